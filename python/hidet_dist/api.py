@@ -38,7 +38,7 @@ from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions, search
+from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.pairwise import encode, save_problem
@@ -140,7 +140,7 @@ def auto_parallel(
         plan,
         Path(out_dir),
         [line for program, _ in built for line in program.communications()],
-        [stage.weight_bytes_per_device for stage in plan.stages for _ in range(stage.mesh.size)],
+        [stage.weight_bytes_of(rank) for stage in plan.stages for rank in range(stage.mesh.size)],
         sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
         planned - begin,
@@ -311,6 +311,8 @@ class _Request:
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
+        if distributed.mesh.is_uneven() or distributed.searches_shares:
+            _check_shares(target, optimization)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
         return cls(graph, distributed, optimization, target)
@@ -333,6 +335,9 @@ class _Request:
                 )
         if plan.pipeline is not None and self.target.name != "cpu":
             raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
+        for stage in plan.stages:
+            if stage.mesh.is_uneven():
+                _check_shares(self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -351,6 +356,25 @@ class _Request:
         names = {name: replaced.get(x, x) for name, x in names.items()}
         interface = interface_of(self.graph)
         return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
+
+
+def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
+    """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
+    if target.name != "cpu":
+        raise ConfigError(
+            f"Shares of mesh axes are not supported on the target {target.name!r}: leave distributed_config['shares'] "
+            "out."
+        )
+    if optimization.stages is not None or optimization.objective is not None:
+        raise ConfigError(
+            "Pipelines do not support shares of mesh axes: leave out distributed_config['shares'], or 'stages' and "
+            "'objective'."
+        )
+    if optimization.symbols:
+        raise ConfigError(
+            "Shares of mesh axes are for graphs of fixed sizes: leave out distributed_config['shares'], or trace the "
+            f"graph for one size instead of the symbolic dims {', '.join(optimization.symbols)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -402,6 +426,9 @@ class _Build:
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return result.plan(self.cluster, pipeline)
+            if self.distributed.searches_shares:
+                shared = replace(options, names=self.names, on_incumbent=show)
+                return search_shares(self.graph, self.cluster, shared)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:

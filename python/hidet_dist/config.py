@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,9 @@ from hidet_dist.search.pins import parse_pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
+
+AUTO = "auto"
+"""The value of ``distributed_config["shares"]`` for which shares are searched."""
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
@@ -58,6 +61,12 @@ class DistributedConfig:
     KEYS: ClassVar[Mapping[str, str]] = {
         "mesh_shape": "Devices along each mesh axis, such as ``[2]`` or ``[2, 4]``. Required.",
         "mesh_axis_names": "A name for each mesh axis, such as ``['node', 'gpu']``; by default ``axis0`` and so on.",
+        "shares": (
+            "The parts of a split dim that each device along an axis gets, by the name of the axis, such as "
+            "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For "
+            "the target ``cpu``, graphs of fixed sizes, and plans without pipelines. ``'auto'`` searches shares of the "
+            "first axis that suit the rates of the machine's ``groups`` of devices, and the even split."
+        ),
         "machine": (
             "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machines``), the "
             "path of a machine file (ends in ``.json``), or a :class:`hidet_dist.machine.Cluster`. By default ``cpu``, "
@@ -68,6 +77,7 @@ class DistributedConfig:
 
     mesh: DeviceMesh
     cluster: Cluster
+    searches_shares: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
@@ -84,20 +94,43 @@ class DistributedConfig:
             )
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names or ()))
+            searches = given.get("shares") == AUTO
+            shares = () if searches else _shares(given.get("shares"), mesh)
+            mesh = DeviceMesh(mesh.shape, mesh.axis_names, shares)
         except SpecError as error:
             raise ConfigError(f"distributed_config does not describe a mesh: {error}") from error
         machine = given.get("machine", default_machine)
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
-            return cls(mesh, load_machine(machine, mesh))
+            return cls(mesh, load_machine(machine, mesh), searches)
         if isinstance(machine, str):
-            return cls(mesh, builtin(machine, mesh))
+            return cls(mesh, builtin(machine, mesh), searches)
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {shown(machine)}.")
-        if names is None and machine.mesh.shape == mesh.shape:
+        if "shares" in given and machine.mesh == machine.mesh.without_shares():
+            machine = replace(machine, mesh=DeviceMesh(machine.mesh.shape, machine.mesh.axis_names, shares))
+        if names is None and machine.mesh.shape == mesh.shape and "shares" not in given:
             mesh = machine.mesh  # with the machine's names of the axes
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
-        return cls(mesh, machine)
+        return cls(mesh, machine, searches)
+
+
+def _shares(given: Any, mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
+    """Parse the shares of mesh axes by name; empty without any. Raises ConfigError for anything else."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(is_list(of_axis) for of_axis in given.values()):
+        raise ConfigError(
+            "distributed_config['shares'] must map names of mesh axes to lists of whole numbers, such as "
+            f"{{'gpu': [11, 5]}}, or be {AUTO!r}; got {shown(given)}."
+        )
+    for name in given:
+        if name not in mesh.axis_names:
+            raise ConfigError(
+                f"distributed_config['shares'] has the axis {shown(name)}; the mesh has the axes "
+                f"{', '.join(mesh.axis_names)}."
+            )
+    return tuple(tuple(given.get(name, ())) for name in mesh.axis_names)
 
 
 @dataclass(frozen=True)

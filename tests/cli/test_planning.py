@@ -170,6 +170,17 @@ def test_a_pipeline_is_planned_by_its_objective(tmp_path):
     assert [file.name for file in sorted(tmp_path.glob("*.report.json"))] == ["plan.report.json"]
 
 
+def test_shares_are_stated_or_searched(tmp_path):
+    model, out = str(layers_model(tmp_path / "layers.onnx", 2)), tmp_path / "plan.json"
+    done = invoke("plan", model, "--mesh", "2", "--shares", "axis0=3:1", "--out", str(out), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["shares"] == {"axis0": [3, 1]}
+    assert str(Plan.load(out).stages[0].mesh) == "[axis0=3:1]"
+    assert "in shares axis0 = 3:1" in invoke("report", str(out)).stdout
+    equal = invoke("plan", model, "--mesh", "2", "--shares", "auto", "--json")  # the machine's devices are equal
+    assert json.loads(equal.stdout)["shares"] == {}
+
+
 def test_an_exported_problem_has_the_plans_optimum(tmp_path):
     model, exported = str(onnx_model(tmp_path / "product.onnx", 8)), tmp_path / "problem.json.gz"
     done = invoke("plan", model, "--mesh", "2", "--budget", "60000", "--export", str(exported), "--json")
@@ -193,6 +204,13 @@ def test_an_exported_problem_has_the_plans_optimum(tmp_path):
         (("plan", "nothing", "--mesh", "2", "--dtype", "int8"), "--dtype must be one of"),
         (("plan", "nothing", "--mesh", "2", "--batch", "0"), "--batch must be 1 or more; got 0"),
         (("plan", "nothing", "--mesh", "2", "--objective", "speed"), "--objective must be one of latency, throughput"),
+        (("plan", "nothing", "--mesh", "2", "--shares", "2:1"), "'2:1' does not give shares of mesh axes"),
+        (("plan", "nothing", "--mesh", "2", "--shares", "gpu=2:1"), "the axis gpu; the mesh has axis0"),
+        (("plan", "nothing", "--mesh", "2", "--shares", "axis0=2:1:1"), "2 coordinates but 3 shares"),
+        (
+            ("plan", "nothing", "--mesh", "2", "--shares", "auto", "--objective", "latency"),
+            "--shares is not for pipelines",
+        ),
         (("plan", "nothing", "--mesh", "2", "--stages", "2"), "--stages is for pipelines: give an --objective"),
         (
             ("plan", "nothing", "--mesh", "2", "--objective", "batch", "--micro-batches", "0"),

@@ -42,6 +42,17 @@ def test_every_choice_computes_what_the_whole_operator_does_on_meshes_of_any_ran
     check(cls, 1, ((2,), (4,), (2, 3), (2, 2, 2)))
 
 
+@pytest.mark.slow
+@every_class
+def test_every_choice_computes_what_the_whole_operator_does_on_meshes_with_shares(cls):
+    rng = np.random.default_rng(2)
+    for seed in range(2):
+        made = instance(cls, np.random.default_rng(seed))
+        for text in ("[gpu=2:1]", "[gpu=1:3]", "[gpu=1:2:1]", "[node=2, gpu=1:2]", "[node=3:1, gpu=1:2]"):
+            checked = check_operator(made.op, DeviceMesh.parse(text), rng, made.ranges)
+            assert not checked.failures, "\n".join(map(str, checked.failures))
+
+
 @every_class
 @settings(max_examples=2, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1))

@@ -20,7 +20,7 @@ from hidet_dist.limits import MOST_CANDIDATES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
-from hidet_dist.weights.header import ITEMSIZE, Layout
+from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
@@ -54,7 +54,9 @@ _TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi
 
 
 def describe(
-    stage: StageManifest, layouts: Mapping[str, Layout], target: Mapping[str, str | int | Sequence[str] | None]
+    stage: StageManifest,
+    layouts: Mapping[str, Layout | UnevenLayout],
+    target: Mapping[str, str | int | Sequence[str] | None],
 ) -> str:
     """Make the description of a stage that its launcher contains, as JSON in ASCII.
 
@@ -78,8 +80,10 @@ def describe(
     )
 
 
-def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str, Layout]:
-    """Compare a stage with the description in its launcher, and return the layouts of its data.
+def check_description(manifest: Manifest, number: int, text: bytes, shares: Mapping[str, int]) -> dict[str, Layout]:
+    """Compare a stage with the description in its launcher, and return the layouts of a rank's data.
+
+    ``shares`` are those of the rank, by the names of their symbols.
 
     Raises
     ------
@@ -88,7 +92,10 @@ def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str,
     """
     try:
         theirs = parse_json(text)
-        layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in theirs["layouts"].items()}
+        layouts = {
+            name: UnevenLayout(dtype, tuple(tuple(n) if isinstance(n, list) else n for n in shape)).at(shares)
+            for name, (dtype, shape) in theirs["layouts"].items()
+        }
         described = {**{key: theirs[key] for key in _TARGET_FIELDS}, f"stages[{number}]": theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of stage {number} has no valid description: {error}") from error
@@ -100,7 +107,15 @@ def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str,
 
 
 def _described(stage: StageManifest) -> dict[str, Any]:
-    return {key: value for key, value in asdict(stage).items() if key not in _NOT_DESCRIBED}
+    plain = without_even_shares(asdict(stage))
+    return {key: value for key, value in plain.items() if key not in _NOT_DESCRIBED}
+
+
+def without_even_shares(stage: dict[str, Any]) -> dict[str, Any]:
+    """Leave the shares of a stage's mesh out of its plain values if all axes are even."""
+    if not stage["mesh_shares"]:
+        del stage["mesh_shares"]
+    return stage
 
 
 def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -151,9 +166,15 @@ def _require(condition: bool, what: str, value: Any, requirement: str) -> None:
 def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> None:
     _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as a path within the artifact folder")
     try:
-        mesh = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names)
+        mesh = stage.mesh
     except SpecError as error:
-        raise ValueError(f"{what}.mesh_shape and mesh_axis_names do not describe a mesh: {error}") from error
+        fields = (
+            "mesh_shape and mesh_axis_names" if not stage.mesh_shares else "mesh_shape, mesh_axis_names and mesh_shares"
+        )
+        raise ValueError(f"{what}.{fields} do not describe a mesh: {error}") from error
+    _require(mesh.shares == stage.mesh_shares, f"{what}.mesh_shares", stage.mesh_shares, "in lowest terms, and unequal")
+    if mesh.is_uneven():
+        _require(not stage.symbols, f"{what}.symbols", stage.symbols, "empty on a mesh with shares")
     names = [symbol.name for symbol in stage.symbols]
     _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
     for number, symbol in enumerate(stage.symbols):
@@ -170,7 +191,8 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
             _check_signature(f"{what}.{kind}[{number}]", tensor, mesh)
     for number, tensor in enumerate(stage.inputs):
         for dim, extent in enumerate(tensor.shape):
-            known = isinstance(extent, int) or any(extent == symbol.name for symbol in local)
+            axes = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim[dim]
+            known = isinstance(extent, int) or any(extent == symbol.name for symbol in local) or mesh.is_uneven(axes)
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
@@ -191,7 +213,9 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
     except SpecError as error:
         raise ValueError(f"{what}.spec does not fit: {error}") from error
     for dim, (extent, local_extent) in enumerate(zip(tensor.shape, local, strict=True)):
-        if isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
+        if mesh.is_uneven(spec.mesh_axes_per_dim[dim]):
+            _require(isinstance(extent, str), f"{what}.shape[{dim}]", extent, "an expression of shares")
+        elif isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
             _require(extent == local_extent, f"{what}.shape[{dim}]", extent, f"{local_extent}, by whole_shape and spec")
 
 
@@ -210,6 +234,7 @@ def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pip
 def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
     for number, stage in enumerate(manifest.stages):
         _require(not stage.symbols, f"stages[{number}].symbols", stage.symbols, "empty in a pipeline")
+        _require(not stage.mesh_shares, f"stages[{number}].mesh_shares", stage.mesh_shares, "empty in a pipeline")
 
     def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
         axes = TensorShardSpec.parse(tensor.spec).mesh_axes
@@ -252,8 +277,12 @@ def _check_data(what: str, stage: StageManifest) -> None:
     _require(tail == stage.constants, f"{what}.constants", stage.constants, "the last names of data")
     _require(stage.weight_bytes >= 0, f"{what}.weight_bytes", stage.weight_bytes, "0 or more")
     known = stage.workspace_bytes is not None
+    sized = "present without symbols and shares only"
     _require(
-        known != bool(stage.symbols), f"{what}.workspace_bytes", stage.workspace_bytes, "present without symbols only"
+        known != (bool(stage.symbols) or bool(stage.mesh_shares)),
+        f"{what}.workspace_bytes",
+        stage.workspace_bytes,
+        sized,
     )
     for kind, nbytes in (stage.workspace_bytes or {}).items():
         fits = kind in KINDS_OF_MEMORY and nbytes > 0

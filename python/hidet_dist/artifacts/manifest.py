@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -17,6 +17,7 @@ from hidet_dist.artifacts import coherence
 from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
@@ -83,6 +84,8 @@ class StageManifest:
 
     ``launches`` are the launches of kernels, in execution order. ``libraries`` are those that kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those of the local program.
+    ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). Extents depending on them
+    are expressions of ``share_of_`` and the axis's name; :meth:`at` resolves them for a rank.
     ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
     whether the last of them calls cuBLAS.
     ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
@@ -110,6 +113,42 @@ class StageManifest:
     cublas: tuple[bool, ...] = ()
     index_checks: tuple[IndexCheck, ...] = ()
     interface: Interface | None = None
+    mesh_shares: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh. Raises SpecError if the fields do not describe one."""
+        return DeviceMesh(self.mesh_shape, self.mesh_axis_names, self.mesh_shares)
+
+    def shares_of(self, rank: int) -> dict[str, int]:
+        """Return a rank's shares of uneven mesh axes, by the names of their symbols."""
+        return self.mesh.share_sizes(self.mesh.coordinate(rank)) if self.mesh_shares else {}
+
+    def at(self, rank: int) -> StageManifest:
+        """Return the stage with the shapes and checks of inputs and outputs that a rank's shares result in."""
+        if not self.mesh_shares:
+            return self
+        coordinate, shares = self.mesh.coordinate(rank), self.shares_of(rank)
+
+        def resolved(tensor: TensorSignature) -> TensorSignature:
+            whole = tuple(int(extent) for extent in tensor.whole_shape)
+            return replace(tensor, shape=TensorShardSpec.parse(tensor.spec).local_shape(whole, self.mesh, coordinate))
+
+        def product(factors: Product) -> Product:
+            return tuple(shares.get(factor, factor) if isinstance(factor, str) else factor for factor in factors)
+
+        checks = (
+            replace(
+                check,
+                rows=product(check.rows),
+                shape=tuple(map(product, check.shape)),
+                strides=tuple(map(product, check.strides)),
+                offset=product(check.offset),
+            )
+            for check in self.index_checks
+        )
+        inputs, outputs = (tuple(map(resolved, tensors)) for tensors in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, outputs=outputs, index_checks=tuple(checks))
 
     @property
     def communications(self) -> tuple[str, ...]:
@@ -190,11 +229,18 @@ class Manifest:
     @property
     def identity(self) -> str:
         """A digest that identifies the artifacts, in hex: equal for equal artifacts only."""
-        return _checksum(asdict(self))
+        return _checksum(self._plain())
+
+    def _plain(self) -> dict[str, Any]:
+        """Convert to plain values, without the shares of even meshes."""
+        plain = asdict(self)
+        for stage in plain["stages"]:
+            coherence.without_even_shares(stage)
+        return plain
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, atomically."""
-        body = asdict(self)
+        body = self._plain()
         body["format"] = FORMAT
         body["checksum"] = _checksum(body)
         write_text(folder / NAME, json.dumps(body, indent=1, sort_keys=True) + "\n")
@@ -278,6 +324,8 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
             raise ValueError(f"{what}: {str(error).rstrip('.')}") from error
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = _types_of(kind)
+        if kind is StageManifest:
+            value = {"mesh_shares": [], **value}
         if value.keys() == types.keys():
             return kind(
                 **{name: _read_as(inner_type, value[name], f"{what}.{name}") for name, inner_type in types.items()}

@@ -63,6 +63,10 @@ Model = Annotated[
     Path, typer.Argument(help="A transformers folder, its config.json, or a .onnx file.", metavar="MODEL")
 ]
 Mesh = Annotated[str, typer.Option(help="Devices along each mesh axis, such as 8 or 2x8.")]
+Shares = Annotated[
+    str | None,
+    typer.Option(help="Parts of a split dim for each device along an axis, such as axis0=11:5; auto to search them."),
+]
 MachineName = Annotated[
     str | None,
     typer.Option(
@@ -101,6 +105,7 @@ def plan(
     model: Model,
     mesh: Mesh,
     machine: MachineName = None,
+    shares: Shares = None,
     dtype: Dtype = None,
     budget: Budget = None,
     batch: Batch = None,
@@ -127,6 +132,7 @@ def plan(
             model,
             mesh,
             machine=machine,
+            shares=shares,
             dtype=dtype,
             budget=budget,
             batch=batch,
@@ -146,6 +152,7 @@ def build(
     mesh: Mesh,
     out: Annotated[Path, typer.Option(help="The folder for the artifacts.")],
     machine: MachineName = None,
+    shares: Shares = None,
     dtype: Dtype = None,
     budget: Budget = None,
     batch: Batch = None,
@@ -167,6 +174,7 @@ def build(
             model,
             mesh,
             machine=machine,
+            shares=shares,
             dtype=dtype,
             budget=budget,
             batch=batch,

@@ -10,6 +10,7 @@ from hidet_dist.errors import ConfigError
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_SHARES = re.compile(r"^([A-Za-z_]\w*)=(\d{1,9}(?::\d{1,9})+)$")
 _DIM = re.compile(r"^([^=\s]+)=(\d{1,18})$")
 _MESH = re.compile(r"^\d{1,9}(?:[x,]\d{1,9})*$")
 
@@ -37,6 +38,22 @@ def parse_mesh(text: str) -> list[int]:
     if not _MESH.match(text):
         raise ConfigError(f"{text!r} is not a mesh; write the devices along each axis, as 8 or 2x8.")
     return [int(size) for size in re.split("[x,]", text)]
+
+
+def parse_shares(text: str) -> dict[str, list[int]] | str:
+    """Parse the shares of mesh axes, such as ``axis0=11:5`` or ``axis0=2:1,axis1=3:1``, or ``auto``.
+
+    Raises ConfigError for any other text.
+    """
+    if text == "auto":
+        return text
+    shares: dict[str, list[int]] = {}
+    for part in text.split(","):
+        match = _SHARES.match(part)
+        if match is None or match[1] in shares:
+            raise ConfigError(f"{text!r} does not give shares of mesh axes; write them as axis0=11:5, or auto.")
+        shares[match[1]] = [int(share) for share in match[2].split(":")]
+    return shares
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, int]:

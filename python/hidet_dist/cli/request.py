@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.cli.quantities import parse_bytes, parse_dims, parse_mesh
+from hidet_dist.cli.quantities import parse_bytes, parse_dims, parse_mesh, parse_shares
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import builtin, load_machine
 from hidet_dist.spec import DeviceMesh
@@ -36,6 +36,7 @@ class PlanRequest:
     stages: int | None = None
     micro_batches: int | None = None
     time_limit: float | None = None
+    shares: str | None = None
 
     def check(self) -> None:
         """Refuse invalid options and models that cannot be read, within milliseconds. Raises ConfigError."""
@@ -59,8 +60,23 @@ class PlanRequest:
             mesh = DeviceMesh(tuple(parse_mesh(self.mesh)))
         except SpecError as error:
             raise ConfigError(f"--mesh {self.mesh} describes no mesh: {error}") from error
+        self._check_shares(mesh)
         if self.machine is not None:
             load_machine(self.machine, mesh) if self.machine.endswith(".json") else builtin(self.machine, mesh)
+
+    def _check_shares(self, mesh: DeviceMesh) -> None:
+        shares = {} if self.shares is None else parse_shares(self.shares)
+        if self.shares is not None and self.objective is not None:
+            raise ConfigError("--shares is not for pipelines: leave out --shares or --objective.")
+        if not isinstance(shares, dict):
+            return
+        for name in shares:
+            if name not in mesh.axis_names:
+                raise ConfigError(f"--shares names the axis {name}; the mesh has {', '.join(mesh.axis_names)}.")
+        try:
+            DeviceMesh(mesh.shape, mesh.axis_names, tuple(tuple(shares.get(name, ())) for name in mesh.axis_names))
+        except SpecError as error:
+            raise ConfigError(f"--shares {self.shares} does not fit: {error}") from error
 
     def _check_pipeline(self) -> None:
         if self.objective is None:
@@ -108,6 +124,8 @@ class PlanRequest:
         distributed: dict[str, Any] = {"mesh_shape": parse_mesh(self.mesh)}
         if self.machine is not None:
             distributed["machine"] = self.machine
+        if self.shares is not None:
+            distributed["shares"] = parse_shares(self.shares)
         optimization: dict[str, Any] = {}
         if self.budget is not None:
             optimization["mem_budget"] = parse_bytes(self.budget)

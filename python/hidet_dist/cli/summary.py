@@ -26,6 +26,7 @@ def summarize(report: Report) -> dict[str, Any]:
     return {
         "title": report.title,
         "mesh": dict(zip(report.mesh_axes, report.mesh_shape, strict=True)),
+        "shares": {axis: list(n) for axis, n in zip(report.mesh_axes, report.mesh_shares, strict=False) if n},
         "device": report.machine.device,
         "seconds": report.makespan_seconds,
         "seconds_without_overlap": report.seconds,
@@ -121,10 +122,11 @@ def show(report: Report, console: Console) -> None:
 
 
 def mesh_text(summary: dict[str, Any]) -> str:
-    """Write the mesh and the device, such as ``2 node x 8 gpu H100``."""
+    """Write the mesh and the device, such as ``2 node x 8 gpu H100``, with the shares of uneven axes."""
     mesh = summary["mesh"]
     sizes = " x ".join(f"{size} {name}" if len(mesh) > 1 else str(size) for name, size in mesh.items())
-    return f"{sizes} {summary['device']}"
+    shares = ", ".join(f"{axis} = {':'.join(map(str, of_axis))}" for axis, of_axis in summary["shares"].items())
+    return f"{sizes} {summary['device']}" + (f" in shares {shares}" if shares else "")
 
 
 def _memory_text(memory: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.runtime import native
 from hidet_dist.spec import TensorPlan
-from hidet_dist.spec.extents import extents_of
-from hidet_dist.weights import Layout
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, factors_of
+from hidet_dist.weights import Layout, UnevenLayout
 
 
 def stage_of(
@@ -38,6 +38,8 @@ def stage_of(
     ``graph`` is the optimized graph of ``program``; the other arguments are those of
     :class:`hidet_dist.compile.CompiledProgram`.
     """
+    mesh = program.mesh
+    largest = {name: max(mesh.shares_of(axis)) for name, axis in mesh.share_names().items()}
     weights = (tensor for name, tensor in program.weight_placeholders.items() if name in data)
     return StageManifest(
         "",
@@ -54,26 +56,32 @@ def stage_of(
         program.local_symbols,
         tuple(candidates),
         None,
-        sum(_nbytes(weight) for weight in weights),
+        sum(_nbytes(weight, largest) for weight in weights),
         target.cuda_graph,
         tuple(cublas),
         index_checks,
         program.interface,
+        program.mesh.shares,
     )
 
 
-def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Tensor]) -> dict[str, Layout]:
+def layouts_of(
+    program: Program, data: Sequence[str], constants: Mapping[str, Tensor]
+) -> dict[str, Layout | UnevenLayout]:
     """Map the names of weights in ``data``, the coordinate and the constants to dtypes and local shapes."""
-    layouts = {
-        weight.name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
-        for weight in program.weights
-    }
+    layouts: dict[str, Layout | UnevenLayout] = {}
+    for weight in program.weights:
+        shape = extents_of(program.weight_placeholders[weight.name])
+        if all(isinstance(extent, int) for extent in shape):
+            layouts[weight.name] = Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
+        else:
+            layouts[weight.name] = UnevenLayout(weight.dtype, tuple(map(_product, shape)))
     layouts[COORDINATE] = Layout("int32", (program.mesh.ndim,))
     layouts.update({name: Layout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
     return {name: layouts[name] for name in data}
 
 
-def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
+def description_of(stage: StageManifest, layouts: Mapping[str, Layout | UnevenLayout], target: Backend) -> str:
     """Make the description that is compiled into the stage's launcher."""
     return describe(
         stage,
@@ -99,5 +107,12 @@ def _launch(node: Operator, kernel: int) -> Launch:
     return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
+def _product(extent: Extent) -> int | tuple[int | str, ...]:
+    """Convert the extent of an uneven part, a product of a number and of shares."""
+    if isinstance(extent, int):
+        return extent
+    return tuple(factor if isinstance(factor, int) else factor.name for factor in factors_of(extent))
+
+
+def _nbytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    return math.prod(evaluate(extent, sizes) for extent in extents_of(tensor)) * int(tensor.dtype.nbytes)

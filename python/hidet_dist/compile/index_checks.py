@@ -26,11 +26,15 @@ from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.partitioning.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
 from hidet_dist.partitioning.program import Program
+from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp
 from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
 
-_MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, TransposeOp2D, *RENAMINGS)
+_MOVES = (
+    *(BroadcastOp, ConcatOp, CopyOp, TransposeOp2D, *RENAMINGS),
+    *(JoinShardsOp, ShardSliceOp, StackShardsOp, CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp),
+)
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:

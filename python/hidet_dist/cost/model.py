@@ -15,7 +15,7 @@ from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import Fused, fused_operators
 from hidet_dist.cost.work import MEASURED_DTYPES, local_work, work_of
-from hidet_dist.machine import Cluster
+from hidet_dist.machine import Cluster, Device
 from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
@@ -76,10 +76,11 @@ class PredictedCost:
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
+        device = self._device(choice)
         measured = self._measured(op, choice)
         if measured is not None:
-            return self.cluster.device.launch_seconds + measured
-        return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
+            return device.launch_seconds + measured
+        return device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
         """Predict the seconds that the local operator adds to a neighbour's kernel.
@@ -93,7 +94,7 @@ class PredictedCost:
         measured = self._measured(op, choice, nbytes)
         if measured is not None:
             return measured
-        device = self.cluster.device
+        device = self._device(choice)
         rest = max(0, moved - 2 * nbytes)
         seconds = device.operator_seconds(choice.operations, rest, op.outputs[0].dtype.name)
         return max(0.0, seconds - device.launch_seconds)
@@ -108,10 +109,14 @@ class PredictedCost:
 
     def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
         """Predict a kernel's seconds by its measured class, without its launch; None if the class was not measured."""
-        device = self.cluster.device
+        device = self._device(choice)
         if not device.kernels or op.outputs[0].dtype.name not in MEASURED_DTYPES:
             return None
         return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
+
+    def _device(self, choice: Choice) -> Device:
+        """Return the device that does a choice's work: the one at its coordinate, or one as slow as all of them."""
+        return self.cluster.device if choice.coordinate is None else self.cluster.device_at(choice.coordinate)
 
     def split(self, nbytes: int) -> float:
         """Predict the seconds to add when a fused operator needs a separate kernel: a launch and a pass."""
@@ -148,17 +153,20 @@ def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
 def compute_seconds(
     model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
 ) -> float:
-    """Predict the seconds of an operator's computation, within its neighbour's kernel if it is ``fused``."""
+    """Predict the seconds of an operator's computation, within its neighbour's kernel if it is ``fused``.
+
+    Where devices do unequal parts of it, these are the seconds of the device that takes longest.
+    """
     op = view.operators[number]
+    of_devices = choice.devices or (choice,)
     if fused is None:
-        return model.operator(op, choice)
+        return max(model.operator(op, one) for one in of_devices)
     tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
-    nbytes = next(
-        spec.local_nbytes(view.shape(fused.tensor), view.itemsize(fused.tensor), mesh)
-        for x, spec in zip(tensors, specs, strict=True)
-        if view.names[x] == fused.tensor
+    between = next(spec for x, spec in zip(tensors, specs, strict=True) if view.names[x] == fused.tensor)
+    shape, itemsize = view.shape(fused.tensor), view.itemsize(fused.tensor)
+    return max(
+        model.absorbed(op, one, between.local_nbytes(shape, itemsize, mesh, one.coordinate)) for one in of_devices
     )
-    return model.absorbed(op, choice, nbytes)
 
 
 def split_seconds(

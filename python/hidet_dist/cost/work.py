@@ -72,13 +72,13 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int |
     if kernel != "lookup":  # a lookup reads only a few rows of its table
         for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
             if x.storage is not None or is_weight(x):
-                weights += spec.local_nbytes([int(size) for size in x.shape], int(x.dtype.nbytes), mesh)
+                weights += spec.local_nbytes([int(n) for n in x.shape], int(x.dtype.nbytes), mesh, choice.coordinate)
     calls = 1
     if passing_bytes is not None:
         moved, calls = max(0, moved - 2 * passing_bytes), 0
     elif kernel == "matmul" and len(op.inputs[1].shape) > 2:
         y, spec = op.outputs[0], choice.spec.out_specs[0]
-        calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh)[:-2])
+        calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])
     functions = choice.functions if kernel == "elementwise" else 0
     return Work(kernel, choice.operations, moved, min(weights, moved), calls, functions)
 

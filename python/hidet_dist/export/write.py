@@ -27,7 +27,7 @@ from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import Plan
-from hidet_dist.weights import Layout, shard_blocks, write_safetensors
+from hidet_dist.weights import Layout, UnevenLayout, shard_blocks, write_safetensors
 
 
 def check_destination(out_dir: str | Path, recompile: bool) -> Path:
@@ -119,7 +119,10 @@ def _free_name(out_dir: Path) -> Path:
 def _check_room(folder: Path, programs: Sequence[Program]) -> None:
     """Raise ArtifactError if the disk lacks space for the shards of all ranks."""
     needed = sum(
-        program.mesh.size * weight.local_nbytes(program.mesh) for program in programs for weight in program.weights
+        weight.local_nbytes(program.mesh, program.mesh.coordinate(rank))
+        for program in programs
+        for weight in program.weights
+        for rank in range(program.mesh.size)
     )
     ranks, free = sum(program.mesh.size for program in programs), shutil.disk_usage(folder).free
     if needed > free:
@@ -211,16 +214,23 @@ def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledPr
         shutil.copyfile(kernel, folder / stage.kernel_file(number))
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        layouts = {name: compiled.layouts[name] for name in constants}
+        layouts = {
+            name: Layout(c.dtype, c.shape) for name in constants if isinstance(c := compiled.layouts[name], Layout)
+        }
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
-        _write_rank(folder / stage.weights_file(rank), program, rank, _layouts_by_rank(compiled))
+        _write_rank(folder / stage.weights_file(rank), program, rank, _layouts_of_rank(program, compiled, rank))
     return stage
 
 
-def _layouts_by_rank(compiled: CompiledProgram) -> dict[str, Layout]:
-    """Return the layouts of the data that differs between ranks."""
-    return {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
+def _layouts_of_rank(program: Program, compiled: CompiledProgram, rank: int) -> dict[str, Layout]:
+    """Return the layouts of a rank's data that differs between ranks."""
+    shares = program.share_sizes(rank)
+    return {
+        name: layout.at(shares) if isinstance(layout, UnevenLayout) else layout
+        for name, layout in compiled.layouts.items()
+        if name not in compiled.constants
+    }
 
 
 def _write_rank(path: Path, program: Program, rank: int, layouts: Mapping[str, Layout]) -> None:

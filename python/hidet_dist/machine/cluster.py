@@ -146,7 +146,8 @@ class Cluster:
     """A device mesh, the link of each of its axes, and the device at each coordinate.
 
     If devices differ, ``groups`` lists them in the order of the first mesh axis, and ``device`` is a device as good as
-    each of them when all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`).
+    each of them when all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`). Along an
+    uneven axis of the mesh, each device does the part of the work that is its share.
 
     Costs of collectives are those of ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). For n
     devices that together hold b bytes, latency a and bandwidth w, all-gather and reduce-scatter take
@@ -173,6 +174,17 @@ class Cluster:
                 raise ConfigError(
                     f"The mesh {self.mesh} has {self.mesh.ndim} axes; a group of devices has {len(group.links)} links."
                 )
+
+    def device_at(self, coordinate: Sequence[int]) -> Device:
+        """Return the device at a coordinate along uneven axes; ``device`` if they do not determine which it is."""
+        if not self.mesh.is_uneven((0,)):
+            return self.device
+        begin = 0
+        for group in self.groups:
+            begin += group.count
+            if coordinate[0] < begin:
+                return group.device
+        return self.device
 
     def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)

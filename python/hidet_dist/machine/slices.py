@@ -67,9 +67,11 @@ def check_slice(mesh: DeviceMesh, part: MeshSlice) -> None:
 def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
     """Describe a slice as a separate machine: its devices, and the mesh axes along which it has several.
 
-    The slice of all ranks is the machine itself. Raises ConfigError when the mesh has no such slice.
+    The slice of all ranks is the machine itself. Raises ConfigError when the mesh has no such slice, or has shares.
     """
     mesh = cluster.mesh
+    if mesh.is_uneven():
+        raise ConfigError(f"A mesh with shares, such as {mesh}, has no slices: leave the shares out.")
     check_slice(mesh, part)
     if part.size == mesh.size:
         return cluster

@@ -163,7 +163,9 @@ class PlannedTasks:
                 continue
             received = step.received_nbytes(sent, result, mesh)
             if seconds.pack:
-                parts.append(_Part(seconds.pack, sent, None))
+                scatters = step.is_uneven(mesh) and not step.collective.joins
+                packed = step.whole_nbytes(sent, result, mesh) if scatters else sent
+                parts.append(_Part(seconds.pack, packed, None))
             parts.append(_Part(seconds.communicate, received, str(step)))
             if seconds.unpack:
                 parts.append(_Part(seconds.unpack, result, None))

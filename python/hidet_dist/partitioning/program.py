@@ -25,12 +25,13 @@ from hidet_dist.partitioning.operators import (
 )
 from hidet_dist.partitioning.proof import prove
 from hidet_dist.partitioning.text import graph_lines
+from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp, UnevenSplit
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, same_shape
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, same_shape
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
@@ -72,6 +73,10 @@ class Program:
     def local_symbols(self) -> tuple[LocalSymbol, ...]:
         """The symbols of local shapes, each with the symbol of the whole dim."""
         return local_symbols(self.symbols, self.mesh)
+
+    def share_sizes(self, rank: int) -> dict[str, int]:
+        """Return the sizes of the symbols of a rank's shares of uneven mesh axes, by name."""
+        return self.mesh.share_sizes(self.mesh.coordinate(rank))
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Compute the size of each local symbol from the whole inputs' shapes. Raises InputError if they do not fit."""
@@ -170,7 +175,7 @@ class _Partitioner:
         self.trial_sizes = {
             local.name: _TRIAL_FACTOR * self.mesh.size * self.multiples[local.symbol] // local.shards
             for local in local_symbols(stage.symbols, self.mesh)
-        }
+        } | dict.fromkeys(self.mesh.share_names(), _TRIAL_FACTOR)
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.produced: dict[str, TensorShardSpec] = {}
@@ -277,6 +282,10 @@ class _Partitioner:
         shape: list[Extent] = []
         for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
             shards = self.mesh.group_size(axes)
+            if self.mesh.is_uneven(axes):
+                assert isinstance(extent, int)
+                shape.append(part_extent(extent, axes, self.mesh))
+                continue
             local = size if isinstance(extent, int) else local_extent(extent, shards, self.multiples)
             if local is None:
                 raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
@@ -288,6 +297,8 @@ class _Partitioner:
 
         Symbolic dims keep their canonical names: gathering ``batch_over_2`` makes ``batch``.
         """
+        if step.dim is not None and self.mesh.is_uneven(step.mesh_axes):
+            return self.uneven_step(x, step, step.dim, result)
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if not step.collective.communicates:
             assert step.dim is not None
@@ -312,6 +323,21 @@ class _Partitioner:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
             x = _reshaped(x, result)
         return x / float(count) if step.op == "average" else x
+
+    def uneven_step(self, x: Tensor, step: Step, dim: int, result: Sequence[Extent]) -> Tensor:
+        """Apply a step that splits a dim by uneven axes, or joins its parts, to a local tensor."""
+        split = UnevenSplit.of(self.mesh, step.mesh_axes)
+        extent, kind = result[dim], step.collective
+        if not kind.communicates:
+            return CutPartOp(x, self.use_coordinate(), dim, split, extent).outputs[0]
+        if kind.joins:
+            x = ResizeOp(x, dim, split.largest(extent), True).outputs[0]
+            x = CommunicationOp(x, step.kind, step.mesh_axes, split.count).outputs[0]
+            return JoinPartsOp(x, dim, split, extent).outputs[0]
+        x = StackPartsOp(x, dim, split).outputs[0]
+        assert step.op != "average"  # no rule has partial averages over uneven axes
+        x = CommunicationOp(x, step.kind, step.mesh_axes, split.count, step.op).outputs[0]
+        return ResizeOp(x, dim, extent, False).outputs[0]
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))

@@ -139,9 +139,8 @@ def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
             raise PlanError(
                 f"Operator {number}, {op.name}, cannot run as {planned.spec}: {_why(view, stage, number, table)}"
             )
-        rule = table.rule(op)
         choices.append(choice)
-        notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
+        notes.append(table.note(op))
     return ProvenStage(view, stage, tuple(choices), tuple(notes))
 
 

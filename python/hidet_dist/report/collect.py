@@ -128,6 +128,7 @@ class _Collector:
             self._timeline(),
             families(self.tensors, self.operators, communications),
             self._search(),
+            mesh_shares=self.mesh.shares,
         )
 
     def _operators(self) -> list[Operator]:

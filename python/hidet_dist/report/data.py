@@ -258,6 +258,8 @@ class Report:
     collectives: the number of collectives of each kind.
     search: the course of the search; None if the plan was not searched.
     origin: the options of ``hidet-dist plan``, by name; empty for plans made in another way.
+    mesh_shares: the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`); empty for an even mesh. With
+        shares, shapes and bytes of shards are those of the largest ones.
     """
 
     title: str
@@ -278,10 +280,14 @@ class Report:
     families: tuple[Family, ...]
     search: Search | None = None
     origin: dict[str, str] = field(default_factory=dict)
+    mesh_shares: tuple[tuple[int, ...], ...] = ()
 
     def to_data(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {"format": FORMAT, **asdict(self)}
+        """Convert to plain JSON values; those of an even mesh have no shares."""
+        data = {"format": FORMAT, **asdict(self)}
+        if not self.mesh_shares:
+            del data["mesh_shares"]
+        return data
 
     def to_json(self) -> str:
         """Convert to JSON text; equal reports have equal text."""
@@ -312,6 +318,7 @@ class Report:
             not self.mesh_shape
             or min(self.mesh_shape) < 1
             or len(self.mesh_axes) != len(self.mesh_shape)
+            or len(self.mesh_shares) not in (0, len(self.mesh_shape))
             or numbers != list(range(len(numbers)))
             or len(self.memory.held_bytes) != points
             or not all(0 <= part.begin <= part.end < points for part in self.memory.holdings)

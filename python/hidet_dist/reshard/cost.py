@@ -38,7 +38,8 @@ def step_parts(
     A slice copies the part that it keeps. A collective along a dim whose parts are not contiguous in the order of group
     ranks packs the data that it sends, or unpacks the data that it receives; each is a copy (:meth:`Step.packs`,
     :meth:`Step.unpacks`). Padding is sent like data, and cutting it off afterwards costs a copy. Collectives that write
-    shards directly to their positions (``Device.places_shards``) need neither copy.
+    shards directly to their positions (``Device.places_shards``) need neither copy. Unequal parts are copied before and
+    after every collective that sends or receives blocks: they are padded to blocks of the largest part, which are sent.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -48,8 +49,11 @@ def step_parts(
     kind = step.collective
     if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
-    whole = kind.whole(sent_bytes, mesh.group_size(step.mesh_axes))
+    whole = step.whole_nbytes(sent_bytes, received_bytes, mesh)
     seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
+    if step.is_uneven(mesh):
+        blocks = sent_bytes if kind.joins else whole
+        return StepSeconds(cluster.copy_seconds(blocks), seconds, cluster.copy_seconds(received_bytes))
     if cluster.device.places_shards:
         return StepSeconds(0.0, seconds, 0.0)
     return StepSeconds(

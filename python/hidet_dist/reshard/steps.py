@@ -123,6 +123,18 @@ class Step:
         kind = self.collective
         return kind.whole(sent, mesh.group_size(self.mesh_axes)) if kind.joins and not kind.splits else result
 
+    def is_uneven(self, mesh: DeviceMesh) -> bool:
+        """Tell whether it sends or receives parts of unequal size, padded to blocks of the largest part."""
+        return self.collective.communicates and self.dim is not None and mesh.is_uneven(self.mesh_axes)
+
+    def whole_nbytes(self, sent: int, received: int, mesh: DeviceMesh) -> int:
+        """Return the bytes of the tensor within a group, given those of a rank's tensor before and after the step.
+
+        Blocks of unequal parts count with their padding.
+        """
+        kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
+        return received * ranks if kind.splits and self.is_uneven(mesh) else kind.whole(sent, ranks)
+
     def packs(self, local_shape: Sequence[int]) -> bool:
         """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent."""
         if not self.collective.sends_blocks:
@@ -186,14 +198,16 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
     """Raise SpecError unless the step can take a tensor of ``shape`` from ``layout`` to ``result``.
 
     Slicing a whole dim that does not divide pads it. Gathering all of a dim cuts its padding off. No other step may
-    change the padding.
+    change the padding. Uneven axes do not move from one dim to another.
     """
     result.validate(shape, mesh, padded=True)
+    if step.collective.moves and mesh.is_uneven(step.mesh_axes):
+        raise SpecError(f"The step {step} would move an uneven axis of the mesh {mesh} from one dim to another.")
     for dim in (step.dim, step.to_dim):
         if dim is None:
             continue
         before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
-        if shape[dim] % mesh.group_size(before) == shape[dim] % mesh.group_size(after) == 0:
+        if shape[dim] % mesh.parts(before) == shape[dim] % mesh.parts(after) == 0:
             continue
         kind = step.collective
         if (not kind.communicates and not before) or (kind.joins and not kind.splits and not after):

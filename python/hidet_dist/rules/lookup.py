@@ -19,6 +19,7 @@ from hidet.ir.type import DataType
 
 from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.extents import part_interval
 
 _ROWS = 1 << 20  # the number of the row factor, above the numbers of a definition's variables
 
@@ -63,7 +64,16 @@ class ShardedLookupTask(Task):
     """
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int
+        self,
+        data,
+        indices,
+        coordinate,
+        kind: str,
+        dim: int,
+        mesh_axes: Sequence[int],
+        sizes: Sequence[int],
+        rows: int,
+        shares: Sequence[Sequence[int]] = (),
     ):
         local_rows = data.shape[dim]
         # The dims of the output that replace the selected dim of the table.
@@ -76,7 +86,10 @@ class ShardedLookupTask(Task):
             shard = coordinate[mesh_axes[0]]
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
-            local = row - shard * local_rows
+            begin = shard * local_rows
+            if shares:
+                begin, _ = part_interval(rows, shares, [coordinate[axis] for axis in mesh_axes])
+            local = row - begin
             element_of_row = data[[*out[:dim], local, *out[dim + span :]]]
             dtype = data.type.dtype
             missing = if_then_else(shard == 0, missing_element(dtype), dtype.zero)
@@ -85,7 +98,15 @@ class ShardedLookupTask(Task):
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]
-        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
+        attributes: dict[str, Any] = {
+            "kind": kind,
+            "dim": dim,
+            "mesh_axes": list(mesh_axes),
+            "sizes": list(sizes),
+            "rows": rows,
+        }
+        if shares:
+            attributes["shares"] = list(map(list, shares))
         super().__init__(
             "sharded_lookup", [data, indices, coordinate], [compute("y", shape, element)], attributes=attributes
         )
@@ -94,7 +115,8 @@ class ShardedLookupTask(Task):
 class ShardedLookupOp(Operator):
     """A lookup in the device's rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 
-    The shards may be padded; ``rows`` excludes padding. Negative indices count from the end of the table.
+    The shards may be padded; ``rows`` excludes padding. ``shares`` are those of the axes, major to minor, if one of
+    them is uneven. Negative indices count from the end of the table.
     """
 
     def __init__(
@@ -107,6 +129,7 @@ class ShardedLookupOp(Operator):
         mesh_axes: Sequence[int],
         sizes: Sequence[int],
         rows: int,
+        shares: Sequence[Sequence[int]] = (),
     ):
         task = ShardedLookupTask(
             input_like(data, "data"),
@@ -117,8 +140,17 @@ class ShardedLookupOp(Operator):
             mesh_axes,
             sizes,
             rows,
+            shares,
         )
-        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
+        attributes: dict[str, Any] = {
+            "kind": kind,
+            "dim": dim,
+            "mesh_axes": list(mesh_axes),
+            "sizes": list(sizes),
+            "rows": rows,
+        }
+        if shares:
+            attributes["shares"] = shares
         super().__init__(inputs=[data, indices, coordinate], attributes=attributes, task=task)
 
 
@@ -131,4 +163,5 @@ def sharded_lookup(
     kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
     sizes = [mesh.shape[axis] for axis in axes]
     rows = int(op.inputs[0].shape[dim])
-    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows).outputs)
+    shares = tuple(map(mesh.shares_of, axes)) if mesh.is_uneven(axes) else ()
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows, shares).outputs)

@@ -5,25 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hidet
 from hidet.graph import Operator
-from hidet.ir.expr import Constant
+from hidet.ir.expr import Constant, Expr
 from hidet.ir.type import DataType
 
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
-from hidet_dist.rules.local import rebuild
+from hidet_dist.rules.local import localize, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
+from hidet_dist.spec.extents import Extent, part_shape
 from hidet_dist.spec.tensor import padded_shard
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
+
+# Attributes that kernels need as numbers.
+_NUMBERS = ("groups", "repeats")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Choice:
 
     ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are
     functions such as exp. ``read_bytes`` and ``written_bytes`` are the least bytes that the local operator moves.
+
+    Where uneven axes split the operator, these figures are those of the largest shards, and ``devices`` has the choice
+    with the work of the device at each ``coordinate`` along these axes (0 along all other axes).
     """
 
     spec: OpShardSpec
@@ -39,6 +46,8 @@ class Choice:
     read_bytes: int
     written_bytes: int
     functions: int = 0
+    coordinate: tuple[int, ...] | None = None
+    devices: tuple[Choice, ...] = ()
 
 
 @dataclass
@@ -91,7 +100,7 @@ class Rule:
     def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
         """List all choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on numbers of shards, not on axes
+        proofs: dict[frozenset[Any], bool] = {}  # a proof depends on numbers of shards, not on axes
         # Mesh axes of one device are not assigned.
         options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
         for assignment in itertools.product(*options):
@@ -136,7 +145,7 @@ class Rule:
             for digit in self.factors
         }
         candidates = [[digit for digit in self.factors if indexed[digit] == where] for where in splits.values()]
-        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}
+        proofs: dict[frozenset[Any], bool] = {}
         for assignment in itertools.product(*candidates):
             shards: dict[Digit, tuple[int, ...]] = {}
             for axis, digit in zip(splits, assignment, strict=True):  # axes in the order of the first dim they split
@@ -150,7 +159,7 @@ class Rule:
         self,
         mesh: DeviceMesh,
         axes: Mapping[Digit, tuple[int, ...]],
-        proofs: dict[frozenset[tuple[Digit, int]], bool],
+        proofs: dict[frozenset[Any], bool],
         reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
     ) -> Iterator[Choice]:
         """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
@@ -159,9 +168,12 @@ class Rule:
         """
         extents = {}  # the extent of each sharded digit on a device, with padding
         for digit, digit_axes in axes.items():
-            shards = mesh.group_size(digit_axes)
-            extent = padded_shard(digit.extent, shards, mesh)
-            if extent is None or (digit.extent % shards and digit not in self.paddable):
+            extent = padded_shard(digit.extent, digit_axes, mesh)
+            if extent is None or (digit.extent % mesh.parts(digit_axes) and digit not in self.paddable):
+                return
+            # The average of the averages of unequal parts is another number.
+            averages = any(op == "average" for _, op in self.reduce_ops.get(digit, ()))
+            if averages and mesh.is_uneven(digit_axes):
                 return
             extents[digit] = extent
         ins = [_spec(layout, axes, extents) for layout in self.in_layouts]
@@ -171,9 +183,13 @@ class Rule:
         in_specs = tuple(spec for spec in ins if spec is not None)
         partial = tuple(spec for spec in outs if spec is not None)
         if extents:
-            key = frozenset(extents.items())
+            uneven = mesh.is_uneven(axis for digit_axes in axes.values() for axis in digit_axes)
+            key: frozenset[Any] = frozenset(axes.items() if uneven else extents.items())
             if key not in proofs:
-                proofs[key] = self._proven(mesh, in_specs, partial, extents)
+                if uneven:
+                    proofs[key] = self._proven_unevenly(mesh, in_specs, partial, axes)
+                else:
+                    proofs[key] = self._proven(mesh, in_specs, partial, extents)
             if not proofs[key]:
                 return
         reductions = [
@@ -193,7 +209,7 @@ class Rule:
                 per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
-            yield self._choice(mesh, spec, partial, extents)
+            yield self._choice(mesh, spec, partial, axes, extents)
 
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
@@ -204,8 +220,12 @@ class Rule:
         in_specs: tuple[TensorShardSpec, ...],
         partial: tuple[TensorShardSpec, ...],
         extents: Mapping[Digit, int],
+        coordinate: Sequence[int] | None = None,
     ) -> bool:
-        """Tell whether the operator rebuilt on shards has the whole operator's definition, with the shards' extents."""
+        """Tell whether the operator rebuilt on shards has the whole operator's definition, with the shards' extents.
+
+        The shards are those of the device at ``coordinate`` where uneven axes split the operator.
+        """
         assert self.definition is not None
         rows = row_factor(self.op)
         if rows in extents:
@@ -216,7 +236,9 @@ class Rule:
             extents = {digit: extent for digit, extent in extents.items() if digit != rows}
         try:
             in_shapes, out_shapes = (
-                tuple(spec.local_shape(self._shape(x), mesh) for x, spec in zip(tensors, specs, strict=True))
+                tuple(
+                    spec.local_shape(self._shape(x), mesh, coordinate) for x, spec in zip(tensors, specs, strict=True)
+                )
                 for tensors, specs in ((self.op.inputs, in_specs), (self.op.outputs, partial))
             )
         except SpecError:
@@ -225,6 +247,64 @@ class Rule:
         if key not in self._proofs:
             self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
         return self._proofs[key]
+
+    def _proven_unevenly(
+        self,
+        mesh: DeviceMesh,
+        in_specs: tuple[TensorShardSpec, ...],
+        partial: tuple[TensorShardSpec, ...],
+        axes: Mapping[Digit, tuple[int, ...]],
+    ) -> bool:
+        """Prove a choice for the shards of every device, and that one operator with symbolic extents serves them all.
+
+        The symbolic operator must have, at the shares of each device, the definition of the operator on its shards.
+        """
+        used = [axis for digit_axes in axes.values() for axis in digit_axes]
+        try:
+            symbolic = self._local(mesh, in_specs, partial)
+        except (SpecError, ValueError):
+            return False
+        if any(isinstance(symbolic.attrs.get(name), Expr) for name in _NUMBERS):
+            return False
+        proven: set[tuple[int, ...]] = set()
+        for coordinate in mesh.coordinates_along(used):
+            sizes = mesh.share_sizes(coordinate)
+            shares = tuple(sizes[name] for name, axis in mesh.share_names().items() if axis in used)
+            if shares in proven:
+                continue
+            if not self._proven(mesh, in_specs, partial, _extents_at(mesh, axes, coordinate), coordinate):
+                return False
+            try:
+                fixed = self._local(mesh, in_specs, partial, coordinate)
+                definitions = [analyze(definition_of(op), sizes).canonical for op in (symbolic, fixed)]
+            except (SpecError, UnsupportedDefinition, ValueError):
+                return False
+            if rename(definitions[0], {}) != rename(definitions[1], {}):
+                return False
+            proven.add(shares)
+        return True
+
+    def _local(
+        self,
+        mesh: DeviceMesh,
+        in_specs: Sequence[TensorShardSpec],
+        partial: Sequence[TensorShardSpec],
+        coordinate: Sequence[int] | None = None,
+    ) -> Operator:
+        """Build the local operator of the device at ``coordinate``, or the one with symbols for shares."""
+
+        def shape(x: hidet.Tensor, spec: TensorShardSpec) -> tuple[Extent, ...]:
+            whole = self._shape(x)
+            return part_shape(whole, spec, mesh) if coordinate is None else spec.local_shape(whole, mesh, coordinate)
+
+        shards = [
+            hidet.symbol(list(shape(x, spec)), x.dtype, x.device)
+            for x, spec in zip(self.op.inputs, in_specs, strict=True)
+        ]
+        shapes = [shape(y, spec) for y, spec in zip(self.op.outputs, partial, strict=True)]
+        device = self.op.outputs[0].device
+        outputs = localize(self.op, shards, in_specs, shapes, mesh, lambda: hidet.symbol([mesh.ndim], "int32", device))
+        return outputs[0].op
 
     def _rebuilds(
         self,
@@ -271,18 +351,42 @@ class Rule:
         return tuple(masked)
 
     def _choice(
-        self, mesh: DeviceMesh, spec: OpShardSpec, partial: tuple[TensorShardSpec, ...], extents: Mapping[Digit, int]
+        self,
+        mesh: DeviceMesh,
+        spec: OpShardSpec,
+        partial: tuple[TensorShardSpec, ...],
+        axes: Mapping[Digit, tuple[int, ...]],
+        extents: Mapping[Digit, int],
+    ) -> Choice:
+        choice = self._choice_at(mesh, spec, partial, extents, None)
+        used = [axis for digit_axes in axes.values() for axis in digit_axes]
+        if not mesh.is_uneven(used):
+            return choice
+        devices = (
+            self._choice_at(mesh, spec, partial, _extents_at(mesh, axes, coordinate), coordinate)
+            for coordinate in mesh.coordinates_along(used)
+        )
+        return replace(choice, devices=tuple(devices))
+
+    def _choice_at(
+        self,
+        mesh: DeviceMesh,
+        spec: OpShardSpec,
+        partial: tuple[TensorShardSpec, ...],
+        extents: Mapping[Digit, int],
+        coordinate: tuple[int, ...] | None,
     ) -> Choice:
         read = sum(
-            min(_local_nbytes(x, s, mesh), self._most_read(i, extents) * x.dtype.nbytes)
+            min(_local_nbytes(x, s, mesh, coordinate), self._most_read(i, extents) * x.dtype.nbytes)
             for i, (x, s) in enumerate(zip(self.op.inputs, spec.in_specs, strict=True))
         )
-        written = sum(_local_nbytes(y, s, mesh) for y, s in zip(self.op.outputs, partial, strict=True))
+        written = sum(_local_nbytes(y, s, mesh, coordinate) for y, s in zip(self.op.outputs, partial, strict=True))
         if self.op.share_map:
             read = written = 0  # the output is the input's memory
-        if self.definition is None:
-            return Choice(spec, 0, read, written)
-        return Choice(spec, self.definition.operations(extents), read, written, self.definition.functions(extents))
+        operations = functions = 0
+        if self.definition is not None:
+            operations, functions = self.definition.operations(extents), self.definition.functions(extents)
+        return Choice(spec, operations, read, written, functions, coordinate)
 
     def _most_read(self, tensor: int, extents: Mapping[Digit, int]) -> int:
         """Bound the elements read of an input by the number of its accesses: a lookup reads few rows."""
@@ -420,11 +524,23 @@ def _scatters_exactly(
 ) -> bool:
     """Tell whether reduce functions split only dims that divide, so that no padding is scattered."""
     scattered = (fn.dim for fn in fns if fn.dim is not None)
-    return all(shape[dim] % mesh.group_size(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
+    return all(shape[dim] % mesh.parts(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
 
 
-def _local_nbytes(tensor: hidet.Tensor, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
-    return spec.local_nbytes([int(size) for size in tensor.shape], int(tensor.dtype.nbytes), mesh)
+def _extents_at(mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], coordinate: Sequence[int]) -> dict[Digit, int]:
+    """Return the extent of each sharded digit on the device at ``coordinate``, with padding on even axes."""
+    return {
+        digit: mesh.interval(digit.extent, digit_axes, coordinate)[1]
+        if mesh.is_uneven(digit_axes)
+        else padded_shard(digit.extent, digit_axes, mesh) or 0
+        for digit, digit_axes in axes.items()
+    }
+
+
+def _local_nbytes(
+    tensor: hidet.Tensor, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int] | None
+) -> int:
+    return spec.local_nbytes([int(size) for size in tensor.shape], int(tensor.dtype.nbytes), mesh, coordinate)
 
 
 def _letters() -> Iterable[str]:
@@ -460,6 +576,22 @@ class RuleTable:
     def rule(self, op: Operator) -> Rule:
         """Return the rule of an operator, or of an equal one."""
         return self._rule(op)[1]
+
+    def note(self, op: Operator) -> str:
+        """Return the reason why an operator is only replicated, or not split by an uneven axis; else an empty text."""
+        rule = self.rule(op)
+        if rule.definition is None:
+            return f"replicated: {rule.note}"
+        reasons = []
+        for axis in range(self.mesh.ndim if self.mesh.is_uneven() else 0):
+            specs = (spec for choice in self(op)[1] for spec in (*choice.spec.in_specs, *choice.spec.out_specs))
+            if not self.mesh.is_uneven((axis,)) or any(axis in spec.mesh_axes for spec in specs):
+                continue
+            parts = self.mesh.parts((axis,))
+            fitting = any(factor.extent % parts == 0 for factor in rule.factors)
+            why = "one program does not serve all its shares" if fitting else f"no factor of it has {parts} equal parts"
+            reasons.append(f"not split by {self.mesh.axis_names[axis]}: {why}")
+        return "; ".join(reasons)
 
     def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
         """Return the choice of an operator with this spec, without deriving all choices; None if there is none."""

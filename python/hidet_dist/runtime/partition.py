@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +34,6 @@ from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import DEVICE_KINDS
-from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
@@ -60,8 +59,8 @@ class LoadedPartition:
     requests, if the inputs have the same shapes.
 
     * A partition of one rank, or one that communicates nothing, may be called from several threads. Its calls run one
-      after the other. So do the calls of all partitions with symbolic dims in a process, because hidet's runtime has
-      one table of their sizes.
+      after the other. So do the calls of all partitions with symbolic dims, or on meshes with shares, in a process,
+      because hidet's runtime has one table of sizes.
     * A partition that communicates is called from one thread: the one that loaded it, or the one that called
       :meth:`attach` last. Calls from other threads are refused, because threads take turns in a different order on each
       rank.
@@ -95,10 +94,12 @@ class LoadedPartition:
                     self.world_size = self.manifest.world_size
                     self._stage_number = self.manifest.stage_of(self.rank)
                     self._ranks = self.manifest.ranks_of(self._stage_number)  # those of the stage
-                    self.stage = self.manifest.stages[self._stage_number]
+                    self.stage = self.manifest.stages[self._stage_number].at(self._group_rank)
+                    self._shares = self.stage.shares_of(self._group_rank)
                     self._launcher = launcher = self._load(artifacts)
                 memory = self._device.memory
-                self._program = Program(self.stage, launcher, memory, self._runtime)
+                with self._sizes_lock():
+                    self._program = Program(self.stage, launcher, memory, self._runtime, self._shares)
             self._communicators = self._communicate(rank, timeout_seconds)
             for communicator in self._communicators:
                 communicator.rely_on(memory.files)
@@ -109,7 +110,7 @@ class LoadedPartition:
             communicates |= pipeline is not None and self.world_size > 1
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, memory, symbols) if communicates else None
-            self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
+            self._calls = Calls(self._communicator, agreement, self._sizes_lock(), self._ready)
             self._choose_candidates(launcher, folder)
         except BaseException:
             self._free()
@@ -137,7 +138,7 @@ class LoadedPartition:
     def _choose_candidates(self, launcher: Launcher, folder: Path) -> None:
         """Choose the fastest candidate of each kernel, where there are several."""
         try:
-            with _sizes_lock if self.stage.symbols else nullcontext():
+            with self._sizes_lock():
                 self._device.choose_candidates(
                     self.stage,
                     self._program,
@@ -151,6 +152,10 @@ class LoadedPartition:
             # The other ranks may be waiting for this one.
             self._communicator.give_up(f"it failed while choosing kernel candidates: {describe(error)}")
             raise
+
+    def _sizes_lock(self) -> AbstractContextManager[Any]:
+        """Return the lock of hidet's table of sizes, if the program has symbolic extents."""
+        return _sizes_lock if self.stage.symbols or self._shares else nullcontext()
 
     @property
     def _build(self) -> str:
@@ -176,7 +181,7 @@ class LoadedPartition:
         self._runtime = hidet_runtime()
         library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
         try:
-            layouts = check_description(self.manifest, self._stage_number, description)
+            layouts = check_description(self.manifest, self._stage_number, description, self._shares)
         except ValueError as error:
             raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
         load_needed(stage.libraries, folder)
@@ -184,7 +189,7 @@ class LoadedPartition:
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         data = self._load_data(artifacts, layouts)
         launcher = self._device.launcher(library, self._kernels, [data[name] for name in stage.data], stage)
-        if not stage.symbols and launcher.workspaces() != stage.workspace_bytes:
+        if not stage.symbols and not self._shares and launcher.workspaces() != stage.workspace_bytes:
             raise ArtifactError(
                 f"{folder}: stages[{self._stage_number}].workspace_bytes is {stage.workspace_bytes}, but the launcher "
                 f"needs {launcher.workspaces()}. Build the artifacts again."
@@ -207,8 +212,7 @@ class LoadedPartition:
             file = artifacts.take(name)
             places = places_in(file, held)
             if COORDINATE in places:
-                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self._group_rank)
-                check_coordinate(file, places[COORDINATE], coordinate)
+                check_coordinate(file, places[COORDINATE], stage.mesh.coordinate(self._group_rank))
             addresses.update(self._device.memory.load(file, places))
         return addresses
 

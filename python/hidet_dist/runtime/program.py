@@ -55,20 +55,31 @@ class Program:
         The memory in which its tensors lie.
     runtime: ctypes.CDLL
         hidet's runtime library.
+    shares: mapping, optional
+        The rank's shares of uneven mesh axes, by the names of their symbols. They are passed to hidet's runtime with
+        the sizes of symbolic dims.
     """
 
-    def __init__(self, stage: StageManifest, launcher: Launcher, memory: Memory, runtime: ctypes.CDLL):
+    def __init__(
+        self,
+        stage: StageManifest,
+        launcher: Launcher,
+        memory: Memory,
+        runtime: ctypes.CDLL,
+        shares: Mapping[str, int] | None = None,
+    ):
         self._stage = stage
         self._launcher = launcher
         self._memory = memory
         self._runtime = runtime
+        self._shares = dict(shares or {})
         self._signature = Signature(stage, memory)
         # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
         self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self._workspaces: dict[tuple[int, ...], int] = {}
         if not stage.symbols:
-            self._reserve_workspace({})
             self._shapes_at({})
+            self._reserve_workspace({})
         self.check_runtime()
 
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Prepared, Mapping[str, int]]:
@@ -180,7 +191,7 @@ class Program:
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """Return the outputs' shapes, after passing the sizes of symbolic dims to hidet's runtime, for kernels."""
-        for name, size in sizes.items():
+        for name, size in (*self._shares.items(), *sizes.items()):
             self._runtime.set_symbol_value(name.encode(), size)
         key = tuple(sizes.values())
         shapes = self._shapes.get(key)

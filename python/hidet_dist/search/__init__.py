@@ -4,6 +4,7 @@ from hidet_dist.search.family import Family, FamilyMember, search_family
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult, find_plan, search
 from hidet_dist.search.recost import recost_stage
+from hidet_dist.search.shares import search_shares
 
 __all__ = [
     "Family",
@@ -14,4 +15,5 @@ __all__ = [
     "recost_stage",
     "search",
     "search_family",
+    "search_shares",
 ]

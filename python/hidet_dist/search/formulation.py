@@ -133,13 +133,13 @@ def _operator_choices(
     choices, notes = [], []
     for number, op in enumerate(view.operators):
         limits.check()
-        rule, proven = table(op)
+        _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
         if number in pins.operators:
             proven = tuple(proven[k] for k in pins.choices(number, [choice.spec for choice in proven]))
         choices.append(proven)
-        notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
+        notes.append(table.note(op))
     return choices, notes
 
 

@@ -42,6 +42,8 @@ def conversion_nbytes(
         kept = first if number else 0  # the first step's input is the source itself
         received = step.received_nbytes(before, after, mesh)
         most = max(most, before + received + kept)
+        if step.is_uneven(mesh):
+            most = max(most, kept + uneven_nbytes(step, before, after, mesh))
         if step.packs(local):
             most = max(most, 2 * before + kept)
         result = spec.local_shape(shape, mesh)
@@ -61,10 +63,19 @@ def reduction_nbytes(
         if fn.dim is not None:
             spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
         after = spec.local_nbytes(shape, itemsize, mesh)
-        copies = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
+        copies: tuple[int, ...] = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
+        if Step.of(fn).is_uneven(mesh):
+            copies = (*copies, uneven_nbytes(Step.of(fn), before, after, mesh))
         most = max(most, before + after, *copies)
         before = after
     return most
+
+
+def uneven_nbytes(step: Step, before: int, after: int, mesh: DeviceMesh) -> int:
+    """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included."""
+    whole = step.whole_nbytes(before, after, mesh)
+    block = before if step.collective.joins else after
+    return whole + max(before, block, after)
 
 
 class Lifetimes:
@@ -145,8 +156,13 @@ def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
         if begin <= end:
             held.append(Holding(name, what, begin, end, nbytes))
 
+    sizes: dict[tuple[tuple[int, ...], int, TensorShardSpec], int] = {}  # equal layers have equal tensors
+
     def size(name: str, spec: TensorShardSpec) -> int:
-        return spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
+        key = view.shape(name), view.itemsize(name), spec
+        if key not in sizes:
+            sizes[key] = spec.local_nbytes(*key[:2], mesh)
+        return sizes[key]
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     spec_of: dict[str, TensorShardSpec] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph.ops.transform import ReshapeOp
 
@@ -41,7 +41,9 @@ class Refinement:
 
 
 def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster) -> Cluster:
-    """Select the cluster that a stage is planned for: the given one, or that with the finer mesh."""
+    """Select the cluster that a stage is planned for: the given one, or that with the finer mesh or with shares."""
+    if stage.mesh.is_uneven() and stage.mesh.without_shares() == cluster.mesh:
+        return replace(cluster, mesh=stage.mesh)
     finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
     return cluster if finer is None else finer.cluster
 
@@ -62,6 +64,8 @@ def refine(graph: NormalGraph, cluster: Cluster) -> Refinement | None:
     links = []
     axes: list[tuple[int, ...]] = []
     mesh = cluster.mesh
+    if mesh.is_uneven():
+        return None
     for n, name, link in zip(mesh.shape, mesh.axis_names, cluster.links, strict=True):
         g = max((math.gcd(extent, n) for extent in extents if extent % n), default=1)
         parts = (g, n // g) if g > 1 else (n,)

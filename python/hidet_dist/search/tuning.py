@@ -9,6 +9,10 @@ PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 # Ties (ties.py, optimum.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 
+# Shares of an axis of unequal devices (shares.py).
+MOST_PARTS = 64  # the greatest sum of shares that is proposed
+PROPOSALS = 3  # meshes with shares that are searched, besides the even one
+
 # Coordinate descent (descent.py).
 DESCENT_STEPS = 20_000  # entities looked at
 ROUNDING = 1e-12  # relative, of sums of seconds; a choice that is better by less is none

@@ -98,6 +98,7 @@ def simulate_shards(
     build = nullcontext if graph is None else cpu_target
     graph = program.graph if graph is None else graph
     ranks = range(mesh.size)
+    shares = [program.share_sizes(rank) for rank in ranks]
     values: list[dict[Tensor, Tensor]] = []
     for rank in ranks:
         data = program.data_of(rank)
@@ -121,7 +122,11 @@ def simulate_shards(
         elif isinstance(node, WaitOp):  # the simulated collective has ended already
             results = [a[:1] for a in arguments]
         else:
-            results = [kernels[node].run_async(a) for a in arguments]
+            results = []
+            for rank, own in enumerate(arguments):
+                for name, share in shares[rank].items():
+                    runtime_api.set_symbol_value(name, share)
+                results.append(kernels[node].run_async(own))
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
     return [[values[r][y].numpy() for r in ranks] for y in graph.outputs]
@@ -167,7 +172,8 @@ def split(plan: TensorPlan, mesh: DeviceMesh, whole: np.ndarray) -> list[np.ndar
 def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -> np.ndarray:
     """Assemble a whole output from its shards, by rank. Raises PartitionError where copies of a piece differ."""
     shape = tuple(
-        size * mesh.group_size(axes) for size, axes in zip(shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
+        whole if mesh.is_uneven(axes) else size * mesh.group_size(axes)
+        for whole, size, axes in zip(plan.shape, shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
     )
     whole = np.empty(shape, shards[0].dtype)
     written: dict[tuple[int, ...], np.ndarray] = {}

@@ -21,6 +21,7 @@ from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import Rule, derive
 from hidet_dist.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+from hidet_dist.spec.extents import part_shape
 
 Array = np.ndarray[Any, Any]
 
@@ -146,20 +147,21 @@ class _Program:
     operators: tuple[tuple[Operator, Task], ...]
     outputs: tuple[Tensor, ...]
 
-    def run(self, shards: Sequence[Array], coordinate: Sequence[int]) -> list[Array]:
+    def run(self, shards: Sequence[Array], mesh: DeviceMesh, coordinate: Sequence[int]) -> list[Array]:
+        sizes = mesh.share_sizes(coordinate)
         values: dict[Tensor, Array] = dict(zip(self.inputs, shards, strict=True))
         values[self.coordinate] = np.array(coordinate, np.int32)
         for op, task in self.operators:
-            values.update(zip(op.outputs, evaluate(task, [values[x] for x in op.inputs]), strict=True))
+            values.update(zip(op.outputs, evaluate(task, [values[x] for x in op.inputs], sizes), strict=True))
         return [values[y] for y in self.outputs]
 
 
 def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
     op = rule.op
     shards = [
-        tensor_spec.local_shape(shape_of(x), mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)
+        part_shape(shape_of(x), tensor_spec, mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)
     ]
-    out_shapes = [spec.partial_spec(o).local_shape(shape_of(y), mesh) for o, y in enumerate(op.outputs)]
+    out_shapes = [part_shape(shape_of(y), spec.partial_spec(o), mesh) for o, y in enumerate(op.outputs)]
     symbols = [hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, shards, strict=True)]
     coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
     operators: list[tuple[Operator, Task]] = []
@@ -176,7 +178,7 @@ def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
 def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> Array:
     """Cut a device's shard; its padding has values that would show in results."""
     values = whole[spec.slices(whole.shape, mesh, coordinate)]
-    local = spec.local_shape(whole.shape, mesh)
+    local = spec.local_shape(whole.shape, mesh, coordinate)
     if values.shape == local:
         return values
     kind = values.dtype.kind
@@ -194,7 +196,7 @@ def _run_ranks(
     partial = [spec.partial_spec(o) for o in range(len(op.outputs))]
     masks = [(i, dim, spec.in_specs[i].mesh_axes_per_dim[dim]) for i, dim in rule.masks(spec, mesh)]
     shapes = tuple(
-        tensor_spec.local_shape(shape_of(x), mesh)
+        tuple(map(str, part_shape(shape_of(x), tensor_spec, mesh)))
         for x, tensor_spec in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
     )
     kind = (shapes, row_axes(op, spec.in_specs), tuple(masks))
@@ -204,15 +206,16 @@ def _run_ranks(
     results = []
     for rank in range(mesh.size):
         coordinate = mesh.coordinate(rank)
-        key = tuple(
+        offsets = (
             tensor_spec.shard_offset(x.shape, mesh, coordinate)
             for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
         )
-        if key not in done:  # ranks with the same shards compute the same
+        key = (*mesh.share_sizes(coordinate).values(), *offsets)
+        if key not in done:  # ranks with the same shares and shards compute the same
             shards = [
                 _shard(x, tensor_spec, mesh, coordinate) for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
             ]
-            done[key] = programs[kind].run(shards, coordinate)
+            done[key] = programs[kind].run(shards, mesh, coordinate)
         results.append(done[key])
     return results
 
@@ -230,7 +233,8 @@ def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> li
         peers = mesh.peers(rank, fn.mesh_axes)
         y = reduced(fn.op, [partial[peer] for peer in peers])
         if fn.dim is not None:
-            y = np.split(y, len(peers), axis=fn.dim)[peers.index(rank)]
+            begin, size = mesh.interval(y.shape[fn.dim], fn.mesh_axes, mesh.coordinate(rank))
+            y = y.take(range(begin, begin + size), axis=fn.dim)
         results.append(np.asarray(y).astype(partial[rank].dtype))
     return results
 
@@ -248,7 +252,7 @@ def _compare(
         for rank, shard in enumerate(results):
             spec_of_output, shape = spec.out_specs[number], shape_of(y)
             expected = expected_outputs[number][spec_of_output.slices(shape, mesh, mesh.coordinate(rank))]
-            local = spec_of_output.local_shape(shape, mesh)
+            local = spec_of_output.local_shape(shape, mesh, mesh.coordinate(rank))
             if shard.shape != local:
                 return f"output {number} of rank {rank} has the shape {shard.shape}, not {local}"
             got = shard[tuple(map(slice, expected.shape))]  # without padding, which may have any value

@@ -117,6 +117,7 @@ def evaluate_shards(
         if program.coordinate is not None:
             rank_values[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
         values.append(rank_values)
+    shares = [program.share_sizes(rank) for rank in range(mesh.size)]
     same = _Same()
     for rank_values in values:
         rank_values.update({x: same(value) for x, value in rank_values.items()})
@@ -127,13 +128,14 @@ def evaluate_shards(
             ]
         else:
             task = definition_of(node)
-            done: dict[tuple[int, ...], list[Array]] = {}  # ranks with the same inputs compute the same
+            # Ranks with the same inputs and shares compute the same.
+            done: dict[tuple[int, ...], list[Array]] = {}
             results = []
-            for rank_values in values:
+            for rank_values, own in zip(values, shares, strict=True):
                 arguments = [rank_values[x] for x in node.inputs]
-                key = tuple(map(id, arguments))
+                key = (*own.values(), *map(id, arguments))
                 if key not in done:
-                    done[key] = [same(y) for y in evaluate(task, arguments, sizes)]
+                    done[key] = [same(y) for y in evaluate(task, arguments, {**sizes, **own})]
                 results.append(done[key])
         for rank_values, result in zip(values, results, strict=True):
             rank_values.update(zip(node.outputs, result, strict=True))

@@ -13,7 +13,9 @@ from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar, symbol_var
 from hidet.ir.tools import collect
 
+from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.symbols import local_name
+from hidet_dist.spec.tensor import TensorShardSpec
 
 Extent: TypeAlias = int | Expr
 
@@ -108,6 +110,52 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
         shards //= part
         factors[number] = _shard(factor, part)
     return hidet.utils.prod(factors) if shards == 1 else None
+
+
+def part_extent(extent: int, axes: Sequence[int], mesh: DeviceMesh) -> Extent:
+    """Return the extent of a device's part of a dim of ``extent`` that ``axes`` split, some of them uneven.
+
+    It is a number times the symbol of the device's share of each uneven axis (:meth:`DeviceMesh.share_names`).
+    """
+    number = extent // mesh.parts(axes)
+    symbols = [symbol_var(name) for name, axis in mesh.share_names().items() if axis in axes]
+    return hidet.utils.prod(symbols if number == 1 else [number, *symbols])
+
+
+def part_shape(shape: Sequence[int], spec: TensorShardSpec, mesh: DeviceMesh) -> tuple[Extent, ...]:
+    """Return the shape of a device's shard, with symbols for shares of uneven axes. Raises SpecError for a misfit."""
+    local = spec.local_shape(shape, mesh)
+    return tuple(
+        part_extent(whole, axes, mesh) if mesh.is_uneven(axes) else size
+        for whole, size, axes in zip(shape, local, spec.mesh_axes_per_dim, strict=True)
+    )
+
+
+def choose(values: Sequence[int], index: Expr | int) -> Expr | int:
+    """Return ``values[index]`` as an expression of the index."""
+    if all(value == number for number, value in enumerate(values)):
+        return index
+    if len(set(values)) == 1:
+        return values[0]
+    result: Expr | int = values[-1]
+    for number in reversed(range(len(values) - 1)):
+        result = ir.if_then_else(index == number, values[number], result)
+    return result
+
+
+def part_interval(
+    extent: Extent, shares: Sequence[Sequence[int]], coordinates: Sequence[Expr | int]
+) -> tuple[Extent, Extent]:
+    """Return the begin and the size of a part of a dim of ``extent``, as :meth:`DeviceMesh.interval` does.
+
+    ``shares`` are those of the axes that split the dim, major to minor, and ``coordinates`` those along these axes.
+    """
+    begin: Extent = 0
+    for of_axis, coordinate in zip(shares, coordinates, strict=True):
+        part = extent // sum(of_axis)
+        begin = begin + part * choose([sum(of_axis[:number]) for number in range(len(of_axis))], coordinate)
+        extent = part * choose(of_axis, coordinate)
+    return begin, extent
 
 
 def factors_of(extent: Extent) -> list[Extent]:

@@ -1,9 +1,10 @@
-"""The device mesh: a row-major grid of ranks with named axes."""
+"""The device mesh: a row-major grid of ranks with named axes, each of which splits evenly or by shares."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hidet_dist.checks import is_whole, shown
@@ -11,6 +12,8 @@ from hidet_dist.errors import SpecError
 from hidet_dist.limits import MOST_DEVICES
 
 MAX_AXES = 10  # so that a mesh axis is one digit in the text of a spec
+MOST_SHARE = 2**16
+"""The largest share of a coordinate along an uneven axis."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,21 @@ class DeviceMesh:
         Devices along each axis, at least one axis, each at least 1; at most ``MOST_DEVICES`` in all.
     axis_names: tuple[str, ...]
         One name per axis; ``axis0, axis1, ...`` by default.
+    shares: tuple of tuple[int, ...]
+        For each axis the share of each of its coordinates, in whole parts, or an empty tuple for an even axis. An axis
+        with the shares ``(11, 5)`` splits a dim of 32 elements into 22 and 10. Shares are kept in lowest terms, and
+        equal shares make an even axis; without uneven axes the tuple is empty.
 
     Raises
     ------
     SpecError
-        For an empty shape, a size below 1, too many devices, repeated names, or names that do not match the shape.
+        For an empty shape, a size below 1, too many devices, repeated names, or names or shares that do not match the
+        shape.
     """
 
     shape: tuple[int, ...]
     axis_names: tuple[str, ...] = ()
+    shares: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -55,6 +64,20 @@ class DeviceMesh:
             raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {shown(names)}.")
         if not all(isinstance(name, str) and name.isidentifier() for name in names) or len(set(names)) != len(names):
             raise SpecError(f"Mesh axis names must be distinct identifiers; got {shown(names)}.")
+        object.__setattr__(self, "shares", self._in_lowest_terms(tuple(map(tuple, self.shares))))
+
+    def _in_lowest_terms(self, shares: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if shares and len(shares) != self.ndim:
+            raise SpecError(f"The mesh {self.shape} has {self.ndim} axes but shares for {len(shares)}.")
+        reduced = []
+        for name, size, of_axis in zip(self.axis_names, self.shape, shares, strict=False):
+            if of_axis and len(of_axis) != size:
+                raise SpecError(f"The mesh axis {name} has {size} coordinates but {len(of_axis)} shares: {of_axis}.")
+            if not all(is_whole(share, 1, MOST_SHARE) for share in of_axis):
+                raise SpecError(f"Shares are whole numbers from 1 to {MOST_SHARE}; {name} has {shown(of_axis)}.")
+            divisor = math.gcd(*of_axis)
+            reduced.append(tuple(share // divisor for share in of_axis) if len(set(of_axis)) > 1 else ())
+        return tuple(reduced) if any(reduced) else ()
 
     @property
     def ndim(self) -> int:
@@ -69,6 +92,59 @@ class DeviceMesh:
     def group_size(self, axes: Iterable[int]) -> int:
         """Return the number of devices that differ only in the coordinates of ``axes``."""
         return math.prod(self.shape[axis] for axis in axes)
+
+    def is_uneven(self, axes: Iterable[int] | None = None) -> bool:
+        """Tell whether one of ``axes`` splits by shares; by default, one of all axes."""
+        if not self.shares:
+            return False
+        return any(self.shares[axis] for axis in (range(self.ndim) if axes is None else axes))
+
+    def without_shares(self) -> DeviceMesh:
+        """Return the mesh with even axes only."""
+        return DeviceMesh(self.shape, self.axis_names) if self.shares else self
+
+    def shares_of(self, axis: int) -> tuple[int, ...]:
+        """Return the share of each coordinate along an axis; 1 for each along an even axis."""
+        return (self.shares[axis] if self.shares else ()) or (1,) * self.shape[axis]
+
+    def parts(self, axes: Iterable[int]) -> int:
+        """Return the number of equal parts that a split by ``axes`` needs: the product of the sums of shares."""
+        if not self.shares:
+            return self.group_size(axes)
+        return math.prod(sum(self.shares_of(axis)) for axis in axes)
+
+    def interval(self, extent: int, axes: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
+        """Return the begin and the size of a device's part of a dim of ``extent`` that ``axes`` split, major to minor.
+
+        The extent must be a multiple of :meth:`parts`.
+        """
+        begin = 0
+        for axis in axes:
+            shares = self.shares_of(axis)
+            part = extent // sum(shares)
+            begin += part * sum(shares[: coordinate[axis]])
+            extent = part * shares[coordinate[axis]]
+        return begin, extent
+
+    def largest_part(self, extent: int, axes: Iterable[int]) -> int:
+        """Return the size of the largest device's part of a dim of ``extent`` that ``axes`` split."""
+        for axis in axes:
+            shares = self.shares_of(axis)
+            extent = extent // sum(shares) * max(shares)
+        return extent
+
+    def share_names(self) -> dict[str, int]:
+        """Map the names of the symbols of shares to their axes: ``share_of_gpu`` is for the axis gpu."""
+        return {f"share_of_{name}": axis for axis, name in enumerate(self.axis_names) if self.is_uneven((axis,))}
+
+    def share_sizes(self, coordinate: Sequence[int]) -> dict[str, int]:
+        """Return the shares of the device at ``coordinate``, by the names of their symbols."""
+        return {name: self.shares_of(axis)[coordinate[axis]] for name, axis in self.share_names().items()}
+
+    def coordinates_along(self, axes: Iterable[int]) -> Iterator[tuple[int, ...]]:
+        """Yield each coordinate along the uneven ones of ``axes``, with 0 along all other axes."""
+        used = {axis for axis in axes if self.is_uneven((axis,))}
+        yield from itertools.product(*(range(n) if axis in used else (0,) for axis, n in enumerate(self.shape)))
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return the coordinate of a rank. Raises SpecError when the mesh has no such rank."""
@@ -106,16 +182,26 @@ class DeviceMesh:
         )
 
     def __str__(self) -> str:
-        return "[" + ", ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.shape, strict=True)) + "]"
+        shares = self.shares or ((),) * self.ndim
+        sizes = [":".join(map(str, of_axis)) or str(n) for n, of_axis in zip(self.shape, shares, strict=True)]
+        return "[" + ", ".join(f"{name}={size}" for name, size in zip(self.axis_names, sizes, strict=True)) + "]"
 
     @classmethod
     def parse(cls, text: str) -> DeviceMesh:
-        """Parse the text that ``str()`` returns, such as ``[node=2, gpu=4]``. Raises SpecError for any other text."""
+        """Parse the text that ``str()`` returns, such as ``[node=2, gpu=4]``, or ``[gpu=11:5]`` for two unequal shares.
+
+        Raises SpecError for any other text.
+        """
         stripped = text.strip()
         pairs = [part.partition("=") for part in stripped[1:-1].split(",")]
-        if not (stripped.startswith("[") and stripped.endswith("]")) or not all(_is_count(size) for *_, size in pairs):
+        numbers = [size.split(":") for *_, size in pairs]
+        if not (stripped.startswith("[") and stripped.endswith("]")) or not all(
+            _is_count(number) for size in numbers for number in size
+        ):
             raise SpecError(f"Not a device mesh: {shown(text)}. Write it as [node=2, gpu=4].")
-        return cls(tuple(int(size) for *_, size in pairs), tuple(name.strip() for name, *_ in pairs))
+        shares = tuple(tuple(map(int, size)) if len(size) > 1 else () for size in numbers)
+        sizes = tuple(len(size) if len(size) > 1 else int(size[0]) for size in numbers)
+        return cls(sizes, tuple(name.strip() for name, *_ in pairs), shares)
 
 
 def _is_count(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -69,10 +69,10 @@ class TensorPlan:
     label: str = ""
     written: tuple[int | str, ...] = ()
 
-    def local_nbytes(self, mesh: DeviceMesh) -> int:
-        """Return the bytes of one shard, including padding."""
+    def local_nbytes(self, mesh: DeviceMesh, coordinate: Sequence[int] | None = None) -> int:
+        """Return the bytes of the shard at ``coordinate``, by default of the largest one, including padding."""
         elements = math.prod(self.shape)
-        return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
+        return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh, coordinate) if elements else 0
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -263,8 +263,13 @@ class StagePlan:
 
     @property
     def weight_bytes_per_device(self) -> int:
-        """Bytes of weights that each device holds."""
+        """Bytes of weights that each device holds, at most."""
         return sum(weight.local_nbytes(self.mesh) for weight in self.weights)
+
+    def weight_bytes_of(self, rank: int) -> int:
+        """Return the bytes of weights that a rank of the stage holds."""
+        coordinate = self.mesh.coordinate(rank)
+        return sum(weight.local_nbytes(self.mesh, coordinate) for weight in self.weights)
 
     def communications(self) -> tuple[str, ...]:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
@@ -479,6 +484,11 @@ class Plan:
         """Check the pipeline. Raises PlanError if it is inconsistent in itself or with the stages."""
         if self.pipeline is None:
             return
+        for number, stage in enumerate(self.stages):
+            if stage.mesh.is_uneven():
+                raise PlanError(
+                    f"Stage {number} of the plan's pipeline is on {stage.mesh}; its mesh must have no shares."
+                )
         try:
             self.pipeline.check([stage.tensors() for stage in self.stages])
         except SpecError as error:

@@ -24,11 +24,15 @@ def _parse_dim(token: str, text: str) -> tuple[int, ...]:
     return tuple(int(digit) for digit in match.group(1) or "")
 
 
-def padded_shard(size: int, shards: int, mesh: DeviceMesh) -> int | None:
-    """Return the extent of one of ``shards`` equal shards of a dim of ``size``; None if a shard would be only padding.
+def padded_shard(size: int, axes: Sequence[int], mesh: DeviceMesh) -> int | None:
+    """Return the extent of the largest shard of a dim of ``size`` that ``axes`` split; None if the split is impossible.
 
-    A dim that ``shards`` does not divide is padded to the next multiple of the mesh's number of devices.
+    A dim that even axes do not divide is padded to the next multiple of the mesh's number of devices; each shard must
+    have at least one element that is not padding. A dim that uneven axes split must be a multiple of their parts.
     """
+    if mesh.is_uneven(axes):
+        return None if size % mesh.parts(axes) else mesh.largest_part(size, axes)
+    shards = mesh.group_size(axes)
     if size % shards == 0:
         return size // shards
     local = -(-size // mesh.size) * mesh.size // shards
@@ -42,8 +46,9 @@ class TensorShardSpec:
     The written form is ``(S0, S1, R)``. ``(S01, R)`` splits dim 0 by axis 0, and each piece by axis 1. ``R`` marks a
     dim that is not split. A mesh axis that splits no dim replicates the tensor.
 
-    Shards are equal in size. A dim that does not divide may be padded at its end, so that the last shards are partly
-    padding; each shard has at least one element of the tensor.
+    Even mesh axes make shards of equal size. A dim that does not divide may be padded at its end, so that the last
+    shards are partly padding; each shard has at least one element of the tensor. Uneven mesh axes (those with shares)
+    make shards in proportion to the shares, without padding.
 
     Raises
     ------
@@ -90,20 +95,21 @@ class TensorShardSpec:
     def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
         """Raise SpecError unless the spec fits a tensor of ``shape`` (elements) on ``mesh``.
 
-        Each dim must divide. With ``padded``, a dim that divides after padding (:meth:`padded_shape`) fits as well.
+        Each dim must divide. With ``padded``, a dim that divides after padding (:meth:`padded_shape`) fits as well; a
+        dim that an uneven axis splits is never padded.
         """
         if self.ndim != len(shape):
             raise SpecError(f"The spec {self} is for {self.ndim} dims but the tensor has the shape {tuple(shape)}.")
         self.check_axes(mesh)
         for dim, axes in enumerate(self.mesh_axes_per_dim):
-            shards = mesh.group_size(axes)
+            shards = mesh.parts(axes)
             if not shape[dim] % shards:
                 continue
-            if not padded:
+            if not padded or mesh.is_uneven(axes):
                 raise SpecError(
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, which does not divide it."
                 )
-            if padded_shard(shape[dim], shards, mesh) is None:
+            if padded_shard(shape[dim], axes, mesh) is None:
                 raise SpecError(
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}; with padding for the mesh "
                     f"{mesh} some shards would hold only padding."
@@ -127,9 +133,21 @@ class TensorShardSpec:
         """Return the number of distinct pieces into which the tensor is split."""
         return mesh.group_size(self.mesh_axes)
 
-    def local_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """Return the shape of one shard of a tensor of ``shape``, including padding. Raises SpecError for a misfit."""
-        return _local_shape(self, tuple(shape), mesh)
+    def local_shape(
+        self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Return the shape of a shard of a tensor of ``shape``, including padding. Raises SpecError for a misfit.
+
+        Shards differ only where uneven axes split the tensor: the shard is that of the device at ``coordinate``, or by
+        default as large as the largest shard in each dim.
+        """
+        largest = _local_shape(self, tuple(shape), mesh)
+        if coordinate is None or not mesh.is_uneven(self.mesh_axes):
+            return largest
+        return tuple(
+            mesh.interval(size, axes, coordinate)[1] if mesh.is_uneven(axes) else local
+            for size, axes, local in zip(shape, self.mesh_axes_per_dim, largest, strict=True)
+        )
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
         """Return the shape that the shards tile: ``shape`` with padding at the end of dims that do not divide.
@@ -138,22 +156,30 @@ class TensorShardSpec:
         dim split by some axes consists of shards of the same dim split by more axes. Raises SpecError.
         """
         local = self.local_shape(shape, mesh)
-        return tuple(size * mesh.group_size(axes) for size, axes in zip(local, self.mesh_axes_per_dim, strict=True))
+        return tuple(
+            whole if mesh.is_uneven(axes) else size * mesh.group_size(axes)
+            for whole, size, axes in zip(shape, local, self.mesh_axes_per_dim, strict=True)
+        )
 
     def is_padded(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
         """Tell whether shards of a tensor of ``shape`` have padding. Raises SpecError when the spec does not fit."""
         return self.padded_shape(shape, mesh) != tuple(shape)
 
-    def local_nbytes(self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh) -> int:
-        """Return the bytes of one shard, including padding; ``itemsize`` are an element's bytes. Raises SpecError."""
-        return math.prod(self.local_shape(shape, mesh)) * itemsize
+    def local_nbytes(
+        self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh, coordinate: Sequence[int] | None = None
+    ) -> int:
+        """Return the bytes of the shard of :meth:`local_shape`; ``itemsize`` is for one element. Raises SpecError."""
+        return math.prod(self.local_shape(shape, mesh, coordinate)) * itemsize
 
     def shard_offset(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[int, ...]:
         """Return the index in the whole tensor at which the shard at ``coordinate`` begins. Raises SpecError."""
         local = self.local_shape(shape, mesh)
         mesh.rank(coordinate)  # refuses a coordinate outside the mesh
         offsets = []
-        for size, axes in zip(local, self.mesh_axes_per_dim, strict=True):
+        for whole, size, axes in zip(shape, local, self.mesh_axes_per_dim, strict=True):
+            if mesh.is_uneven(axes):
+                offsets.append(mesh.interval(whole, axes, coordinate)[0])
+                continue
             index = 0
             for axis in axes:
                 index = index * mesh.shape[axis] + coordinate[axis]
@@ -165,7 +191,7 @@ class TensorShardSpec:
 
         Raises SpecError when the spec does not fit.
         """
-        local = self.local_shape(shape, mesh)
+        local = self.local_shape(shape, mesh, coordinate)
         offsets = self.shard_offset(shape, mesh, coordinate)
         return tuple(
             slice(begin, min(begin + size, extent)) for begin, size, extent in zip(offsets, local, shape, strict=True)
@@ -189,5 +215,4 @@ class TensorShardSpec:
 @functools.lru_cache(maxsize=2**14)  # a search asks for the same few shards many times
 def _local_shape(spec: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh) -> tuple[int, ...]:
     spec.validate(shape, mesh, padded=True)
-    groups = (mesh.group_size(axes) for axes in spec.mesh_axes_per_dim)
-    return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))
+    return tuple(padded_shard(size, axes, mesh) or 0 for size, axes in zip(shape, spec.mesh_axes_per_dim, strict=True))

@@ -37,9 +37,8 @@ def local_shape(
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
-        shards = mesh.group_size(axes)
         fixed = isinstance(extent, int)
-        local = padded_shard(extent, shards, mesh) if fixed else local_extent(extent, shards, multiples)
+        local = padded_shard(extent, axes, mesh) if fixed else local_extent(extent, mesh.group_size(axes), multiples)
         if local is None:
             return None
         shape.append(local)
@@ -109,7 +108,14 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
     ConfigError
         When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
     """
-    return TwinView(graph, declared, mesh) if declared or graph_symbols(graph) else GraphView(graph)
+    if not declared and not graph_symbols(graph):
+        return GraphView(graph)
+    if mesh.is_uneven():
+        raise ConfigError(
+            f"The mesh {mesh} has shares, which are for graphs of fixed sizes, and the graph has symbolic dims "
+            f"({', '.join(graph_symbols(graph) or declared)}). Trace the graph for one size, or leave the shares out."
+        )
+    return TwinView(graph, declared, mesh)
 
 
 def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:

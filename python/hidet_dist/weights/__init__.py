@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hidet_dist.weights.header import Layout
+from hidet_dist.weights.header import Layout, UnevenLayout
 
 if TYPE_CHECKING:
     from hidet_dist.weights.named import (
@@ -27,6 +27,7 @@ __all__ = [
     "Layout",
     "SafetensorsFiles",
     "Source",
+    "UnevenLayout",
     "as_weight",
     "as_weights",
     "check_weights",

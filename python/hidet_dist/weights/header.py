@@ -60,6 +60,27 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class UnevenLayout:
+    """A tensor whose shape depends on a device's shares of uneven mesh axes.
+
+    Such an extent is a product of numbers and of names of shares.
+    """
+
+    dtype: str
+    shape: tuple[int | tuple[int | str, ...], ...]
+
+    def at(self, shares: Mapping[str, int]) -> Layout:
+        """Return the layout on a device with these shares. Raises KeyError for an unknown name."""
+        return Layout(self.dtype, tuple(_value(extent, shares) for extent in self.shape))
+
+
+def _value(extent: int | tuple[int | str, ...], shares: Mapping[str, int]) -> int:
+    if isinstance(extent, int):
+        return extent
+    return math.prod(factor if isinstance(factor, int) else shares[factor] for factor in extent)
+
+
+@dataclass(frozen=True)
 class Place(Layout):
     """A tensor in a file, and the byte of the file at which it begins."""
 

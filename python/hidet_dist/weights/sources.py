@@ -167,7 +167,7 @@ def read_shard(
 
     ``part`` is a slice of the shard for each dim. A shard is zero beyond the end of the weight.
     """
-    local = weight.spec.local_shape(weight.shape, mesh)
+    local = weight.spec.local_shape(weight.shape, mesh, coordinate)
     part = [slice(0, size) for size in local] if part is None else part
     region = [
         slice(
@@ -189,7 +189,7 @@ def shard_blocks(
     source: Source, weight: TensorPlan, mesh: DeviceMesh, coordinate: Sequence[int], block_bytes: int = BLOCK_BYTES
 ) -> Iterator[torch.Tensor]:
     """Yield the shard of :func:`read_shard` in row-major blocks of at most ``block_bytes`` (at least one element)."""
-    shape = weight.spec.local_shape(weight.shape, mesh)
+    shape = weight.spec.local_shape(weight.shape, mesh, coordinate)
     if not math.prod(shape):
         return
     size = weight.nbytes // math.prod(weight.shape)

@@ -25,7 +25,13 @@ function take(packed) {
   for (const one of report.communications) if (one.operator !== null) add(communicationsAt, one.operator, one);
 }
 
-const meshText = () => `${deviceCount()} ${deviceCount() === 1 ? 'device' : 'devices'}, ${report.mesh_axes.map((axis, n) => `${axis} ${report.mesh_shape[n]}`).join(' × ')}`;
+// The shares of an uneven axis, by which it splits dims; shards are drawn as if they were equal.
+const sharesText = axis => {
+  const shares = (report.mesh_shares || [])[axis] || [];
+  return shares.length ? ` in shares of ${shares.join(' : ')}` : '';
+};
+
+const meshText = () => `${deviceCount()} ${deviceCount() === 1 ? 'device' : 'devices'}, ${report.mesh_axes.map((axis, n) => `${axis} ${report.mesh_shape[n]}${sharesText(n)}`).join(' × ')}`;
 
 const link = (section, text) => el('a', {href: `#${section}`}, text);
 

@@ -1,0 +1,119 @@
+"""The search for the shares of a mesh's first axis on a machine of unequal devices.
+
+Along the first axis the devices of a machine may differ. Splitting a dim evenly makes the slowest device decide; shares
+in proportion to the devices' rates do not. But only dims that are multiples of the sum of the shares are split, so the
+sum must suit the graph. Proposals are the shares of least estimated work on the device that takes longest; each of them
+is searched like a mesh of the user's, and so is the even mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hidet_dist.cost.model import PredictedCost, compute_seconds
+from hidet_dist.errors import InfeasibleError, SolverError
+from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import tuning
+from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.planner import SearchResult, search_result, warn_of_limit
+from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.view import GraphView
+
+_NO_LINK = Link(0.0, 1.0)  # of a mesh of one device, over which nothing is sent
+
+
+def search_shares(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> Plan:
+    """Find the plan of least predicted time for the even mesh and for the proposed shares of its first axis.
+
+    Raises and warns as :func:`hidet_dist.search.search` does. A mesh for which there is no plan within the budget or
+    the limits is left out, unless that is so for all.
+    """
+    limits = options.limits()
+    meshes = [cluster.mesh, *proposed_meshes(graph, cluster)]
+    results: list[SearchResult] = []
+    errors: list[InfeasibleError | SolverError] = []
+    for number, mesh in enumerate(meshes):
+        part = limits.part(1 / (len(meshes) - number))
+        if results and part.expired():
+            break
+        try:
+            results.append(search_result(graph, replace(cluster, mesh=mesh), options, part))
+        except InfeasibleError as error:
+            errors.append(error)
+        except SolverError as error:
+            if not part.time_reached:
+                raise
+            errors.append(error)
+    if not results:
+        unfit = [error for error in errors if isinstance(error, InfeasibleError)]
+        raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
+    # Within the gap the earlier mesh wins: the even one first.
+    best = results[0]
+    for result in results[1:]:
+        if result.plan.makespan_seconds < best.plan.makespan_seconds * (1 - options.gap):
+            best = result
+    warn_of_limit(limits, best.gap)
+    return best.plan
+
+
+def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
+    """Propose meshes with shares of the first axis in proportion to the rates of its devices, the best estimates first.
+
+    None are proposed for equal devices, or for one device along the axis.
+    """
+    mesh = cluster.mesh
+    devices = [group.device for group in cluster.groups for _ in range(group.count)]
+    if len(devices) != mesh.shape[0] or mesh.is_uneven() or len(set(devices)) == 1:
+        return []
+    view, table = GraphView(graph), RuleTable(DeviceMesh((1,)))
+    rates = [1 / _seconds(view, table, device) for device in devices]
+    # The work of operators, by the extents of the factors that may be split.
+    work = [
+        (rule.definition.operations({}), {factor.extent for factor in rule.factors})
+        for rule in map(table.rule, view.operators)
+        if rule.definition is not None
+    ]
+    total = sum(operations for operations, _ in work) or 1
+
+    def estimate(shares: Sequence[int]) -> float:
+        """Estimate the mean seconds of a unit of work; operators without a factor to split run on every device."""
+        parts = sum(shares)
+        split = sum(operations for operations, extents in work if any(extent % parts == 0 for extent in extents))
+        longest = max(share / parts / rate for share, rate in zip(shares, rates, strict=True))
+        return (split * longest + (total - split) / min(rates)) / total
+
+    estimates: dict[tuple[int, ...], float] = {}
+    for parts in range(len(devices) + 1, tuning.MOST_PARTS + 1):
+        shares = proportional(rates, parts)
+        if math.gcd(*shares) > 1 or len(set(shares)) == 1:
+            continue
+        estimates[shares] = estimate(shares)
+    even = estimate((1,) * len(devices))
+    better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
+    others = ((),) * (mesh.ndim - 1)
+    return [DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for _, shares in better[: tuning.PROPOSALS]]
+
+
+def proportional(rates: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Divide whole parts in proportion to rates, at least one each, so that the longest time is least.
+
+    Each part goes to the device that has the least time with it (the divisor method of Jefferson, or D'Hondt).
+    """
+    shares = [1] * len(rates)
+    for _ in range(parts - len(rates)):
+        number = min(range(len(rates)), key=lambda device: ((shares[device] + 1) / rates[device], device))
+        shares[number] += 1
+    return tuple(shares)
+
+
+def _seconds(view: GraphView, table: RuleTable, device: Device) -> float:
+    """Predict the seconds of all operators on one device, without launches, which are not divided."""
+    model = PredictedCost(Cluster(table.mesh, (_NO_LINK,), replace(device, launch_seconds=0.0)))
+    seconds = 0.0
+    for number, op in enumerate(view.operators):
+        seconds += compute_seconds(model, view, number, table(op)[1][0], None, table.mesh)
+    return seconds or math.inf

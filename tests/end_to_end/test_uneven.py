@@ -1,0 +1,147 @@
+"""Artifacts of a mesh with shares: one program that real processes load with their own extents."""
+
+import json
+
+import hidet
+import numpy as np
+import pytest
+from hidet import ops
+
+from hidet_dist.artifacts import Manifest
+from hidet_dist.config import DistributedConfig
+from hidet_dist.errors import ArtifactError, ConfigError, PlanError
+from hidet_dist.machine import builtin
+from hidet_dist.machine.slices import MeshSlice, sub_cluster
+from hidet_dist.soundness.plans import evaluate_graph
+from hidet_dist.spec import DeviceMesh, Plan
+
+from .conftest import serve
+
+HIDDEN, INNER, ROWS = 16, 32, 6
+SHARES = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": {"gpu": [5, 3]}}
+
+
+def block(rng):
+    """A lookup, two projections and their softmax: weights by columns and rows, an all-gather and a reduce-scatter."""
+
+    def constant(*shape):
+        return hidet.asarray(rng.uniform(-1, 1, shape).astype(np.float32))
+
+    ids = hidet.symbol([ROWS], "int32", "cpu")
+    x = ops.take(constant(24, HIDDEN), ids, 0)
+    y = ops.matmul(ops.relu(ops.matmul(x, constant(HIDDEN, INNER)) + constant(INNER)), constant(INNER, HIDDEN))
+    return hidet.trace_from(ops.softmax(x + y, 1), [ids])
+
+
+# Rows of the table, columns, rows; the sum arrives in parts, and is gathered for the softmax.
+PINS = {"w0": "(S0, R)", "w1": "(R, S0)", "w3": "(S0, R)", "op:4": "(R, S0), (S0, R) -> (R, S0)"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("uneven") / "artifacts"
+    graph = block(np.random.default_rng(0))
+    return graph, out, hidet.distributed.auto_parallel(graph, SHARES, {"pins": PINS}, out)
+
+
+@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_two_processes_with_unequal_parts_answer_as_one_would(built, tmp_path, transport, monkeypatch):
+    monkeypatch.setenv("HIDET_DIST_TRANSPORT", transport)
+    graph, out, result = built
+    kinds = result.plan.collectives()
+    assert kinds["all_gather"] >= 1
+    assert kinds["reduce_scatter"] >= 1
+    ids = np.array([0, 23, 15, 14, -1, 7], np.int32)
+    (want,) = evaluate_graph(graph, [np.where(ids < 0, ids + 24, ids)])
+    for (got,) in serve(2, out, [ids], tmp_path, 100):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_each_rank_has_its_share_of_the_weights(built):
+    _, out, result = built
+    weights = result.plan.stages[0].weights
+    assert sum(not weight.spec.is_replicated for weight in weights) >= 3
+    for rank, share in enumerate((5, 3)):
+        own = [weight.nbytes if weight.spec.is_replicated else weight.nbytes * share // 8 for weight in weights]
+        assert result.weight_bytes_per_rank[rank] == sum(own)
+    sizes = [Manifest.load(out).files[f"stage0/rank{rank}.safetensors"][0] for rank in range(2)]
+    assert sizes[0] > sizes[1]
+    assert result.plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
+    assert Plan.load(out / "plan.json") == result.plan
+    (stage,) = Manifest.load(out).stages
+    assert stage.mesh_shares == ((5, 3),)
+    assert stage.workspace_bytes is None
+
+
+def test_a_manifest_with_other_shares_is_refused(built, tmp_path):
+    from hidet_dist.artifacts.manifest import _checksum  # the file is otherwise whole
+
+    _, out, _ = built
+    body = json.loads((out / "manifest.json").read_text())
+    body["stages"][0]["mesh_shares"] = [[10, 6]]
+    body["checksum"] = _checksum(body)
+    (tmp_path / "manifest.json").write_text(json.dumps(body))
+    with pytest.raises(ArtifactError, match="mesh_shares"):
+        Manifest.load(tmp_path)
+
+
+def test_an_even_mesh_leaves_no_trace_of_shares_in_manifests_and_plans(tmp_path):
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    out = tmp_path / "artifacts"
+    given = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": {"gpu": [4, 4]}}
+    result = hidet.distributed.auto_parallel(hidet.trace_from(ops.relu(x), [x]), given, {}, out)
+    assert result.plan.stages[0].mesh == DeviceMesh((2,), ("gpu",))
+    for name in ("manifest.json", "plan.json"):
+        assert "share" not in (out / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"gpu": [2, 1, 1]}, "2 coordinates but 3 shares"),
+        ({"node": [2, 1]}, "the mesh has the axes gpu"),
+        ([2, 1], "must map names of mesh axes"),
+        ({"gpu": "2:1"}, "must map names of mesh axes"),
+        ({"gpu": [2, 0]}, "whole numbers from 1"),
+        ({"gpu": [2, True]}, "whole numbers from 1"),
+    ],
+)
+def test_bad_shares_are_refused(given, says):
+    with pytest.raises(ConfigError, match=says):
+        DistributedConfig.parse({"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": given})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "cuda", "arch": "sm_90"}, "the target 'cuda' does not support"),
+        ({"objective": "latency"}, "pipelines do not support"),
+    ],
+)
+def test_what_shares_are_not_for_is_refused(options, says):
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    graph = hidet.trace_from(ops.relu(x), [x])
+    with pytest.raises(ConfigError, match=says):
+        hidet.distributed.make_plan(graph, SHARES, options)
+
+
+def test_a_machine_takes_the_shares_of_the_configuration():
+    even = builtin("cpu", DeviceMesh((2,), ("gpu",)))
+    parsed = DistributedConfig.parse({**SHARES, "machine": even})
+    assert parsed.mesh == parsed.cluster.mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
+
+
+def test_a_pipeline_has_no_stage_with_shares():
+    cluster = builtin("cpu", DeviceMesh((2,), ("gpu",), ((5, 3),)))
+    with pytest.raises(ConfigError, match="has no slices"):
+        sub_cluster(cluster, MeshSlice(0, 1))
+
+
+def test_a_given_plan_brings_its_shares(built, tmp_path):
+    graph, _, result = built
+    even = {key: value for key, value in SHARES.items() if key != "shares"}
+    validated = hidet.distributed.make_plan(graph, even, {})
+    assert not validated.stages[0].mesh.is_uneven()
+    other = {**SHARES, "shares": {"gpu": [3, 5]}}
+    with pytest.raises(PlanError, match="mesh"):
+        hidet.distributed.auto_parallel(graph, other, {}, tmp_path / "artifacts", plan=result.plan)

@@ -1,0 +1,91 @@
+"""Shares of the first axis that the search proposes and takes for a machine of unequal devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hidet
+import pytest
+from hidet import ops
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hidet_dist  # noqa: F401
+from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.groups import unequal_cluster
+from hidet_dist.normalize import normalize
+from hidet_dist.search import SearchOptions, search, search_shares
+from hidet_dist.search.shares import proportional, proposed_meshes
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.weights import weight
+
+ROWS, HIDDEN, INNER = 256, 256, 512
+RATE = 1e10
+
+
+def traced() -> hidet.FlowGraph:
+    x = hidet.symbol([ROWS, HIDDEN], "float32", "cpu")
+    y = ops.relu(ops.matmul(x, weight("up", [HIDDEN, INNER], "float32")))
+    return hidet.trace_from(ops.matmul(y, weight("down", [INNER, HIDDEN], "float32")), [x])
+
+
+def machine(*rates: float, shape: tuple[int, ...] = (), latency: float = 0.0) -> Cluster:
+    mesh = DeviceMesh(shape or (len(rates),), ("node", "gpu")[2 - len(shape or (1,)) :])
+    groups = [DeviceGroup(1, Device(f"{rate:g}", {"default": rate}, 1e30, 2**40, 0.0)) for rate in rates]
+    return unequal_cluster(mesh, [Link(latency, 1e12)] * mesh.ndim, groups)
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=5), st.integers(0, 20))
+def test_parts_are_divided_so_that_no_move_of_one_shortens_the_longest_time(rates: list[float], more: int) -> None:
+    parts = len(rates) + more
+    shares = proportional(rates, parts)
+    assert sum(shares) == parts
+    assert min(shares) >= 1
+    longest = max(share / rate for share, rate in zip(shares, rates, strict=True))
+    for source, share in enumerate(shares):
+        for target, own in enumerate(shares):
+            if share > 1 and source != target and share / rates[source] == longest:
+                assert (own + 1) / rates[target] >= longest * (1 - 1e-12)
+
+
+def test_the_search_takes_shares_in_proportion_to_rates() -> None:
+    cluster, graph = machine(3 * RATE, RATE), normalize(traced())
+    assert DeviceMesh((2,), ("gpu",), ((3, 1),)) in proposed_meshes(graph, cluster)
+    plan = search_shares(graph, cluster, SearchOptions())
+    assert plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((3, 1),))
+    even = search(graph, cluster)
+    assert plan.seconds < even.seconds / 1.9  # twice as fast, but for what is sent
+
+
+def test_the_even_split_is_kept_where_shares_do_not_pay() -> None:
+    graph = normalize(traced())
+    for cluster in (machine(RATE, RATE), machine(3 * RATE, RATE, latency=1.0)):
+        assert not search_shares(graph, cluster, SearchOptions()).stages[0].mesh.is_uneven()
+    assert proposed_meshes(graph, machine(RATE, RATE)) == []
+    assert (
+        proposed_meshes(
+            graph, Cluster(DeviceMesh((2,)), (Link(0.0, 1e9),), Device("one", {"default": RATE}, 1e9, 1, 0.0))
+        )
+        == []
+    )
+
+
+def test_only_the_first_axis_gets_shares() -> None:
+    cluster = machine(2 * RATE, RATE, shape=(2, 2))
+    meshes = proposed_meshes(normalize(traced()), cluster)
+    assert meshes
+    assert all(mesh.shares[0] and not mesh.shares[1] for mesh in meshes)
+
+
+def test_the_configuration_asks_for_it() -> None:
+    cluster = machine(3 * RATE, RATE)
+    config = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "machine": cluster, "shares": "auto"}
+    plan = hidet.distributed.make_plan(traced(), config)
+    assert plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((3, 1),))
+    report = hidet.distributed.describe(plan, traced(), config)
+    assert report.mesh_shares == ((3, 1),)
+    assert type(report).from_json(report.to_json()) == report
+    # The plan says which mesh it is for, so that it is built for it.
+    stated = replace(cluster, mesh=DeviceMesh((2,), ("gpu",), ((3, 1),)))
+    again = hidet.distributed.make_plan(traced(), {"mesh_shape": [2], "machine": stated})
+    assert again.stages[0].seconds == pytest.approx(plan.stages[0].seconds)

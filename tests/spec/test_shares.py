@@ -1,0 +1,127 @@
+"""Meshes with shares: shards in proportion, their text, and what is refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hidet_dist.errors import SpecError
+from hidet_dist.reshard import Step, moves
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.extents import evaluate, part_interval, part_shape
+
+axes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def meshes(draw):
+    shares = draw(st.lists(axes, min_size=1, max_size=3))
+    return DeviceMesh(tuple(map(len, shares)), (), tuple(shares))
+
+
+@st.composite
+def placed(draw):
+    """A mesh with shares, a spec on it, and a shape that the spec fits."""
+    mesh = draw(meshes())
+    ndim = draw(st.integers(1, 3))
+    per_dim = [[] for _ in range(ndim)]
+    for axis in draw(st.permutations(range(mesh.ndim))):
+        dim = draw(st.none() | st.integers(0, ndim - 1))
+        if dim is not None:
+            per_dim[dim].append(axis)
+    spec = TensorShardSpec(tuple(map(tuple, per_dim)))
+    return mesh, spec, tuple(mesh.parts(own) * draw(st.integers(1, 2)) for own in per_dim)
+
+
+@given(placed())
+def test_shards_cover_each_element_once_for_each_replica(case):
+    mesh, spec, shape = case
+    spec.validate(shape, mesh)
+    count = np.zeros(shape, int)
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        local = spec.local_shape(shape, mesh, coordinate)
+        part = count[spec.slices(shape, mesh, coordinate)]
+        assert part.shape == local
+        assert tuple(one.start for one in spec.slices(shape, mesh, coordinate)) == spec.shard_offset(
+            shape, mesh, coordinate
+        )
+        assert all(own <= most for own, most in zip(local, spec.local_shape(shape, mesh), strict=True))
+        part += 1
+        # The extents with symbols are those of the device.
+        symbolic = part_shape(shape, spec, mesh)
+        assert tuple(evaluate(extent, mesh.share_sizes(coordinate)) for extent in symbolic) == local
+    assert (count == mesh.size // spec.num_shards(mesh)).all()
+    assert spec.padded_shape(shape, mesh) == shape
+
+
+@given(placed())
+def test_parts_are_as_large_as_the_shares_say(case):
+    mesh, spec, shape = case
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        local = spec.local_shape(shape, mesh, coordinate)
+        for dim, split in enumerate(spec.mesh_axes_per_dim):
+            extent = shape[dim]
+            for axis in split:
+                extent = extent * mesh.shares_of(axis)[coordinate[axis]] // sum(mesh.shares_of(axis))
+            assert local[dim] == extent
+            shares = [mesh.shares_of(axis) for axis in split]
+            begin, size = part_interval(shape[dim], shares, [coordinate[axis] for axis in split])
+            assert (begin, size) == (spec.shard_offset(shape, mesh, coordinate)[dim], local[dim])
+
+
+@given(meshes())
+def test_a_mesh_prints_what_it_parses(mesh):
+    assert DeviceMesh.parse(str(mesh)) == mesh
+    assert mesh.is_uneven() == any(len(set(mesh.shares_of(axis))) > 1 for axis in range(mesh.ndim))
+
+
+def test_shares_are_kept_in_lowest_terms_and_equal_ones_make_an_even_mesh():
+    assert str(DeviceMesh((2, 2), ("node", "gpu"), ((), (22, 10)))) == "[node=2, gpu=11:5]"
+    assert DeviceMesh((2,), (), ((8, 8),)) == DeviceMesh((2,))
+    assert DeviceMesh((1, 2), (), ((3,), (1, 1))).shares == ()
+    assert DeviceMesh((2,), ("gpu",), ((2, 1),)).without_shares() == DeviceMesh((2,), ("gpu",))
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        (((1, 2, 3),), "2 coordinates but 3 shares"),
+        (((1, 0),), "whole numbers from 1"),
+        (((1, 2.0),), "whole numbers from 1"),
+        (((1, 2**40),), "whole numbers from 1 to 65536"),
+        (((1, 2), ()), "1 axes but shares for 2"),
+    ],
+)
+def test_a_mesh_refuses_shares_that_do_not_fit(shares, says):
+    with pytest.raises(SpecError, match=says):
+        DeviceMesh((2,), (), shares)
+
+
+def test_a_dim_that_uneven_axes_split_is_not_padded():
+    mesh, spec = DeviceMesh((2,), (), ((2, 1),)), TensorShardSpec(((0,),))
+    assert not spec.fits((8,), mesh, padded=True)
+    with pytest.raises(SpecError, match="into 3, which does not divide it"):
+        spec.validate((8,), mesh, padded=True)
+    assert spec.fits((8,), DeviceMesh((2,)), padded=True)
+
+
+def test_an_uneven_axis_does_not_move_between_dims():
+    mesh = DeviceMesh((2, 2), (), ((), (1, 2)))
+    spec = TensorShardSpec.parse("(S01, R)")
+    steps = {str(step) for step, _ in moves(spec, (12, 12), mesh)}
+    assert "all_gather(axes=1, dim=0)" in steps
+    assert not any(step.startswith("all_to_all") for step in steps)
+    with pytest.raises(SpecError, match="uneven axis"):
+        Step("all_to_all", (1,), 0, 1).after(spec, (12, 12), mesh)
+    even = {str(step) for step, _ in moves(TensorShardSpec.parse("(S10, R)"), (12, 12), mesh)}
+    assert "all_to_all(axes=0, dim=0, to_dim=1)" in even
+
+
+def test_a_device_holds_its_share_of_both_axes():
+    mesh, spec = DeviceMesh((2, 2), (), ((1, 2), (3, 1))), TensorShardSpec.parse("(S01)")
+    parts = [spec.slices((24,), mesh, coordinate)[0] for coordinate in itertools.product(range(2), range(2))]
+    assert [(part.start, part.stop) for part in parts] == [(0, 6), (6, 8), (8, 20), (20, 24)]
