@@ -19,9 +19,10 @@ namespace hidet_dist {
 // This process's view of an inbox: this rank's, or another's.
 class Inbox {
  public:
-  static constexpr int64_t kPieceBytes =
-      64 * 1024;  // bytes of a piece of a message: four fit into a second-level cache
-  static constexpr uint32_t kPieces = 2;  // in a channel at a time
+  static constexpr int64_t kPieceBytes = 64 * 1024;  // bytes of a piece of a message
+  // The pieces in a channel at a time. A sender of 4 MiB or less need not wait for its receiver: stages of a pipeline
+  // whose times vary would wait for each other.
+  static constexpr uint32_t kPieces = 64;
 
   // The state of an inbox's owner that other ranks read.
   struct Owner {

@@ -14,10 +14,7 @@ import hidet_dist
 from hidet_dist.api import search_family
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.normalize import normalize
-from hidet_dist.partitioning import partition_graph, stage_graphs
 from hidet_dist.pipeline import PipelineOptions, StageConstraint
-from hidet_dist.simulate import simulate_pipeline
 from hidet_dist.spec import DeviceMesh
 
 WIDTH, DEPTH = 32, 4
@@ -40,13 +37,6 @@ class Model:
             y = ops.tanh(ops.matmul(y, layer))
             y = ops.exp(y) - 1.0 if prefill else y
         return hidet.trace_from(y, [x])
-
-
-def expected(x: np.ndarray, prefill: bool) -> np.ndarray:
-    for layer in LAYERS:
-        x = np.tanh(x @ layer)
-        x = np.exp(x) - 1 if prefill else x
-    return x
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +71,6 @@ def test_one_cut_and_one_layout_for_all_graphs(model: Model, graphs: list[hidet.
     values = [plan.pipeline.search.seconds for plan in family.plans if plan.pipeline and plan.pipeline.search]
     assert family.seconds == pytest.approx(sum(f * v for f, v in zip(factors, values, strict=True)))
     assert family.bound_seconds <= family.seconds
-    for graph, plan, is_prefill in zip(graphs, family.plans, (True, False), strict=True):
-        assert plan.pipeline is not None
-        x = RNG.uniform(-1, 1, tuple(map(int, graph.inputs[0].shape))).astype(np.float32)
-        parts = zip(stage_graphs(plan, normalize(graph)), plan.stages, strict=True)
-        (got,) = simulate_pipeline(plan.pipeline, [partition_graph(own, stage) for own, stage in parts], [x])
-        np.testing.assert_allclose(got, expected(x, is_prefill), rtol=1e-4, atol=1e-6)
 
 
 def _labels(stage: Any) -> list[tuple[str, Any]]:

@@ -192,7 +192,8 @@ def messages_to_a_bad_rank(how: str) -> float:
     """The last rank fails the others, each of which has another kind of message for it or from it."""
     comm = session.communicator_for((4,), timeout_seconds=SHORT_SECONDS if how == "stops" else LONG_SECONDS)
     comm.bind()
-    own, other = np.zeros(1 << 20, dtype=np.float32), np.zeros(1 << 20, dtype=np.float32)
+    # 8 MiB: more than a channel holds, so that a sender waits for its receiver.
+    own, other = np.zeros(1 << 21, dtype=np.float32), np.zeros(1 << 21, dtype=np.float32)
     bad = comm.world_size - 1
     for turn in range(2):
         if comm.rank == bad:

@@ -28,7 +28,15 @@ def descend(
     return _Descent(problem, groups, choices).run(limits)
 
 
-class _Descent:
+class Neighbourhood:
+    """A plan, and the costs of the plans that differ from it in one entity's choice.
+
+    Attributes
+    ----------
+    choices: the plan's choices, which may be changed.
+    made, read: the tensors that each entity makes, and those that it reads.
+    """
+
     def __init__(self, problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int]):
         self.problem, self.groups, self.choices = problem, groups, list(choices)
         self.made: list[list[int]] = [[] for _ in choices]
@@ -37,6 +45,30 @@ class _Descent:
             self.made[group[0].producer].append(tensor)
             for consumer in dict.fromkeys(edge.consumer for edge in group):
                 self.read[consumer].append(tensor)
+
+    def seconds(self, entity: int) -> list[float]:
+        """The part of the cost that depends on an entity, in seconds, by its choice."""
+        choices = self.choices
+        seconds = list(self.problem.cost[entity])
+        for tensor in self.made[entity]:
+            group = self.groups[tensor]
+            convert, produced = group[0].convert, group[0].produced
+            required = {edge.consumed[choices[edge.consumer]] for edge in group}
+            for k, source in enumerate(produced):
+                seconds[k] += sum(convert[source][d] for d in required)
+        for tensor in self.read[entity]:
+            group = self.groups[tensor]
+            line = group[0].convert[group[0].produced[choices[group[0].producer]]]
+            others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
+            specs = [edge.consumed for edge in group if edge.consumer == entity]
+            for k in range(len(seconds)):
+                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs} - others)
+        return seconds
+
+
+class _Descent(Neighbourhood):
+    def __init__(self, problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int]):
+        super().__init__(problem, groups, choices)
         self.intervals: list[list[LiveInterval]] = [[] for _ in choices]
         for interval in problem.activations.intervals:
             self.intervals[interval.entity].append(interval)
@@ -72,7 +104,7 @@ class _Descent:
         count = len(self.problem.cost[entity])
         if count == 1:
             return False
-        seconds = self._seconds(entity)
+        seconds = self.seconds(entity)
         better = [k for k in range(count) if seconds[k] < seconds[before] * (1 - tuning.ROUNDING)]
         if not better:
             return False
@@ -99,22 +131,3 @@ class _Descent:
             if memory is not None:
                 add_converted(change, memory, self.groups[tensor], self.choices)
         return np.cumsum(np.array(change, dtype=np.int64))[:-1]
-
-    def _seconds(self, entity: int) -> list[float]:
-        """The part of the cost that depends on an entity, by its choice."""
-        choices = self.choices
-        seconds = list(self.problem.cost[entity])
-        for tensor in self.made[entity]:
-            group = self.groups[tensor]
-            convert, produced = group[0].convert, group[0].produced
-            required = {edge.consumed[choices[edge.consumer]] for edge in group}
-            for k, source in enumerate(produced):
-                seconds[k] += sum(convert[source][d] for d in required)
-        for tensor in self.read[entity]:
-            group = self.groups[tensor]
-            line = group[0].convert[group[0].produced[choices[group[0].producer]]]
-            others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
-            specs = [edge.consumed for edge in group if edge.consumer == entity]
-            for k in range(len(seconds)):
-                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs} - others)
-        return seconds

@@ -156,8 +156,13 @@ def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
         if begin <= end:
             held.append(Holding(name, what, begin, end, nbytes))
 
+    sizes: dict[tuple[tuple[int, ...], int, TensorShardSpec], int] = {}  # equal layers have equal tensors
+
     def size(name: str, spec: TensorShardSpec) -> int:
-        return spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
+        key = view.shape(name), view.itemsize(name), spec
+        if key not in sizes:
+            sizes[key] = spec.local_nbytes(*key[:2], mesh)
+        return sizes[key]
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     spec_of: dict[str, TensorShardSpec] = {}

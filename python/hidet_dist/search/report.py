@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hidet_dist.reshard import Step, walk
+from hidet_dist.search.descent import Neighbourhood
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Edge, Problem, evaluate
+from hidet_dist.search.problem import Edge, Problem, evaluate, readers
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan
@@ -181,30 +182,12 @@ def _entity_name(view: GraphView, entity: int) -> str:
 def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:
     """Cost the plans that differ in one choice of one entity."""
     total = evaluate(problem, picks)
-    edges: list[list[Edge]] = [[] for _ in problem.cost]
-    groups: dict[int, list[Edge]] = {}
-    for edge in problem.edges:
-        groups.setdefault(edge.tensor, []).append(edge)
-    for group in groups.values():
-        for entity in {group[0].producer, *(edge.consumer for edge in group)}:
-            edges[entity].append(group[0])
-
-    def around(entity: int, k: int) -> float:
-        def pick(other: int) -> int:
-            return k if other == entity else picks[other]
-
-        seconds = problem.cost[entity][k]
-        for first in edges[entity]:
-            group = groups[first.tensor]
-            source = first.produced[pick(first.producer)]
-            required = dict.fromkeys(edge.consumed[pick(edge.consumer)] for edge in group)
-            seconds += sum(first.convert[source][spec] for spec in required)
-        return seconds
-
-    return [
-        [total - around(entity, picks[entity]) + around(entity, k) for k in range(len(problem.cost[entity]))]
-        for entity in range(len(problem.cost))
-    ]
+    plan = Neighbourhood(problem, readers(problem), picks)
+    result = []
+    for entity, pick in enumerate(picks):
+        seconds = plan.seconds(entity)
+        result.append([total - seconds[pick] + value for value in seconds])
+    return result
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ def _mask_of(call: Call, x: Tensor | None, is_causal: bool, queries: Any, keys: 
     ``x`` is the mask in PyTorch, None for none; ``queries`` and ``keys`` are the lengths of the sequences.
     """
     values = None if x is None else call.known(x)
-    if is_causal or (values is not None and attention.is_causal_mask(values, queries, keys)):
+    if values is not None:
+        shared = "is causal", x, str(queries), str(keys)
+        is_causal = call.once(shared, lambda: attention.is_causal_mask(values, queries, keys))
+    if is_causal:
         key = ("causal", str(queries), str(keys), dtype)
         return call.once(key, lambda: attention.causal_mask(queries, keys, dtype))
     if x is None:
