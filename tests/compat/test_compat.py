@@ -141,6 +141,18 @@ def test_hidet_still_transposes_the_operand_of_a_product_once_for_two():
         assert len(hidet.graph.optimize(plain()).nodes) == 1
 
 
+def test_hidet_still_compares_symbolic_extents_by_their_truth_value():
+    x, w = hidet.symbol([2, 4, "k"], "float32", "cpu"), hidet.symbol(["k", 8], "float32", "cpu")
+
+    def optimized():
+        return hidet.graph.optimize(hidet.trace_from(hidet.ops.matmul(x, w), [x, w]))
+
+    with pytest.raises(TypeError, match="logical operations"):
+        optimized()
+    with sound_rewrites():
+        assert [str(extent) for extent in optimized().outputs[0].shape] == ["2", "4", "8"]
+
+
 def test_hidet_is_loud_and_is_silenced(capfd):
     x = hidet.symbol([3, 5], "float32", "cpu")
     size = np.random.default_rng().integers(1 << 30)  # a kernel that no cache holds
