@@ -6,9 +6,11 @@ each would make another kernel for each layer, which differ by one number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.transform import StridedSliceOp
@@ -19,13 +21,13 @@ from hidet.ir.module import IRModule
 from hidet.ir.type import void_p
 
 from hidet_dist.rewriting import Uses, rewrite, uses_of
-from hidet_dist.spec.extents import Extent, extents_of, same_extent
+from hidet_dist.spec.extents import extents_of, same_extent
 
 
 class BlockTask(Task):
     """The task of a :class:`BlockOp`. Its kernel does nothing, and is the same for all blocks of these shapes."""
 
-    def __init__(self, x: Any, shape: list[Extent]):
+    def __init__(self, x: Any, shape: list[int]):
         super().__init__(
             "hidet_dist_block",
             [x],
@@ -58,11 +60,11 @@ class BlockOp(OpaqueOperator):
         The tensor.
     start: int
         The first element of the block.
-    shape: list of int or expression
+    shape: list of int
         The shape of the block.
     """
 
-    def __init__(self, x: Tensor, start: int, shape: list[Extent]):
+    def __init__(self, x: Tensor, start: int, shape: list[int]):
         task = BlockTask(input_like(x, "x"), shape)
         Operator.__init__(self, inputs=[x], attributes={"start": start, "shape": shape}, task=task)
         self.name = "Block"
@@ -71,6 +73,16 @@ class BlockOp(OpaqueOperator):
     def start_bytes(self) -> int:
         """The bytes between the beginning of ``x`` and the block."""
         return int(self.attrs["start"]) * int(self.inputs[0].dtype.nbytes)
+
+    def block_of(self, x: Tensor) -> Tensor:
+        """Copy the block out of a value of ``x``. The kernel does not: a launcher passes the block's address on."""
+        start, shape = self.attrs["start"], self.attrs["shape"]
+        block = x.torch().flatten()[start : start + math.prod(shape)].reshape(shape)
+        return hidet.from_torch(block.clone())
+
+    def run_torch(self) -> list[Tensor]:
+        """Copy the block out of a constant."""
+        return [self.block_of(self.inputs[0])]
 
 
 def blocks_in_place(graph: FlowGraph) -> FlowGraph:
@@ -86,10 +98,12 @@ def blocks_in_place(graph: FlowGraph) -> FlowGraph:
         if not isinstance(node, StridedSliceOp):
             return None
         (x,), (y,) = node.inputs, node.outputs
-        start = _start(node)
-        if start is None or (x.op is not None and len(set(uses[x])) < 2) or _becomes_output(y, uses):
+        start, shape = _start(node), [int(extent) for extent in y.shape if is_constant(extent)]
+        if start is None or len(shape) != len(y.shape):
             return None
-        return BlockOp(replaced.get(x, x), start, list(extents_of(y))).outputs[0]
+        if (x.op is not None and len(set(uses[x])) < 2) or _becomes_output(y, uses):
+            return None
+        return BlockOp(replaced.get(x, x), start, shape).outputs[0]
 
     return rewrite(graph, make)
 
