@@ -1,6 +1,6 @@
 # Targets: setup, demo, models, models-hidet, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget,
-# bench-planning, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format, clean. PYTHON
-# makes the environment; RANKS is the demo's process count.
+# bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format,
+# clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models models-hidet test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models models-hidet test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -109,6 +109,10 @@ bench-budget: setup
 # is JSON.
 bench-planning: setup
 	$(BIN)/python benchmarks/planning.py $(ARGS)
+
+# Builds of models of growing depth; ARGS="--cases cpu_2 cpu_32" takes some. The last line is JSON.
+bench-build: setup
+	$(BIN)/python benchmarks/build.py $(ARGS)
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -30,6 +31,8 @@ _RUN_ALL_THE_SAME = ("test requires CUDA GPUs", "need --runslow option to run")
 _TIMED_OUT = "from pytest-timeout"  # in the message of a test that took too long
 _MOST_ERRORS = 1.5  # of PyTorch's root mean square error in half precision: the order of roundings may differ
 _MOST_REASON = 160  # characters
+# Addresses, and paths but for their last part.
+_LOCAL = re.compile(r" at 0x[0-9a-f]+|(?<![:/\w])/(?:[\w.+-]+/)+([\w.+-]+)")
 _MOST_TRACEBACK = 3000  # characters
 _TOO_EXACT = {"test_matmul_fp16_fp32"}
 """Tests whose last check is that a sum in float16 is off, as it is on a GPU. Here no sum is kept in float16."""
@@ -118,7 +121,7 @@ class Suite:
     def note(self, nodeid: str, verdict: str, reason: str, seconds: float, trace: str = "") -> None:
         """Keep a verdict."""
         test, bracket, case = nodeid.removeprefix("tests/").partition("[")
-        text = " ".join(reason.split())[:_MOST_REASON]
+        text = _LOCAL.sub(r"\1", " ".join(reason.split()))[:_MOST_REASON]
         self.verdicts.append(Verdict(test, bracket + case, verdict, text, seconds, trace))
 
 

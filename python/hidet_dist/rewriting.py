@@ -36,6 +36,20 @@ def only_user(x: Tensor, uses: Uses) -> Operator | None:
     return users[0] if len(users) == 1 else None
 
 
+def copy_operator(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Copy an operator with its task, for inputs of the same dtypes and shapes; return the outputs of the copy."""
+    clone = copy.copy(op)
+    clone.inputs = list(inputs)
+    clone.attrs = dict(op.attrs)
+    device = clone.device
+    clone.outputs = []
+    for number, y in enumerate(op.outputs):
+        made = Tensor(shape=[], dtype=y.dtype, device=device, storage=None, trace=(clone, number))
+        made._shape = y._shape  # simplified already
+        clone.outputs.append(made)
+    return list(clone.outputs)
+
+
 def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]], Tensor | None]) -> FlowGraph:
     """Replace tensors of a graph by others. Operators without consumers disappear.
 
@@ -54,10 +68,8 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
         if replacement is not None:
             replaced[node.outputs[0]] = replacement
         elif any(x in replaced for x in node.inputs):
-            moved = copy.copy(node)
-            moved.inputs = [replaced.get(x, x) for x in node.inputs]
-            moved.outputs = moved.symbolic_run()
-            replaced.update(zip(node.outputs, moved.outputs, strict=True))
+            moved = copy_operator(node, [replaced.get(x, x) for x in node.inputs])
+            replaced.update(zip(node.outputs, moved, strict=True))
     if not replaced:
         return graph
     result = FlowGraph([replaced.get(y, y) for y in graph.outputs], graph.inputs)
@@ -129,10 +141,8 @@ def subgraph(graph: FlowGraph, operators: Sequence[int]) -> Subgraph:
         for x in node.inputs:
             if x not in copies and (x.trace is not None or x in graph_inputs):
                 inputs.setdefault(x, x if x.trace is None else symbol_like(x))
-        moved = copy.copy(node)
-        moved.inputs = [copies.get(x, inputs.get(x, x)) for x in node.inputs]
-        moved.outputs = moved.symbolic_run()
-        copies.update(zip(node.outputs, moved.outputs, strict=True))
+        moved = copy_operator(node, [copies.get(x, inputs.get(x, x)) for x in node.inputs])
+        copies.update(zip(node.outputs, moved, strict=True))
     uses, inside = uses_of(graph), set(nodes)
     outputs = [y for y in copies if any(user is None or user not in inside for user in uses.get(y, ()))]
     result = FlowGraph([copies[y] for y in outputs], list(inputs.values()))

@@ -114,15 +114,17 @@ def test_bad_shares_are_refused(given, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"target": "cuda", "arch": "sm_90"}, "the target 'cuda' does not support"),
-        ({"objective": "latency"}, "pipelines do not support"),
+        ({"target": "cuda", "arch": "sm_90"}, "not supported on the target 'cuda'"),
+        ({"symbols": {"batch": 8}}, "graphs of fixed sizes: .* instead of the symbolic dims batch"),
+        ({"objective": "latency"}, "Pipelines do not support shares"),
     ],
 )
 def test_what_shares_are_not_for_is_refused(options, says):
     x = hidet.symbol([4, 8], "float32", "cpu")
     graph = hidet.trace_from(ops.relu(x), [x])
-    with pytest.raises(ConfigError, match=says):
-        hidet.distributed.make_plan(graph, SHARES, options)
+    for shares in (SHARES["shares"], "auto"):
+        with pytest.raises(ConfigError, match=says):
+            hidet.distributed.make_plan(graph, {**SHARES, "shares": shares}, options)
 
 
 def test_a_machine_takes_the_shares_of_the_configuration():

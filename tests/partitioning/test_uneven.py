@@ -156,6 +156,15 @@ def test_a_program_cuts_its_weights_by_shares_and_says_where_they_are_not_offere
     assert "[gpu=7:5]" in str(Plan((stage,)).table().title)
 
 
+def test_the_text_of_a_program_has_the_parts_that_are_cut_and_joined() -> None:
+    graph, mesh = mlp(), DeviceMesh((2,), ("gpu",), ((3, 1),))
+    pins = {"up": "(R, S0)", "down": "(R, R)", "op:0": "?, (R, S0) -> (R, S0)", "op:2": "(S0, R), ? -> (S0, R)"}
+    lines = partition_graph(graph, search(graph, machine(mesh, (RATE, RATE)), pins=pins).stages[0]).text().splitlines()
+    steps = [line.partition(" = ")[2].partition("(")[0] for line in lines if " = " in line]
+    assert "JoinParts" in steps
+    assert any("CutPart(" in line and "extent=(2 * share_of_gpu)" in line for line in lines)
+
+
 def test_averages_are_not_split_unevenly() -> None:
     x = hidet.symbol([4, 12], "float32", "cpu")
     op = normalize(hidet.trace_from(ops.mean(x, [1]), [x])).nodes[0]
@@ -194,7 +203,8 @@ def test_compiled_kernels_compute_what_the_whole_graph_does(name: str, mesh: str
     parsed = DeviceMesh.parse(mesh)
     free = [Link(0.0, 1e18)] * parsed.ndim
     stage = search(graph, Cluster(parsed, tuple(free), device(RATE))).stages[0]
-    assert any(axis == parsed.ndim - 1 for tensor in stage.weights for axis in tensor.spec.mesh_axes)
+    used = {axis for op in stage.operators for spec in op.spec.in_specs for axis in spec.mesh_axes}
+    assert used == set(range(parsed.ndim))
     inputs = [x.astype(own.dtype.name) for x, own in zip(graph_inputs(graph, rng), graph.inputs, strict=True)]
     doubles = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
     program = partition_graph(graph, stage)

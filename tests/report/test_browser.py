@@ -12,6 +12,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.report import render
 from hidet_dist.report.collect import collect
+from hidet_dist.report.live import serving
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
@@ -159,6 +160,42 @@ def test_the_timeline_is_walked_by_keyboard(page):
     page.press(RIGHT)
     assert first
     assert page.text("#timeline .readout") not in ("", first)
+
+
+PIN_WEIGHTS = """
+const real = window.fetch;
+let asked = 0;
+window.answers = [];
+window.fetch = (...request) => {
+  const number = asked++;
+  return new Promise(resolve => real(...request).then(answer => { answers[number] = () => resolve(answer); }));
+};
+for (const row of [0, 1]) {
+  document.querySelectorAll('#weights button.link')[row].click();
+  document.querySelectorAll('form.pin input')[0].checked = true;
+  document.querySelector('form.pin').requestSubmit();
+}
+"""
+
+
+def test_the_latest_pins_are_shown_whatever_order_answers_come_in(chromium):
+    x = hidet.symbol([8, 64])
+    y = hidet.ops.relu(x @ weight("up", [64, 256])) @ weight("down", [256, 64])
+    graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("cpu", DeviceMesh((2,)))
+
+    def search(pins):
+        return collect(find_plan(graph, cluster, pins=pins).plan.stages[0], graph, cluster, "served")
+
+    with serving(search({}), search) as address:
+        chromium.open(address)
+        chromium.run(PIN_WEIGHTS)
+        chromium.wait("return Boolean(answers[0] && answers[1])")
+        chromium.run("answers[1]()")
+        chromium.wait("return document.querySelectorAll('.pins li').length === 2")
+        chromium.run("answers[0]()")
+        chromium.wait("return !document.body.hasAttribute('aria-busy')")
+        assert {"up", "down"} == {pin.split()[0] for pin in chromium.text(".pins ul").splitlines()}
+    assert chromium.complaints() == []
 
 
 def test_names_do_not_break_out(chromium, tmp_path):

@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
         if profile is not None:
             merge_traces(sorted(traces.iterdir()), profile)
     if output is not None:
-        _save(output, arrays)
+        write_arrays(output, arrays)
     if as_json:
         written = {"output": output and str(output), "profile": profile and str(profile)}
         print(json.dumps({"outputs": {name: _summary(array) for name, array in arrays.items()}, **written}, indent=1))
@@ -126,11 +127,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ConfigError(f"Cannot read arrays from {path}: {error}. Write it with numpy.savez.") from error
 
 
-def _save(path: Path, arrays: _Arrays) -> None:
-    """Write arrays to a .npz file, atomically."""
+def write_arrays(path: Path, arrays: _Arrays) -> None:
+    """Write arrays to a .npz file, atomically, under any names."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            np.savez(file, allow_pickle=False, **arrays)
+            with zipfile.ZipFile(file, "w") as archive:  # numpy.savez has parameters of its own, such as "file"
+                for name, array in arrays.items():
+                    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, array, allow_pickle=False)
             file.flush()
             Path(file.name).chmod(0o644)
             Path(file.name).replace(path)
@@ -197,7 +201,7 @@ def main(folder: str, given: str, output: str, traces: str | None = None) -> int
             arrays = _ordered(read_arrays(Path(given)), call.input_names, Path(given))
             results = model.run(arrays)
             if model.rank == call.result_rank:
-                _save(Path(output), dict(zip(call.output_names, map(np.asarray, results), strict=True)))
+                write_arrays(Path(output), dict(zip(call.output_names, map(np.asarray, results), strict=True)))
             if traces is not None:
                 model.profile(*arrays).save(Path(traces) / f"{model.rank}.json")
     except HidetDistError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hidet
+from hidet.ir.task import Task
 
 from hidet_dist.compat.replacing import replaced
 
@@ -23,19 +24,39 @@ _build_task: Any = importlib.import_module("hidet.drivers.build_task")
 _build_job = _build_task._build_job
 
 
-def _locked(job: tuple[Any, str]) -> Any:
-    task, target = job
-    cache = os.path.join(hidet.option.get_cache_dir(), "ops")
-    space = hidet.option.get_option("search_space")
-    folder = Path(_build_task.prepare_cache_paths(cache, f"{target}_space_{space}", task)[0])
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, which a killed process does too
+        yield
+
+
+def task_folder(task: Task, target: str) -> Path:
+    """Return the folder of hidet's cache for a task's kernel, with the present options."""
+    cache = os.path.join(hidet.option.get_cache_dir(), "ops")
+    space = hidet.option.get_option("search_space")
+    return Path(_build_task.prepare_cache_paths(cache, f"{target}_space_{space}", task)[0])
+
+
+def is_built(folder: Path) -> bool:
+    """Whether the cache has a kernel; waits for a process that is building it."""
+    if not folder.exists():
+        return False
+    with _lock(folder):
+        return bool(_build_task.verify_disk_cache(str(folder / "version.txt"), str(folder)))
+
+
+def _locked(job: tuple[Any, str]) -> Any:
+    with _lock(task_folder(*job)):
         return _build_job(job)
 
 
 @contextmanager
 def locked_builds() -> Iterator[None]:
-    """Let ``hidet.drivers.build_task_batch`` build each kernel once, in the first process that needs it."""
-    with replaced(_build_task, {"_build_job": _locked}):
+    """Let ``hidet.drivers.build_task_batch`` build each kernel once, in the first process that needs it.
+
+    A pickle of the task, which hidet writes beside the kernel and does not read, is left out.
+    """
+    with replaced(_build_task, {"_build_job": _locked}), replaced(hidet, {"save_task": lambda *_: None}):
         yield

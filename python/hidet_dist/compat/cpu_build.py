@@ -35,6 +35,11 @@ _compiler: Any = importlib.import_module("hidet.backend.build")
 _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
 
 
+def gcc() -> str:
+    """Return the path of g++. Raises FileNotFoundError where there is none."""
+    return str(GCC._resolve_gcc_path())
+
+
 @functools.cache
 def compiler_version(path: str) -> str:
     """Ask a GCC for its version."""
@@ -46,7 +51,7 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
     common, directories = (*_COMMON, *flags), list(include_dirs)
 
     class Compiler(GCC):
-        command_prefix = (GCC._resolve_gcc_path(), *common)
+        command_prefix = (gcc(), *common)
 
         def precompile(self) -> None:
             """Compile the headers that all kernels include."""
@@ -90,8 +95,8 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 @contextmanager
 def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
     """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``."""
-    version = compiler_version(GCC._resolve_gcc_path())
-    parts = [*_COMMON, *flags, *headers, *map(_content, include_dirs)]
+    version = compiler_version(gcc())
+    parts = [*_COMMON, *flags, *headers, *map(content_of, include_dirs)]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
@@ -106,8 +111,8 @@ def precompile_headers() -> None:
     _compiler.GCC().precompile()
 
 
-# The beginning of every source that hidet generates, but for what only launch functions need: reading that, compiled
-# or not, takes longer than reading all of the others.
+# The beginning of every source that hidet generates, except what only its launchers of graphs need: reading that,
+# compiled or not, takes longer than reading all of the others.
 _PLANNER = "#include <hidet/runtime/memory_planner.h>"
 _ALWAYS = (
     "stdint.h",
@@ -123,7 +128,7 @@ _ALWAYS = (
 def _prelude(include_dirs: Sequence[str], headers: Sequence[str]) -> Path:
     """Write a header with all includes of kernels into hidet's cache."""
     text = _text(headers)
-    digest = hashlib.sha256("\n".join([text, *map(_content, include_dirs)]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\n".join([text, *map(content_of, include_dirs)]).encode()).hexdigest()[:16]
     header = Path(hidet.option.get_cache_dir()) / "prelude" / digest / "prelude.h"
     if not header.exists():
         header.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +145,8 @@ def _compiled(header: Path) -> Path:
 
 
 @functools.cache
-def _content(directory: str) -> str:
+def content_of(directory: str) -> str:
+    """Digest the headers in a folder."""
     digest = hashlib.sha256(directory.encode())
     for file in sorted(Path(directory).rglob("*.h")):
         digest.update(file.read_bytes())
@@ -150,6 +156,7 @@ def _content(directory: str) -> str:
 def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> None:
     header = _prelude(include_dirs, headers)
     if _compiled(header).exists():
+        os.utime(_compiled(header))  # the time of its last use
         return
     with tempfile.TemporaryDirectory(dir=header.parent) as scratch:
         result = Path(scratch) / "compiled"
@@ -162,7 +169,5 @@ def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: S
 
 def _without(source: str, prelude: str) -> str:
     """Remove the prelude's lines from a source: some of hidet's headers must not be included twice."""
-    known = set(prelude.splitlines())
-    if "memory_planner_" not in source:
-        known.add(_PLANNER)
+    known = {*prelude.splitlines(), _PLANNER}
     return "".join(line for line in source.splitlines(keepends=True) if line.strip() not in known or not line.strip())

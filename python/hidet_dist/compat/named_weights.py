@@ -1,7 +1,8 @@
 """hidet 0.6.1 requires every symbolic tensor that no operator computes to be among a graph's inputs.
 
 Weights by name (:func:`hidet_dist.weights.weight`) are symbolic, so that hidet computes nothing from missing data, but
-they are not inputs. The analysis is corrected for the whole process.
+they are not inputs. The analysis is corrected for the whole process. It also looks inputs up in a list, which takes
+most of its time for a graph with many weights; here it gets a set.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tenso
     """Analyse a graph as hidet does, without counting weights among its free variables."""
     from hidet_dist.weights.named import is_weight  # lazy, since that module may be the one that imports hidet
 
-    free, nodes, uses = hidet_analyze(outputs, stop_tensors=stop_tensors)
+    free, nodes, uses = hidet_analyze(outputs, stop_tensors=set(stop_tensors or ()))
     return [tensor for tensor in free if not is_weight(tensor)], nodes, uses
 
 

@@ -4,7 +4,9 @@ The skipped passes convert graphs with float16 convolutions to channels last, fo
 for operators to quantize, which takes time even if there are none.
 
 Its fusion has no limit on the size of a fused operator, and the time of inferring its types grows more than
-quadratically: a chain of 200 element-wise operators did not finish in 200 s. A limit makes the time linear.
+quadratically: a chain of 200 element-wise operators did not finish in 200 s. A limit makes the time linear. It also
+derives the definition of each fused operator, though most layers of a model have the same ones, and it walks the graph
+once for each kind of operator that can be resolved, present or not.
 
 Kernels are lowered by a fixed list of passes, too; those for CUDA's tensor cores are skipped as well.
 """
@@ -16,12 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import hidet.transforms
-from hidet.graph import FlowGraph, Operator, transforms
-from hidet.graph.transforms import GraphPass, fuse_operator
+from hidet.graph import FlowGraph, Operator, Tensor, transforms
+from hidet.graph.transforms import GraphPass, fuse_operator, resolve_variant
 from hidet.ir.module import IRModule
 from hidet.transforms.base import Pass
+from hidet.utils.py import repeat_until_converge
 
+from hidet_dist.compat.definitions import bound_in, renamed_task
 from hidet_dist.compat.replacing import replaced
+from hidet_dist.rewriting import copy_operator
 
 _FOR_TENSOR_CORES = (
     "lower_cute_dialect_pass",
@@ -65,6 +70,20 @@ def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None
         yield
 
 
+class _ResolvePresent(GraphPass):
+    """hidet's pass that resolves operators to variants, without walking the graph for operators that it lacks."""
+
+    def process_graph(self, graph: FlowGraph) -> FlowGraph:
+        return repeat_until_converge(self.resolved, graph, limit=None)
+
+    @staticmethod
+    def resolved(graph: FlowGraph) -> FlowGraph:
+        for kind, chain in resolve_variant.registered_resolve_rules.items():
+            if any(isinstance(node, kind) for node in graph.nodes):
+                graph = resolve_variant.ResolveVariantRewriter(kind, chain)(graph)
+        return graph
+
+
 class _UntilFull:
     """hidet's map from operators to fusion groups; once a group is full, every operator appears to have a group.
 
@@ -99,10 +118,65 @@ def _bounded(fuse: Fuse) -> Fuse:
 _FUSED_BY = ("fuse_epilogue_operators", "fuse_prologue_operators")
 
 
+class _Fused:
+    """The operators that hidet makes of groups of operators; equal groups get copies of one operator.
+
+    Groups are equal if they have the same tasks, connected alike.
+    """
+
+    def __init__(self) -> None:
+        self.make: Callable[..., Operator] = fuse_operator.operator_from_sub_graph
+        self.known: dict[Any, Operator] = {}
+
+    def operator(self, group: Any, replaced_tensors: dict[Tensor, Tensor]) -> Operator:
+        """Make the operator of a group; replaces ``operator_from_sub_graph``."""
+        if len(group.operators) == 1:
+            return self.make(group, replaced_tensors)
+        number = {x: place for place, x in enumerate(group.input_tensors)}
+        parts: list[Any] = []
+        for op in group.operators:
+            parts.append((type(op), op.task, tuple(number[x] for x in op.inputs)))
+            for y in op.outputs:
+                number[y] = len(number)
+        key = (*parts, group.operators.index(group.anchor), *(number[y] for y in group.output_tensors))
+        if key not in self.known:
+            with _distinct_tasks(group.operators):
+                self.known[key] = self.make(group, replaced_tensors)
+            return self.known[key]
+        inputs = [replaced_tensors.get(x, x) for x in group.input_tensors]
+        first: Operator = copy_operator(self.known[key], inputs)[0].op
+        return first
+
+
 @contextmanager
-def bounded_fusion() -> Iterator[None]:
-    """Let hidet fuse at most :data:`MOST_FUSED` operators into one while the block runs."""
-    with replaced(fuse_operator, {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}):
+def _distinct_tasks(operators: Sequence[Operator]) -> Iterator[None]:
+    """Give operators that share a task, or parts of it, copies while the block runs, so that they can be fused."""
+    tasks = [op.task for op in operators]
+    seen: set[Any] = set()
+    try:
+        for op in operators:
+            bound = bound_in([*op.task.inputs, *op.task.outputs])
+            if not seen.isdisjoint(bound):
+                op.task = renamed_task(op.task)
+                bound = bound_in([*op.task.inputs, *op.task.outputs])
+            seen |= bound
+        yield
+    finally:
+        for op, task in zip(operators, tasks, strict=True):
+            op.task = task
+
+
+@contextmanager
+def layered_passes() -> Iterator[None]:
+    """Let hidet's passes of graphs treat equal layers once while the block runs, and fuse at most so many operators.
+
+    At most :data:`MOST_FUSED` operators become one.
+    """
+    by = {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}
+    with (
+        replaced(fuse_operator, {**by, "operator_from_sub_graph": _Fused().operator}),
+        replaced(transforms, {"resolve_variant_pass": _ResolvePresent}),
+    ):
         yield
 
 

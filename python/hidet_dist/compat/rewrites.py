@@ -10,10 +10,14 @@
   where the product takes its second operand transposed.
 * ``MatmulTransposeRewriteRule``: matmul(a, transpose(b)) becomes matmul_nt(a, b), also where the product takes its
   second operand transposed already. It is kept for the others.
+
+``BatchedMatmulFlattenRule`` compares symbolic extents of the dim that two operands share by their truth value, which
+expressions do not have. A rewrite that fails in this way is not applied.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,13 +54,33 @@ class _TransposeOfPlainProducts(MatmulTransposeRewriteRule):
         return rewritten
 
 
+_UNDECIDED = "does not support pythonic logical operations"
+
+
+def _if_decided(rule: Any) -> Any:
+    """Return a copy of a rewrite rule that is not applied where it depends on the truth of a symbolic expression."""
+    decided = copy.copy(rule)
+
+    def target(matched: Any) -> list[Tensor] | None:
+        try:
+            rewritten: list[Tensor] | None = rule.target(matched)
+        except TypeError as error:
+            if _UNDECIDED not in str(error):
+                raise
+            return None
+        return rewritten
+
+    decided.target = target
+    return decided
+
+
 @contextmanager
 def sound_rewrites() -> Iterator[None]:
     """Remove or correct the unsound rewrites while the block runs."""
     rules = base._registered_rewrite_rules
     before = list(rules)
     rules[:] = [
-        _TransposeOfPlainProducts() if type(rule) is MatmulTransposeRewriteRule else rule
+        _if_decided(_TransposeOfPlainProducts() if type(rule) is MatmulTransposeRewriteRule else rule)
         for rule in rules
         if not isinstance(rule, UNSOUND)
     ]

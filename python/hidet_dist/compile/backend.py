@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -85,17 +84,14 @@ class Backend(Protocol):
     def building(self) -> AbstractContextManager[None]:
         """Make the context in which kernels are built."""
 
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Make the context in which the launch function is built, and called for the memory that it needs."""
-
     def before_fusion(self, program: Program) -> FlowGraph:
         """The program's graph, rewritten before hidet fuses its operators."""
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """The graph, rewritten once its operators are fused."""
 
-    def before_build(self, folders: Sequence[Path]) -> None:
-        """Prepare to build the kernels in these folders, within :meth:`building`."""
+    def before_build(self) -> None:
+        """Prepare to build kernels, within :meth:`building`."""
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
         """The libraries that kernels need, besides the runtimes of hidet and hidet_dist."""

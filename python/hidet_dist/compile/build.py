@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.task import Task
 
 from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
-from hidet_dist.compat.build_locks import locked_builds
-from hidet_dist.compat.graph_module import build_launcher
-from hidet_dist.compat.passes import bounded_fusion
+from hidet_dist.compat.build_locks import is_built, locked_builds, task_folder
+from hidet_dist.compat.passes import layered_passes
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
+from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend
+from hidet_dist.compile.cache import mark_used, prune
 from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
+from hidet_dist.compile.launcher import build_launcher
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.weights import Layout, UnevenLayout
-
-# Not by attribute: hidet.drivers re-exports a function of the same name.
-_build_task: Any = importlib.import_module("hidet.drivers.build_task")
 
 
 @dataclass
@@ -77,7 +74,7 @@ class CompiledProgram:
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
     """Set hidet's options, and the target's, while a program is optimized and built, whatever the user has set."""
-    with hidet.option.context(), quiet_builds(), sound_rewrites(), bounded_fusion():
+    with hidet.option.context(), quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks():
         hidet.option.save_lower_ir(False)
         hidet.option.debug_cache_tuning(False)
         with target:
@@ -95,7 +92,8 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
         graph = hidet.graph.optimize(rewritten)
-    graph = target.after_fusion(graph)
+    with shared_tasks():
+        graph = target.after_fusion(graph)
     graph.update_nodes()
     check_communication(rewritten, graph)
     return graph
@@ -137,57 +135,61 @@ def compile_program(
         overlap_graph(graph, overlap, {**sizes, **local}, room)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
+    texts: dict[Task, str] = {}
     for node in graph.nodes:
         if node.build_target != target.name:
             raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.name}.")
-        kernel_of_node.append(tasks.setdefault(str(node.task), (len(tasks), node))[0])
+        text = texts.get(node.task) or texts.setdefault(node.task, str(node.task))
+        kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
     with _hidet_options(target.building()):
-        folders = [_task_folder(node, target) for node in nodes]
-        target.before_build(folders)
+        folders = [task_folder(node.task, target.name) for node in nodes]
+        missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
+        for _ in range(len(nodes) - len(missing)):
+            advance()
         try:
-            with quiet_builds(advance), locked_builds():
-                build_task_batch([(node.task, target.name) for node in nodes])
+            if missing:
+                target.before_build()
+                with quiet_builds(advance), locked_builds():
+                    build_task_batch([(node.task, target.name) for node in missing])
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
 
-    # The launch function is called here, too, to compute the memory that it needs.
-    with _hidet_options(target.building_launcher()):
-        inputs = graph.inputs[: len(program.inputs)]
-        named = dict(program.weight_placeholders)
-        if program.coordinate is not None:
-            named[COORDINATE] = program.coordinate
-        used = {x for node in graph.nodes for x in node.inputs}
-        data = {name: tensor for name, tensor in named.items() if tensor in used}
-        # In the order of their first use, so that the same program has the same names.
-        computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-        constants = {f"c{number}": x for number, x in enumerate(computed)}
-        kernel_names = [node.name for node in nodes]
-        candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
-        cublas = [target.calls_cublas(node) for node in nodes]
-        names = [*data, *constants]
-        libraries = target.libraries(graph)
-        stage = stage_of(
-            program,
-            graph,
-            target,
-            kernel_names,
-            kernel_of_node,
-            candidates,
-            cublas,
-            names,
-            list(constants),
-            libraries,
-            index_checks(program)[0],
-        )
-        layouts = layouts_of(program, names, constants)
-        description = description_of(stage, layouts, target)
-        try:
-            values = [*data.values(), *constants.values()]
-            launcher = build_launcher(graph, inputs, values, kernel_of_node, description)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CompileError(f"The launch function does not compile: {error}") from error
+    inputs = graph.inputs[: len(program.inputs)]
+    named = dict(program.weight_placeholders)
+    if program.coordinate is not None:
+        named[COORDINATE] = program.coordinate
+    used = {x for node in graph.nodes for x in node.inputs}
+    data = {name: tensor for name, tensor in named.items() if tensor in used}
+    # In the order of their first use, so that the same program has the same names.
+    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+    constants = {f"c{number}": x for number, x in enumerate(computed)}
+    kernel_names = [node.name for node in nodes]
+    candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
+    cublas = [target.calls_cublas(node) for node in nodes]
+    names = [*data, *constants]
+    libraries = target.libraries(graph)
+    stage = stage_of(
+        program,
+        graph,
+        target,
+        kernel_names,
+        kernel_of_node,
+        candidates,
+        cublas,
+        names,
+        list(constants),
+        libraries,
+        index_checks(program)[0],
+    )
+    layouts = layouts_of(program, names, constants)
+    description = description_of(stage, layouts, target)
+    launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node, description)
+    mark_used([launcher, *(folder / "lib.so" for folder in folders)])
+    if missing:
+        prune(Path(hidet.option.get_cache_dir()))
+    # Loaded here, to compute the memory that it needs.
     workspace = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
@@ -204,13 +206,6 @@ def compile_program(
         replace(stage, workspace_bytes=workspace),
         layouts,
     )
-
-
-def _task_folder(node: Operator, target: Backend) -> Path:
-    """Return the folder in which hidet has built an operator's kernel."""
-    cache = os.path.join(hidet.option.get_cache_dir(), "ops")
-    folder, _ = _build_task.prepare_cache_paths(cache, f"{target.name}_space_{target.space}", node.task)
-    return Path(folder)
 
 
 def _workspace_bytes(launcher: Path) -> dict[str, int]:

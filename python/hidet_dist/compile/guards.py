@@ -42,7 +42,7 @@ from hidet.ir.tools import TypeInfer, collect
 from hidet.ir.type import DataType, data_type
 
 from hidet_dist.partitioning.program import Program
-from hidet_dist.rewriting import rewrite
+from hidet_dist.rewriting import copy_operator, rewrite
 from hidet_dist.rules.lookup import ShardedLookupOp, missing_element
 
 
@@ -52,15 +52,19 @@ def guard_graph(program: Program, checked: Collection[Operator]) -> FlowGraph:
     ``checked`` are the operators whose indices are all checked before the program runs.
     """
     trusted = program.coordinate
+    known: dict[Any, GuardedOp | None] = {}  # equal layers share tasks
 
     def make(node: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
         if len(node.outputs) != 1 or not _follows_definition(node):
             return None
         ours = {parameter for x, parameter in zip(node.inputs, node.task.inputs, strict=True) if x is trusted}
-        outputs = _guarded(node.task.outputs, ours, node in checked)
-        if outputs is None:
-            return None
-        return GuardedOp(*(made.get(x, x) for x in node.inputs), guarded=node, outputs=outputs).outputs[0]
+        inputs = [made.get(x, x) for x in node.inputs]
+        key = type(node), node.task, frozenset(ours), node in checked
+        if key not in known:
+            outputs = _guarded(node.task.outputs, ours, node in checked)
+            known[key] = None if outputs is None else GuardedOp(*inputs, guarded=node, outputs=outputs)
+        guarded = known[key]
+        return None if guarded is None else copy_operator(guarded, inputs)[0]
 
     return rewrite(program.graph, make)
 

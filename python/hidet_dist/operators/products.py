@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,9 @@ from hidet.graph.ops.transform import PermuteDimsOp
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
 from hidet_dist.operators.shaping import permuted, reshaped
-from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, extents_of, same_extent
+
+_ELLIPSIS = "..."
 
 
 def matmul(x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
@@ -72,20 +75,28 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
     Parameters
     ----------
     equation: str
-        A term for each operand and one for the result, such as ``"bij,bjk->bik"``. Each letter names a dim.
+        A term for each operand and one for the result, such as ``"bij,bjk->bik"``. Each letter names a dim, and ``...``
+        all dims that have no letter.
     operands: sequence of Tensor
         The operands. Dims of the same letter have the same size.
 
     Raises
     ------
     NotImplementedError
-        When the equation has no result, has an ellipsis, or repeats a letter within a term.
+        When the equation has no result, repeats a letter within a term, or broadcasts the dims of an ellipsis.
     """
     given, arrow, result = equation.replace(" ", "").partition("->")
-    terms = given.split(",")
-    if "." in equation or any(len(set(term)) != len(term) for term in (*terms, result)) or not arrow:
+    *terms, result = _without_ellipses([*given.split(","), result], operands)
+    sizes: dict[str, Extent] = {}
+    same = all(
+        same_extent(sizes.setdefault(letter, size), size)
+        for term, x in zip(terms, operands, strict=True)
+        for letter, size in zip(term, extents_of(x), strict=True)
+    )
+    if not arrow or not same or any(len(set(term)) != len(term) for term in (*terms, result)):
         raise NotImplementedError(
-            f"the einsum {equation!r} is not supported: it has no result or an ellipsis, or repeats a letter in a term"
+            f"the einsum {equation!r} is not supported: it has no result, repeats a letter in a term, or dims of one "
+            "name have several sizes"
         )
     product, letters = operands[0], terms[0]
     for number in range(1, len(terms)):
@@ -93,6 +104,20 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
         product, letters = _contracted(product, letters, operands[number], terms[number], later)
     product, letters = _summed_over_others(product, letters, set(result))
     return permuted(product, [letters.index(letter) for letter in result])
+
+
+def _without_ellipses(terms: Sequence[str], operands: Sequence[Tensor]) -> list[str]:
+    """Replace each ellipsis of an einsum's terms, the result last, by letters for the dims that it stands for.
+
+    The dims of all ellipses are aligned at the last one.
+    """
+    ranks = [len(x.shape) - len(term.replace(_ELLIPSIS, "")) for term, x in zip(terms[:-1], operands, strict=True)]
+    most = max((rank for term, rank in zip(terms[:-1], ranks, strict=True) if _ELLIPSIS in term), default=0)
+    letters = [letter for letter in string.ascii_letters if letter not in "".join(terms)][:most]
+    return [
+        term.replace(_ELLIPSIS, "".join(letters[most - rank :])) if _ELLIPSIS in term else term
+        for term, rank in zip(terms, [*ranks, most], strict=True)
+    ]
 
 
 def _contracted(a: Tensor, a_letters: str, b: Tensor, b_letters: str, later: set[str]) -> tuple[Tensor, str]:

@@ -10,6 +10,7 @@ from hidet.ir.expr import Expr
 from hidet.ir.type import DataType
 
 from hidet_dist.partitioning.operators import CommunicationOp, SplitOrder
+from hidet_dist.partitioning.uneven import UnevenSplit
 
 
 def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str]) -> list[str]:
@@ -41,18 +42,20 @@ def _name(op: Operator) -> str:
 def _attributes(op: Operator) -> list[str]:
     if isinstance(op, CommunicationOp):
         return [*filter(None, [op.reduce_op]), f"axes={''.join(map(str, op.mesh_axes))}"]
-    return [f"{name}={_value(value)}" for name, value in op.attrs.items() if value and _is_plain(value)]
+    # An expression has no truth value.
+    given = {name: value for name, value in op.attrs.items() if isinstance(value, Expr) or value}
+    return [f"{name}={_value(value)}" for name, value in given.items() if _is_plain(value)]
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Expr | DataType | SplitOrder)
+    return value is None or isinstance(value, bool | int | float | str | Expr | DataType | SplitOrder | UnevenSplit)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, SplitOrder):
+    if isinstance(value, SplitOrder | UnevenSplit):
         return "".join(map(str, value.mesh_axes))
     return str(value)

@@ -25,6 +25,8 @@ from hidet.ir import primitives
 from hidet.ir.compute import TensorInput, reduce
 from hidet.ir.expr import if_then_else, logical_and, logical_or
 
+from hidet_dist.spec.extents import same_extent
+
 
 def _inputs(op: Operator) -> list[TensorInput]:
     return [input_like(x, f"x{number}") for number, x in enumerate(op.inputs)]
@@ -96,7 +98,9 @@ def _scatter(op: Operator) -> Task:
     def matches(place: Any, k: Any) -> Any:
         match = at(index, place, k) == place[dim]
         for d in others:  # the index may be smaller than the tensor that it scatters into
-            match = logical_and(place[d] < index.shape[d], match) if index.shape[d] != x.shape[d] else match
+            match = (
+                logical_and(place[d] < index.shape[d], match) if not same_extent(index.shape[d], x.shape[d]) else match
+            )
         return match
 
     def value(*place: Any) -> Any:

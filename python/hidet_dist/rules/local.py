@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import hidet
 from hidet.graph import Operator, Tensor
@@ -27,6 +29,8 @@ from hidet.graph.ops.transform import (
     TileOp,
 )
 from hidet.graph.ops.utils import input_like
+from hidet.ir.expr import Constant
+from hidet.ir.type import DataType
 
 from hidet_dist.rules.lookup import row_axes, sharded_lookup
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -118,8 +122,66 @@ def _elementwise(op: UnaryElementwiseOp, x: Tensor) -> Any:
 
 
 # The local operators of an operator, without inputs and outputs, by shapes. Building one is slow, and a choice is
-# rebuilt twice: when it is proven and when it is partitioned.
-_rebuilt: weakref.WeakKeyDictionary[Operator, dict[str, Operator]] = weakref.WeakKeyDictionary()
+# rebuilt when it is proven and when it is partitioned, in every layer. Equal operators have the same local operators.
+_Locals: TypeAlias = dict[str, Operator]
+_rebuilt: weakref.WeakKeyDictionary[Operator, _Locals] = weakref.WeakKeyDictionary()
+_rebuilt_by_definition: dict[Any, _Locals] = {}
+_MOST_DEFINITIONS = 4096  # after which the operators by definition are forgotten, to bound the memory that they take
+
+
+@functools.cache
+def _parameters(constructor: Any) -> tuple[frozenset[str], bool] | None:
+    """The names of a constructor's parameters, and whether it takes any number of tensors; None if of other things."""
+    names, variadic = [], False
+    for parameter in list(inspect.signature(constructor).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return None
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = True
+        else:
+            names.append(parameter.name)
+    return frozenset(names), variadic
+
+
+def _plain(value: Any) -> Any:
+    """Convert an attribute to a value that is equal only for equal attributes. Raises TypeError if there is none."""
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(_plain, value))
+    if isinstance(value, Constant) and isinstance(value.type, DataType):
+        return ("Constant", value.type.name, _plain(value.value))
+    if isinstance(value, DataType):
+        return ("DataType", value.name)
+    if value is None or isinstance(value, bool | int | float | str):
+        return (type(value).__name__, repr(value))
+    raise TypeError
+
+
+def _definition(op: Operator) -> Any:
+    """Make a key that is equal for operators with equal inputs' types and attributes; None if attributes are not all.
+
+    An operator's class and attributes define it if its constructor has no other parameters than they and the inputs.
+    """
+    known = _parameters(type(op).__init__)
+    if known is None:
+        return None
+    names, variadic = known
+    attributes = set(op.attrs)
+    if not attributes <= names or (names - attributes if variadic else len(names) - len(attributes) != len(op.inputs)):
+        return None
+    try:
+        values = tuple(sorted((name, _plain(value)) for name, value in op.attrs.items()))
+    except TypeError:
+        return None
+    return type(op), values, tuple((x.dtype.name, str(x.device), tuple(map(str, x.shape))) for x in op.inputs)
+
+
+def _locals_of(op: Operator) -> _Locals:
+    definition = _definition(op)
+    if definition is None:
+        return _rebuilt.setdefault(op, {})
+    if len(_rebuilt_by_definition) >= _MOST_DEFINITIONS:
+        _rebuilt_by_definition.clear()
+    return _rebuilt_by_definition.setdefault(definition, {})
 
 
 def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape]) -> list[Tensor]:
@@ -132,7 +194,10 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     """
     update = next((_UPDATES[base] for base in type(op).__mro__ if base in _UPDATES), None)
     in_shapes = [extents_of(tensor) for tensor in inputs]
-    known, key = _rebuilt.setdefault(op, {}), str([tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes)])
+    known = _locals_of(op)
+    key = str(
+        [str(inputs[0].device) if inputs else "", *(tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes))]
+    )
     if key in known:
         return _clone(known[key], inputs, known[key].task)
     try:

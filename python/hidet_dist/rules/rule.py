@@ -277,7 +277,7 @@ class Rule:
             try:
                 fixed = self._local(mesh, in_specs, partial, coordinate)
                 definitions = [analyze(definition_of(op), sizes).canonical for op in (symbolic, fixed)]
-            except (SpecError, UnsupportedDefinition, ValueError):
+            except (SpecError, TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
                 return False
             if rename(definitions[0], {}) != rename(definitions[1], {}):
                 return False

@@ -15,6 +15,7 @@ from hidet.graph.frontend.torch.utils import dtype_to_torch
 
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.blocks import BlockOp
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.errors import InputError, PartitionError
 from hidet_dist.partitioning import CommunicationOp, Program, WaitOp
@@ -126,7 +127,7 @@ def simulate_shards(
             for rank, own in enumerate(arguments):
                 for name, share in shares[rank].items():
                     runtime_api.set_symbol_value(name, share)
-                results.append(kernels[node].run_async(own))
+                results.append([node.block_of(*own)] if isinstance(node, BlockOp) else kernels[node].run_async(own))
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
     return [[values[r][y].numpy() for r in ranks] for y in graph.outputs]

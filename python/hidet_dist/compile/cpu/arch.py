@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from hidet_dist.runtime.processor import LEVELS, features
 
 NATIVE = "native"
-BASELINE = "x86-64"
 
 _FLAGS = {
     "popcnt": "-mpopcnt",
@@ -39,11 +38,6 @@ class Arch:
     name: str
     features: tuple[str, ...]
     flags: tuple[str, ...]
-
-
-def runs_here(name: str) -> bool:
-    """Whether code for one of ``ARCHS`` runs on this machine."""
-    return features() >= set(arch_of(name).features)
 
 
 def arch_of(name: str) -> Arch:

@@ -9,11 +9,7 @@ from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.runtime import native
 
 # Not that of convolutions: reading it takes longer than it saves, as most kernels are none.
-_HEADERS = (
-    "hidet_dist/kernels/functions.h",
-    "hidet_dist/kernels/workspace.h",
-    "hidet_dist/launch.h",
-)
+_HEADERS = ("hidet_dist/kernels/functions.h", "hidet_dist/kernels/workspace.h")
 
 
 def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:

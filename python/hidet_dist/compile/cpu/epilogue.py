@@ -7,7 +7,6 @@ over memory. The loop is hidet IR, built from the operators' definitions.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -21,7 +20,7 @@ from hidet.ir.type import DataType
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, identity_epilogue, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RESHAPES
-from hidet_dist.rewriting import Uses, uses_of
+from hidet_dist.rewriting import Uses, copy_operator, uses_of
 from hidet_dist.spec.extents import extents_of, same_shape
 
 _SMALL = (*ELEMENTWISE, *RESHAPES)
@@ -168,10 +167,7 @@ def _rebuilt(graph: FlowGraph, absorbed: set[Operator], chains: dict[Operator, _
             attributes = {**product.attrs, "epilogue": chain.epilogue, **(product.reshaped(chain.shape) or {})}
             new[chain.last] = type(product)(*inputs, **attributes).outputs[0]
         elif op not in absorbed and any(x in new for x in op.inputs):
-            moved = copy.copy(op)
-            moved.inputs = [new.get(x, x) for x in op.inputs]
-            moved.outputs = moved.symbolic_run()
-            new.update(zip(op.outputs, moved.outputs, strict=True))
+            new.update(zip(op.outputs, copy_operator(op, [new.get(x, x) for x in op.inputs]), strict=True))
     result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
     result.update_nodes()
     return result

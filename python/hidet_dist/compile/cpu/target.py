@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.cpu.active import cpu_kernels
-from hidet_dist.compile.cpu.arch import ARCHS, BASELINE, NATIVE, arch_of, runs_here
+from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
 from hidet_dist.compile.cpu.attention import define_attention
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
@@ -84,13 +84,10 @@ class CpuTarget:
         """Compile for the level."""
         return _in_force(self.level)
 
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Compile for the level, or for any processor where the running one lacks its features."""
-        return _in_force(self.level if runs_here(self.level) else BASELINE)
-
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Define attention, guard lookups that are not checked before the run, and fuse collectives with packing."""
-        return define_attention(place_shards(guard_graph(program, index_checks(program)[1])))
+        """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks."""
+        guarded = guard_graph(program, index_checks(program)[1])
+        return define_attention(blocks_in_place(place_shards(guarded)))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""
@@ -100,10 +97,9 @@ class CpuTarget:
             openblas.load_openblas()  # the kernels need it when they are loaded
         return graph
 
-    def before_build(self, folders: Sequence[Path]) -> None:
-        """Precompile headers, if some kernel is not built yet."""
-        if not all((folder / "lib.so").exists() for folder in folders):
-            precompile_headers()
+    def before_build(self) -> None:
+        """Precompile headers."""
+        precompile_headers()
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
         """OpenBLAS for matrix products and convolutions."""

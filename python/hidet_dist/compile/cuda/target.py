@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -104,10 +103,6 @@ class CudaTarget:
 
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Compile for the GPU."""
-        return self.building()
-
     def before_fusion(self, program: Program) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, and fuse operators to have fewer kernels."""
         from hidet_dist.compile.cuda.launches import fewer_launches
@@ -120,7 +115,7 @@ class CudaTarget:
         """Return the graph unchanged."""
         return graph
 
-    def before_build(self, folders: Sequence[Path]) -> None:
+    def before_build(self) -> None:
         """Do nothing."""
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:

@@ -385,6 +385,6 @@ function pinForm(weight) {
   return el('form', {class: 'pin', onsubmit: event => {
     event.preventDefault();
     const chosen = new FormData(event.target).get('pin');
-    searchAgain(new Map(pins).set(nameOf(weight), chosen));
+    searchAgain(new Map(wanted).set(nameOf(weight), chosen));
   }}, group, el('button', {type: 'submit'}, 'Search with this pin'));
 }

@@ -5,6 +5,8 @@ const {live} = given;
 let report, tensors, producers, consumers, communicationsAt, families;
 let traces = given.traces.map(unpack);
 let pins = new Map();
+let wanted = pins;  // the pins of the latest search that was asked for; pins are those of the plan that is shown
+let searches = 0;
 let first = null;  // the report without pins from this page
 
 function take(packed) {
@@ -190,11 +192,14 @@ function drawOperators() {
 function pinList() {
   const before = first === report ? null : `${time(first.makespan_seconds)} without these pins`;
   return el('div', {class: 'pins'}, el('h2', {}, 'Pins'), pins.size ? el('ul', {}, [...pins].map(([name, spec]) => el('li', {}, el('code', {}, `${name} = ${spec}`), ' ',
-    el('button', {type: 'button', onclick: () => { const others = new Map(pins); others.delete(name); searchAgain(others); }}, `Unpin ${name}`))))
+    el('button', {type: 'button', onclick: () => { const others = new Map(wanted); others.delete(name); searchAgain(others); }}, `Unpin ${name}`))))
     : el('p', {class: 'quiet'}, 'None. Select a weight of the model to pin it and search again.'), before ? el('p', {}, before) : null);
 }
 
+// Answers may come in another order than they were asked for: all but the latest one's are ignored.
 async function searchAgain(requested) {
+  const number = ++searches;
+  wanted = requested;
   say('Searching …');
   document.body.setAttribute('aria-busy', 'true');
   try {
@@ -202,15 +207,18 @@ async function searchAgain(requested) {
       method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(Object.fromEntries(requested)),
     });
     const data = await response.json();
+    if (number !== searches) return;
     if (!response.ok) throw new Error(data.error);
     pins = requested;
     take(data.report);
     drawAll();
     say(`${time(report.makespan_seconds)}, ${more(report.makespan_seconds - first.makespan_seconds, time)} compared with the plan without pins`);
   } catch (error) {
+    if (number !== searches) return;
+    wanted = pins;
     say(`No plan: ${error.message}`);
   } finally {
-    document.body.removeAttribute('aria-busy');
+    if (number === searches) document.body.removeAttribute('aria-busy');
   }
 }
 

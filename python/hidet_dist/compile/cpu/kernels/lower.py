@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.normalize.norm import NormalizeTask
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
-from hidet.ir.compute import GridCompute, TensorInput, TensorNode, tensor_input
+from hidet.ir.compute import GridCompute, TensorInput, TensorNode
 from hidet.ir.expr import Constant
 from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
 
+from hidet_dist.compat.definitions import bound_in, renamed
 from hidet_dist.compile.cpu.kernels.emit import kernel_text
 from hidet_dist.compile.cpu.kernels.lowering import Types, UnsupportedComputationError, shape_of
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
 from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
+from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import extents_of
 
 _MOST_MERGED = 8  # operators in one kernel: the time of scheduling them grows with the square of their number
@@ -28,46 +31,121 @@ _LONGEST_NAME = 60
 _WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # tasks whose handwritten kernels in hidet are slower
 
 
+class _Computation:
+    """The computation of one kernel: its inputs, its output and their schedule; operators in equal layers share it."""
+
+    def __init__(self, parameters: Sequence[TensorInput], output: TensorNode, arranged: Schedule):
+        self.parameters = tuple(parameters)
+        self.output = output
+        self.schedule = arranged
+        self.bound = bound_in([*parameters, output])
+
+
+class _Schedules:
+    """The schedules of tasks, and of their merges, each made once."""
+
+    def __init__(self) -> None:
+        self.types = Types()
+        self.of_task: dict[Task, _Computation | None] = {}
+        self.of_merge: dict[Any, tuple[_Computation, list[int]] | None] = {}
+        self.kernels: dict[Any, KernelOp] = {}
+
+    def task(self, task: Task) -> _Computation | None:
+        """Schedule a task; None if the kernels do not support it."""
+        if task not in self.of_task:
+            self.of_task[task] = self._scheduled(task.inputs, task.outputs[0])
+        return self.of_task[task]
+
+    def merge(
+        self, reader: _Computation, reads: Sequence[int], producer: Task, same: Sequence[int]
+    ) -> tuple[_Computation, list[int]] | None:
+        """Merge a task into the computation that reads its output, if that is feasible and faster.
+
+        Parameters
+        ----------
+        reads: sequence of int
+            The positions of the task's output among the reader's inputs.
+        same: sequence of int
+            For each of the reader's other inputs and then the task's inputs, the place of the first among them that is
+            the same tensor.
+
+        Returns
+        -------
+        The merged computation, and the places of its inputs among those.
+        """
+        key = reader, tuple(reads), producer, tuple(same)
+        if key not in self.of_merge:
+            self.of_merge[key] = self._merged(reader, reads, producer, same)
+        return self.of_merge[key]
+
+    def _merged(
+        self, reader: _Computation, reads: Sequence[int], producer: Task, same: Sequence[int]
+    ) -> tuple[_Computation, list[int]] | None:
+        alone = self.task(producer)
+        if alone is None:
+            return None
+        computed, own = producer.outputs[0], list(producer.inputs)
+        kept = [parameter for place, parameter in enumerate(reader.parameters) if place not in reads]
+        if not reader.bound.isdisjoint(bound_in([*own, computed])):  # the reader has an equal task, on other tensors
+            own, (computed,) = renamed(own, [computed])
+        output = _replaced(reader.output, {reader.parameters[place]: computed for place in reads})
+        parameters = [*kept, *own]
+        doubled = {
+            x: parameters[first] for x, first in zip(parameters, same, strict=True) if x is not parameters[first]
+        }
+        if doubled:
+            output = _replaced(output, doubled)
+        places = sorted(set(same))
+        merged = self._scheduled([parameters[place] for place in places], output)
+        if merged is None or not _worthwhile(reader.schedule, alone.schedule, merged.schedule, _elements(computed)):
+            return None
+        return merged, places
+
+    def _scheduled(self, parameters: Sequence[TensorInput], output: TensorNode) -> _Computation | None:
+        try:
+            return _Computation(parameters, output, schedule(list(parameters), output, self.types))
+        except UnsupportedComputationError:
+            return None
+
+    def operator(self, computation: _Computation, name: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Make the operator of a computation on ``inputs``, with an output like ``like``."""
+        key = computation, name
+        if key not in self.kernels:
+            text = kernel_text(computation.schedule, function_name())
+            kernel = Kernel(name, text, tuple(computation.schedule.symbols.values()))
+            shape, dtype = list(extents_of(like)), like.dtype.name
+            self.kernels[key] = KernelOp(*inputs, kernel=kernel, shape=shape, dtype=dtype)
+            return self.kernels[key].outputs[0]
+        return copy_operator(self.kernels[key], inputs)[0]
+
+
 class _Group:
     """Operators in one kernel: it computes the output of the last one from inputs that none of them computes."""
 
-    def __init__(self, node: Operator, types: Types):
-        self.types = types
+    def __init__(self, node: Operator, computation: _Computation):
         self.nodes = [node]  # the last one first, each before those that it reads
-        self.inputs: list[tuple[Tensor, TensorInput]] = list(zip(node.inputs, node.task.inputs, strict=True))
-        self.output: TensorNode = node.task.outputs[0]
-        self.schedule: Schedule = schedule([parameter for _, parameter in self.inputs], self.output, types)
+        self.inputs = list(node.inputs)
+        self.computation = computation
 
     @property
     def tensor(self) -> Tensor:
         return self.nodes[0].outputs[0]
 
-    def with_producer(self, producer: Operator) -> bool:
+    def with_producer(self, producer: Operator, schedules: _Schedules) -> bool:
         """Add a producer to the group if that is feasible and faster; return whether it was added."""
         if len(self.nodes) == _MOST_MERGED or sum(map(_operators, (*self.nodes, producer))) > _MOST_OPERATORS:
             return False
-        task = producer.task
         (result,) = producer.outputs
-        computed = task.outputs[0]
-        replaced = {parameter: computed for tensor, parameter in self.inputs if tensor is result}
-        kept = [(tensor, parameter) for tensor, parameter in self.inputs if tensor is not result]
-        # Operators may share a task, and so its parameters, for different tensors.
-        taken = {parameter for _, parameter in kept}
-        renamed = {x: tensor_input(x.name, x.type.dtype, x.shape, x.type.layout) for x in task.inputs if x in taken}
-        if renamed:
-            replaced = dict.fromkeys(replaced, _replaced(computed, renamed))
-        own_inputs = [(x, renamed.get(own, own)) for x, own in zip(producer.inputs, task.inputs, strict=True)]
-        output = _replaced(self.output, replaced)
-        inputs, output = _distinct([*kept, *own_inputs], output)
-        try:
-            arranged = schedule([parameter for _, parameter in inputs], output, self.types)
-            alone = schedule(list(task.inputs), computed, self.types)
-        except UnsupportedComputationError:
+        reads = [place for place, x in enumerate(self.inputs) if x is result]
+        inputs = [*(x for x in self.inputs if x is not result), *producer.inputs]
+        first: dict[Tensor, int] = {}
+        same = [first.setdefault(x, place) for place, x in enumerate(inputs)]
+        merged = schedules.merge(self.computation, reads, producer.task, same)
+        if merged is None:
             return False
-        if not _worthwhile(self.schedule, alone, arranged, _elements(computed)):
-            return False
+        self.computation, places = merged
         self.nodes.append(producer)
-        self.inputs, self.output, self.schedule = inputs, output, arranged
+        self.inputs = [inputs[place] for place in places]
         return True
 
 
@@ -97,19 +175,6 @@ def _elements(tensor: TensorNode) -> int:
     return math.prod(int(n) if isinstance(n, int | Constant) else USUAL_SIZE for n in shape_of(tensor))
 
 
-def _distinct(
-    inputs: Sequence[tuple[Tensor, TensorInput]], output: TensorNode
-) -> tuple[list[tuple[Tensor, TensorInput]], TensorNode]:
-    """Merge inputs that are the same tensor."""
-    first: dict[Tensor, TensorInput] = {}
-    replaced: dict[TensorInput, TensorInput] = {}
-    for tensor, parameter in inputs:
-        if tensor in first and first[tensor] is not parameter:
-            replaced[parameter] = first[tensor]
-        first.setdefault(tensor, parameter)
-    return list(first.items()), _replaced(output, replaced) if replaced else output
-
-
 def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
     """Replace operators of an optimized graph on the CPU by kernels, each of which computes one or several operators.
 
@@ -123,7 +188,7 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         for x in node.inputs:
             readers.setdefault(x, []).append(node)
     groups: dict[Operator, _Group] = {}
-    types = Types()
+    schedules = _Schedules()
     for node in reversed(nodes):
         if not _can_lower(node):
             continue
@@ -131,16 +196,15 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         users = {groups.get(reader) for reader in readers.get(result, ())}
         if len(users) == 1 and not any(result is y for y in graph.outputs):
             (group,) = users
-            if group is not None and group.with_producer(node):
+            if group is not None and group.with_producer(node, schedules):
                 groups[node] = group
                 continue
         if node.task.share_map:
             continue
-        try:
-            groups[node] = _Group(node, types)
-        except UnsupportedComputationError:
-            continue
-    return _rebuilt(graph, groups)
+        computation = schedules.task(node.task)
+        if computation is not None:
+            groups[node] = _Group(node, computation)
+    return _rebuilt(graph, groups, schedules)
 
 
 def _can_lower(node: Operator) -> bool:
@@ -153,7 +217,7 @@ def _can_lower(node: Operator) -> bool:
     return type(anchor).implement_cpu is Task.implement_cpu or isinstance(anchor, _WRITTEN_BY_HIDET)
 
 
-def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group]) -> FlowGraph:
+def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group], schedules: _Schedules) -> FlowGraph:
     replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         group = groups.get(node)
@@ -162,19 +226,13 @@ def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group]) -> FlowGraph:
             if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
                 replaced.update(zip(node.outputs, node.reforward(inputs), strict=True))
         elif group.nodes[0] is node:
-            replaced[group.tensor] = _operator(group, replaced)
+            inputs = [replaced.get(x, x) for x in group.inputs]
+            made = schedules.operator(group.computation, _name(group.nodes), inputs, group.tensor)
+            replaced[group.tensor] = made
     outputs = [replaced.get(y, y) for y in graph.outputs]
     result = FlowGraph(outputs, inputs=graph.inputs)
     result.update_nodes()
     return result
-
-
-def _operator(group: _Group, replaced: dict[Tensor, Tensor]) -> Tensor:
-    result = group.tensor
-    text = kernel_text(group.schedule, function_name())
-    kernel = Kernel(_name(group.nodes), text, tuple(group.schedule.symbols.values()))
-    inputs = [replaced.get(tensor, tensor) for tensor, _ in group.inputs]
-    return KernelOp(*inputs, kernel=kernel, shape=list(extents_of(result)), dtype=result.dtype.name).outputs[0]
 
 
 def _name(nodes: Sequence[Operator]) -> str:
