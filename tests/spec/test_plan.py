@@ -1,6 +1,7 @@
 import io
 
 import hidet
+from hidet.graph.ops.transfer import TransferOp
 from rich.console import Console
 
 from hidet_dist.machine import builtin
@@ -34,10 +35,8 @@ def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
 
 def test_operators_without_a_rule_have_a_note():
     x = hidet.symbol([4, 6], "float32", "cpu")
-    graph = normalize(
-        hidet.trace_from(hidet.ops.transform.ViewOp(hidet.ops.exp(x), hidet.int32, [4, 6]).outputs[0], [x])
-    )
-    exp, view = search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0].operators
+    graph = normalize(hidet.trace_from(TransferOp(hidet.ops.exp(x), x.device).outputs[0], [x]))
+    exp, transfer = search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0].operators
     assert exp.note == ""
-    assert view.spec.is_replicated
-    assert view.note == "replicated: it reinterprets memory; its definition is a placeholder"
+    assert transfer.spec.is_replicated
+    assert transfer.note == "replicated: it moves data between devices"
