@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +31,10 @@ def serve(report: Report) -> None:
     planner = Replanner(trace(request, None), *request.configurations(), request.title)
     if planner.fingerprint != report.fingerprint:
         raise PlanError(f"{request.model} has changed since the plan was made; plan it again.")
+    planner.report({})  # derives the rules, so that the first search with pins is as fast as the others
+    # The graph, the rules and the libraries stay: the garbage collector need not walk them after every search.
+    gc.collect()
+    gc.freeze()
 
     def search(pins: Mapping[str, str]) -> Report:
         return replace(planner.report(pins), origin=report.origin)
