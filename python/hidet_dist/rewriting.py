@@ -41,6 +41,7 @@ def copy_operator(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:
     clone = copy.copy(op)
     clone.inputs = list(inputs)
     clone.attrs = dict(op.attrs)
+    clone._compiled_task = None  # a loaded library cannot be sent to hidet's build processes
     device = clone.device
     clone.outputs = []
     for number, y in enumerate(op.outputs):

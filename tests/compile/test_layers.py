@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import hidet
 import numpy as np
 from hidet import ops
@@ -91,3 +93,11 @@ def test_a_renamed_task_has_axes_and_parameters_of_its_own():
     copied = renamed_task(task)
     assert str(copied) == str(task)
     assert bound_in([*copied.inputs, *copied.outputs]).isdisjoint(bound_in([*task.inputs, *task.outputs]))
+
+
+def test_a_copy_of_an_operator_that_has_run_can_be_sent_to_other_processes():
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    op = ops.exp(x).op
+    assert op.compiled_task  # builds and loads the kernel
+    (y,) = copy_operator(op, op.inputs)
+    assert pickle.loads(pickle.dumps(y.op)).task.name == op.task.name
