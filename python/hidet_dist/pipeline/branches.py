@@ -19,14 +19,10 @@ from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
-from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.pipeline.messages import message_seconds
-from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage, StagePart
 from hidet_dist.rules.rule import RuleTable, signature_of
-from hidet_dist.search import SearchOptions
-from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.transfer import MeshLayout, plan_transfer
@@ -138,16 +134,7 @@ def _layouts(shape: Sequence[int], mesh: DeviceMesh) -> list[TensorShardSpec]:
 class BranchSearch(StageSearch):
     """The search for stages side by side."""
 
-    def __init__(
-        self,
-        micro: MicroBatch,
-        cluster: Cluster,
-        options: SearchOptions,
-        pipeline: PipelineOptions,
-        limits: Limits,
-        rules: RuleTable,
-    ):
-        super().__init__(micro, cluster, options, pipeline, limits, rules)
+    def _prepare(self) -> None:
         self._tables: dict[Cluster, RuleTable] = {}
         self._parts: dict[tuple[int, ...], StagePart] = {}
 

@@ -18,7 +18,6 @@ import numpy as np
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
-from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.pipeline.chain import (
     Allowed,
     Array,
@@ -31,15 +30,11 @@ from hidet_dist.pipeline.chain import (
 )
 from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
 from hidet_dist.pipeline.messages import least_seconds, message_seconds
-from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
-from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions
 from hidet_dist.search.labels import parse_names
-from hidet_dist.search.limits import Limits
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult
 
@@ -47,26 +42,20 @@ from hidet_dist.search.planner import SearchResult
 class ChainSearch(StageSearch):
     """The search for stages one after the other."""
 
-    def __init__(
-        self,
-        micro: MicroBatch,
-        cluster: Cluster,
-        options: SearchOptions,
-        pipeline: PipelineOptions,
-        limits: Limits,
-        rules: RuleTable,
-    ):
-        super().__init__(micro, cluster, options, pipeline, limits, rules)
+    def _prepare(self) -> None:
         self.units = find_units(self.view)
         self.given = GraphOptions(
-            parse_pins(options.pins), parse_names(options.names), options.input_specs, options.output_specs
+            parse_pins(self.options.pins),
+            parse_names(self.options.names),
+            self.options.input_specs,
+            self.options.output_specs,
         )
-        mesh = cluster.mesh
+        mesh = self.cluster.mesh
         self.starts = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
         self.allowed = self._allowed()
         used = [part for rank in range(mesh.size) for part in self.starts[rank] if self._usable(part)]
         self.starts = {rank: [part for part in used if part.start == rank] for rank in range(mesh.size)}
-        self.clusters = {part: sub_cluster(cluster, part) for part in used}
+        self.clusters = {part: sub_cluster(self.cluster, part) for part in used}
         crossings = Crossings.of(self.view)
         begins = [unit.operators.start for unit in self.units[1:]]
         self.crossing = {name for begin in begins for name in crossings.at(begin)}

@@ -54,6 +54,11 @@ class StageSearch(ABC):
         self.bound = 0.0
         self.errors: list[InfeasibleError | SolverError] = []
         self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set up the state of the particular search. Raises ConfigError for contradictory constraints."""
 
     def search(self, best_value: float) -> PipelineResult | None:
         """Find the best pipeline; None if none is better than ``best_value`` by more than the gap.

@@ -98,18 +98,18 @@ class ShardedLookupTask(Task):
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]
-        attributes: dict[str, Any] = {
-            "kind": kind,
-            "dim": dim,
-            "mesh_axes": list(mesh_axes),
-            "sizes": list(sizes),
-            "rows": rows,
-        }
-        if shares:
-            attributes["shares"] = list(map(list, shares))
+        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, shares)
         super().__init__(
             "sharded_lookup", [data, indices, coordinate], [compute("y", shape, element)], attributes=attributes
         )
+
+
+def _attributes(
+    kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int, shares: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return the attributes of the task and of its operator; shares are among them only if an axis is uneven."""
+    even = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
+    return even | ({"shares": list(map(list, shares))} if shares else {})
 
 
 class ShardedLookupOp(Operator):
@@ -142,15 +142,7 @@ class ShardedLookupOp(Operator):
             rows,
             shares,
         )
-        attributes: dict[str, Any] = {
-            "kind": kind,
-            "dim": dim,
-            "mesh_axes": list(mesh_axes),
-            "sizes": list(sizes),
-            "rows": rows,
-        }
-        if shares:
-            attributes["shares"] = shares
+        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, shares)
         super().__init__(inputs=[data, indices, coordinate], attributes=attributes, task=task)
 
 

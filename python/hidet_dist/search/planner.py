@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,29 +169,56 @@ def _search_both(
     graph: NormalGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
 ) -> SearchResult:
     """Search for the given mesh and for the finer one, and return the better plan."""
-    errors: list[InfeasibleError | SolverError] = []
-    results: list[SearchResult] = []
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
-    for on, mesh_options, share in ((cluster, options, tuning.GIVEN_MESH_SHARE), (finer.cluster, translated, 1.0)):
+    searches = [
+        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part)),
+        (1.0, lambda part: _search(graph, finer.cluster, translated, part)),
+    ]
+    # Within the gap the given mesh wins: the user knows its axes.
+    return replace(best_search(searches, limits, options.gap), time_limit_reached=limits.time_reached)
+
+
+def best_search(
+    searches: Iterable[tuple[float, Callable[[Limits], SearchResult]]], limits: Limits, gap: float
+) -> SearchResult:
+    """Run searches for one graph on several meshes, and return the best plan; within the gap an earlier one wins.
+
+    Parameters
+    ----------
+    searches: iterable of (float, callable)
+        For each mesh, the share of the limits that are left to it, and the search under limits.
+    limits: Limits
+        The limits of all searches together.
+    gap: float
+        The relative gap.
+
+    Raises
+    ------
+    InfeasibleError, SolverError
+        When no mesh has a plan within the budget and the limits. A mesh without one is left out otherwise.
+    """
+    errors: list[InfeasibleError | SolverError] = []
+    best: SearchResult | None = None
+    for share, run in searches:
         part = limits.part(share)
-        if results and part.expired():
+        if best is not None and part.expired():
             break
         try:
-            results.append(_search(graph, on, mesh_options, part))
+            result = run(part)
         except InfeasibleError as error:
             errors.append(error)
         except SolverError as error:
             if not part.time_reached:
                 raise
             errors.append(error)
-    if not results:
+        else:
+            if best is None or result.plan.makespan_seconds < best.plan.makespan_seconds * (1 - gap):
+                best = result
+    if best is None:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]
         raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
-    # Within the gap the given mesh wins: the user knows its axes.
-    first, last = results[0], results[-1]
-    better = last.plan.makespan_seconds < first.plan.makespan_seconds * (1 - options.gap)
-    return replace(last if better else first, time_limit_reached=limits.time_reached)
+    return best
 
 
 def _search(

@@ -8,18 +8,18 @@ is searched like a mesh of the user's, and so is the even mesh.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hidet_dist.cost.model import PredictedCost, compute_seconds
-from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import SearchResult, search_result, warn_of_limit
+from hidet_dist.search.planner import best_search, search_result, warn_of_limit
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
@@ -33,29 +33,12 @@ def search_shares(graph: NormalGraph, cluster: Cluster, options: SearchOptions) 
     the limits is left out, unless that is so for all.
     """
     limits = options.limits()
-    meshes = [cluster.mesh, *proposed_meshes(graph, cluster)]
-    results: list[SearchResult] = []
-    errors: list[InfeasibleError | SolverError] = []
-    for number, mesh in enumerate(meshes):
-        part = limits.part(1 / (len(meshes) - number))
-        if results and part.expired():
-            break
-        try:
-            results.append(search_result(graph, replace(cluster, mesh=mesh), options, part))
-        except InfeasibleError as error:
-            errors.append(error)
-        except SolverError as error:
-            if not part.time_reached:
-                raise
-            errors.append(error)
-    if not results:
-        unfit = [error for error in errors if isinstance(error, InfeasibleError)]
-        raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
-    # Within the gap the earlier mesh wins: the even one first.
-    best = results[0]
-    for result in results[1:]:
-        if result.plan.makespan_seconds < best.plan.makespan_seconds * (1 - options.gap):
-            best = result
+    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed_meshes(graph, cluster))]
+    searches = [
+        (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options))
+        for number, on in enumerate(clusters)
+    ]
+    best = best_search(searches, limits, options.gap)  # within the gap the even mesh wins
     warn_of_limit(limits, best.gap)
     return best.plan
 
