@@ -59,10 +59,11 @@ def solve(
 ) -> PairwiseSolution:
     """Find an assignment of low cost within the limit, and a lower bound.
 
-    Nodes whose strategies follow from a neighbour's are merged into it. Memory is priced at every program point. Messages between nodes and edges bound the priced problem (TRW-S; V.
-    Kolmogorov, PAMI 28(10), 2006), prices follow the excess of memory, and induced forests of the graph are solved
-    exactly, for priced costs at first, then within the limit. With ``rounds`` alone, the result depends only on the
-    arguments; with ``seconds`` it depends on the machine.
+    Nodes whose strategies follow from a neighbour's are merged into it. Memory is priced at every program point.
+    Messages between nodes and edges bound the priced problem (TRW-S; V. Kolmogorov, PAMI 28(10), 2006), and prices
+    follow the excess of memory. Induced forests of the graph are solved exactly, for priced costs at first, then within
+    the limit. With ``rounds`` alone, the result depends only on the arguments; with ``seconds`` it depends on the
+    machine.
 
     Parameters
     ----------
