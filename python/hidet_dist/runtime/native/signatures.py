@@ -298,6 +298,17 @@ INDICES = Header(
 )
 
 
+# labels.h
+
+LABELS = Header(
+    functions={
+        "undominated": Signature(
+            c_int32, (c_int64, c_int64, POINTER(c_int64), POINTER(c_double), c_int64, POINTER(c_uint8))
+        ),
+    }
+)
+
+
 # mapped_file.h
 
 MAPPED_FILE = Header(
@@ -381,6 +392,7 @@ HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
     "indices.h": INDICES,
+    "labels.h": LABELS,
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,
