@@ -291,6 +291,26 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
   }
 
+  // NCCL nests groups: a message within this one is enqueued at its end.
+  int32_t group_begin() {
+    if (closed_) return fail("the transport is closed", false);
+    const Result result = library_.group_start();
+    if (result != nccl::kSuccess) return fail_with(result, "ncclGroupStart", nullptr);
+    grouped_ = true;
+    return HIDET_DIST_OK;
+  }
+
+  int32_t group_end() {
+    if (!grouped_) return fail("no group of messages was begun", false);
+    const Result result = library_.group_end();
+    grouped_ = false;
+    if (closed_) {  // it failed meanwhile, while its communicators could not be aborted
+      abort();
+      return HIDET_DIST_FAILED;
+    }
+    return settle(comms_[whole_]->comm, result, "ncclSend and ncclRecv");
+  }
+
   Stream internal_stream() const { return internal_stream_; }
 
   // Collectives run on a separate stream, which first waits for the current one. The event may be recorded again at
@@ -467,7 +487,11 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     waits_ = false;
     if (by_peer && !failed_meanwhile()) blame_peer();
     fail_current(message);
-    abort();
+    if (grouped_) {  // NCCL may use them until the group's end
+      closed_ = true;
+    } else {
+      abort();
+    }
     return HIDET_DIST_FAILED;
   }
 
@@ -543,6 +567,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   bool waits_ = false;
   Clock::time_point wait_start_{};
   bool closed_ = false;
+  bool grouped_ = false;  // within a group of messages
   Stream internal_stream_ = nullptr;
   Stream side_stream_ = nullptr;  // of collectives beside computation
   bool forked_ = false;
@@ -654,6 +679,10 @@ int32_t hidet_dist_nccl_begin(hidet_dist_nccl *transport, int32_t group, const c
 int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport) { return transport->progress(); }
 
 int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group) { return transport->warm_up(group); }
+
+int32_t hidet_dist_nccl_group_begin(hidet_dist_nccl *transport) { return transport->group_begin(); }
+
+int32_t hidet_dist_nccl_group_end(hidet_dist_nccl *transport) { return transport->group_end(); }
 
 void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *transport) { return transport->internal_stream(); }
 

@@ -239,6 +239,8 @@ NCCL = Header(
         "nccl_begin": Signature(c_int32, (c_void_p, c_int32, c_char_p)),
         "nccl_progress": Signature(c_int32, (c_void_p,)),
         "nccl_warm_up": Signature(c_int32, (c_void_p, c_int32)),
+        "nccl_group_begin": Signature(c_int32, (c_void_p,)),
+        "nccl_group_end": Signature(c_int32, (c_void_p,)),
         "nccl_internal_stream": Signature(c_void_p, (c_void_p,)),
         "nccl_wait": Signature(c_int32, (c_void_p, c_void_p, c_double)),
         "nccl_failed_by_peer": Signature(c_int32, (c_void_p,)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
@@ -21,7 +22,7 @@ _SLICE_SECONDS = 1.0  # the interval at which a waiting rank looks for dead ones
 
 
 class NcclTransport:
-    """The implementation of collectives by NCCL between processes with a CUDA device each, on hidet's current stream.
+    """The implementation of collectives by NCCL between processes with a CUDA device each.
 
     A collective returns when it is enqueued on the stream; ``wait`` waits for its end, and detects failures. One thread
     at a time may use it: the one that its communicator is bound to. NCCL's communicators are made by ``warm_up``, or
@@ -34,8 +35,7 @@ class NcclTransport:
     device: int | None
         The CUDA device's number in this process; ``nccl.default_device`` by default.
     stream: int | None
-        The address of a C function that returns the CUDA stream on which the calling thread launches kernels; by
-        default hidet's current stream.
+        The CUDA stream of its collectives; by default hidet's current stream when each is called.
 
     Raises
     ------
@@ -49,11 +49,10 @@ class NcclTransport:
         self._rank = setup.rendezvous.settings.rank
         self._ranks = tuple(range(setup.rendezvous.settings.world_size))
         self.device = nccl.default_device(self._rank) if device is None else device
-        if stream is None:
-            stream = nccl.hidet_stream_function()
+        function = nccl.hidet_stream_function() if stream is None else lambda: stream
         try:
             self._nccl = native.Nccl(
-                setup.mesh_shape, self._rank, self.device, stream, self._recorded(self._make), setup.timeout_seconds
+                setup.mesh_shape, self._rank, self.device, function, self._recorded(self._make), setup.timeout_seconds
             )
         except ValueError as error:
             raise ConfigError(f"rank {self._rank} cannot use CUDA device {self.device}: {error}") from None
@@ -95,6 +94,16 @@ class NcclTransport:
 
         if self._recorded(run)() != native.OK:
             self._nccl.close()
+
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Make all messages of the block one operation of NCCL, which is enqueued at its end. Failures are recorded."""
+        begun = self._nccl.group_begin() == native.OK
+        try:
+            yield
+        finally:
+            if begun:
+                self._nccl.group_end()
 
     def wait(self, stream: int | None = None) -> None:
         """Wait for all work on a CUDA stream, by default the current one. The stream must not be in capture.
