@@ -198,31 +198,11 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   int32_t wait(Stream stream, std::chrono::nanoseconds seconds) {
-    // The peers of the failed collective are kept.
-    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
-    const auto start = Clock::now();
-    if (!waits_) wait_start_ = start;
-    waits_ = true;
-    auto *communicator = hidet_dist::current();
-    // A graph that is launched again uses groups without calling the transport.
-    if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
-    library_.cu_ctx_set_current(context_);
-    while (true) {
-      const int state = closed_ ? 0 : library_.cu_stream_query(stream);
-      if (state != 0 && state != nccl::kCudaNotReady) return fail_with_cuda(state, "waiting for the stream");
-      const int32_t status = check();
-      if (status != HIDET_DIST_OK) return status;
-      if (state == 0) break;
-      if (Clock::now() - wait_start_ > timeout_) {
-        return fail("timed out after " + in_seconds(timeout_) + ", waiting for the CUDA stream", true);
-      }
-      if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
-      pause(start);
-    }
-    waits_ = false;
-    recent_ = 0;
-    if (communicator != nullptr) communicator->end();
-    return HIDET_DIST_OK;
+    return wait_while([&] { return library_.cu_stream_query(stream); }, "waiting for the stream", seconds);
+  }
+
+  int32_t wait_event(Event event, std::chrono::nanoseconds seconds) {
+    return wait_while([&] { return library_.cu_event_query(event); }, "waiting for the event", seconds);
   }
 
   int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) override {
@@ -440,6 +420,36 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   int32_t enqueue(int32_t group, const char *what, Call call) {
     const Comm comm = comm_of(group);
     return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, here()), what);
+  }
+
+  // Waits until CUDA reports, by `query`, that work is over.
+  template <typename Query>
+  int32_t wait_while(Query query, const char *what, std::chrono::nanoseconds seconds) {
+    // The peers of the failed collective are kept.
+    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
+    const auto start = Clock::now();
+    if (!waits_) wait_start_ = start;
+    waits_ = true;
+    auto *communicator = hidet_dist::current();
+    // A graph that is launched again uses groups without calling the transport.
+    if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
+    library_.cu_ctx_set_current(context_);
+    while (true) {
+      const int state = closed_ ? 0 : query();
+      if (state != 0 && state != nccl::kCudaNotReady) return fail_with_cuda(state, what);
+      const int32_t status = check();
+      if (status != HIDET_DIST_OK) return status;
+      if (state == 0) break;
+      if (Clock::now() - wait_start_ > timeout_) {
+        return fail("timed out after " + in_seconds(timeout_) + ", " + what, true);
+      }
+      if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
+      pause(start);
+    }
+    waits_ = false;
+    recent_ = 0;
+    if (communicator != nullptr) communicator->end();
+    return HIDET_DIST_OK;
   }
 
   // Runs sends and receives as one operation of NCCL.
@@ -688,6 +698,10 @@ void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *transport) { return
 
 int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds) {
   return transport->wait(stream, hidet_dist::from_seconds(seconds));
+}
+
+int32_t hidet_dist_nccl_wait_event(hidet_dist_nccl *transport, void *event, double seconds) {
+  return transport->wait_event(event, hidet_dist::from_seconds(seconds));
 }
 
 int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport) { return transport->failed_by_peer() ? 1 : 0; }

@@ -104,6 +104,9 @@ HIDET_DIST_API void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *tran
  */
 HIDET_DIST_API int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds);
 
+/* The same for the work before an event, while later work of its stream may be pending. */
+HIDET_DIST_API int32_t hidet_dist_nccl_wait_event(hidet_dist_nccl *transport, void *event, double seconds);
+
 /* Whether a failure was caused by another rank, as far as NCCL can tell. */
 HIDET_DIST_API int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport);
 

@@ -157,6 +157,13 @@ class Communicator:
             self._transport.wait(stream)
         self.check()
 
+    def wait_event(self, event: int) -> None:
+        """Wait for the work before a CUDA event, as :meth:`wait` does for a stream's; on CPUs, return at once."""
+        self.bind()
+        if self._transport is not None:
+            self._transport.wait_event(event)
+        self.check()
+
     def check(self) -> None:
         """Return if all collectives so far have succeeded.
 

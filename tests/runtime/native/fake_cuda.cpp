@@ -303,6 +303,12 @@ API int cuStreamSynchronize(void *stream) {
   return 0;
 }
 
+API int cuEventQuery(void *handle) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto *event = static_cast<Event *>(handle);
+  return event->passed == event->recorded ? 0 : kNotReady;
+}
+
 API int cuEventSynchronize(void *handle) {
   auto *event = static_cast<Event *>(handle);
   std::unique_lock<std::mutex> lock(mutex);

@@ -72,7 +72,6 @@ class CudaArrays:
     def __init__(self, memory: CudaMemory, pool: DevicePool, stream: int):
         self.device = (dlpack.CUDA, memory.device)
         self._memory, self._pool, self._stream = memory, pool, stream
-        self._gate = memory.new_stream()  # waits for marks, while later work of the other stream is pending
         self._idle: list[int] = []  # events
 
     def active(self) -> AbstractContextManager[None]:
@@ -124,13 +123,8 @@ class CudaArrays:
             When a message or collective failed, or another rank is dead or does not come within the time-out.
         """
         assert mark is not None
-        driver = self._memory.driver
-        driver.wait_for(self._gate, mark)
-        if communicator.world_size > 1:
-            communicator.wait(self._gate)
-        else:
-            communicator.check()
-        driver.synchronize(self._gate)
+        communicator.wait_event(mark)
+        self._memory.driver.call("cuEventSynchronize", mark)
         self._idle.append(mark)
 
 

@@ -20,6 +20,7 @@ _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads 
 _ANY_MEMORY = 4  # CU_MEMORYTYPE_UNIFIED: the driver tells the host's memory from a device's by the address
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _NAME_BYTES = 256
+_CONNECTIONS_VARIABLE, _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8  # the device's queues, by default
 _MILLISECONDS = 1e3  # per second
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -282,6 +283,25 @@ def device_of_rank(rank: int) -> int:
     if devices < 1:
         raise ConfigError("There is no CUDA device.")
     return int(os.environ.get("LOCAL_RANK") or rank) % devices
+
+
+def check_connections() -> None:
+    """Check that the streams of a pipeline do not share queues on the device.
+
+    A message may be pending on one stream until work of another one is done. With few queues, that work may be behind
+    the message (CUDA C++ Programming Guide, "CUDA Environment Variables").
+
+    Raises
+    ------
+    ConfigError
+        If CUDA_DEVICE_MAX_CONNECTIONS is less than its default.
+    """
+    given = os.environ.get(_CONNECTIONS_VARIABLE)
+    if given is not None and given.isdecimal() and int(given) < _CONNECTIONS:
+        raise ConfigError(
+            f"{_CONNECTIONS_VARIABLE} is {given}, but a pipeline needs at least {_CONNECTIONS}: its stages compute and "
+            "exchange messages at the same time. Leave it unset."
+        )
 
 
 def check_architecture(arch: str | None, device: int) -> None:

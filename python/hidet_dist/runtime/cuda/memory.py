@@ -101,7 +101,14 @@ class CudaMemory:
         return event
 
     def new_stream(self) -> int:
-        """Create a stream that other streams wait for only by events; it is freed with the memory."""
+        """Create a stream for messages between stages, which no other stream waits for; it is freed with the memory.
+
+        Raises
+        ------
+        ConfigError
+            When streams would share queues on the device.
+        """
+        driver.check_connections()
         with self.current():
             stream = self.driver.new_stream(blocking=False)
         self._resources.streams.append(stream)

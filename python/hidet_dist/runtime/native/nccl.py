@@ -136,6 +136,10 @@ class Nccl:
         """Wait for a stream's work. Returns ``OK``, ``IN_PROGRESS`` after ``seconds``, or another code if it failed."""
         return int(library().hidet_dist_nccl_wait(self._handle, stream, seconds))
 
+    def wait_event(self, event: int, seconds: float) -> int:
+        """Wait for the work before an event. Returns as :meth:`wait`."""
+        return int(library().hidet_dist_nccl_wait_event(self._handle, event, seconds))
+
     @property
     def failed_by_peer(self) -> bool:
         """True if a collective failed because of another rank."""

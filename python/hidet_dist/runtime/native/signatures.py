@@ -243,6 +243,7 @@ NCCL = Header(
         "nccl_group_end": Signature(c_int32, (c_void_p,)),
         "nccl_internal_stream": Signature(c_void_p, (c_void_p,)),
         "nccl_wait": Signature(c_int32, (c_void_p, c_void_p, c_double)),
+        "nccl_wait_event": Signature(c_int32, (c_void_p, c_void_p, c_double)),
         "nccl_failed_by_peer": Signature(c_int32, (c_void_p,)),
         "nccl_close": Signature(None, (c_void_p,)),
         "nccl_destroy": Signature(None, (c_void_p,)),

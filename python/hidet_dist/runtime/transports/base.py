@@ -48,6 +48,9 @@ class Transport(Protocol):
     def wait(self, stream: int | None = None) -> None:
         """Wait for the collectives on a stream, by default the current one. Failures are recorded."""
 
+    def wait_event(self, event: int) -> None:
+        """Wait for the collectives before a CUDA event. Failures are recorded."""
+
     def close(self) -> None:
         """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""
 

@@ -110,6 +110,9 @@ class GlooTransport:
     def wait(self, stream: int | None = None) -> None:
         """Do nothing: collectives block until they are done."""
 
+    def wait_event(self, event: int) -> None:
+        """Do nothing: collectives block until they are done."""
+
     def close(self) -> None:
         """Close all connections. Collectives of other ranks that wait for this one fail then."""
         self._groups.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -90,7 +91,7 @@ class NcclTransport:
                 if native.group_rank(group) >= 0 and self._nccl.spans(group):
                     self._make(group)
                     self._nccl.warm_up(group)
-                    self._wait(self._nccl.internal_stream)
+                    self._wait(functools.partial(self._nccl.wait, self._nccl.internal_stream))
 
         if self._recorded(run)() != native.OK:
             self._nccl.close()
@@ -112,7 +113,11 @@ class NcclTransport:
         has failed, or the time-out has passed.
         """
         handle = self._nccl.current_stream() if stream is None else stream
-        self._recorded(lambda: self._wait(handle))()
+        self._recorded(lambda: self._wait(functools.partial(self._nccl.wait, handle)))()
+
+    def wait_event(self, event: int) -> None:
+        """Wait for the work before a CUDA event, as :meth:`wait` does for a stream's."""
+        self._recorded(lambda: self._wait(functools.partial(self._nccl.wait_event, event)))()
 
     def close(self) -> None:
         """Free NCCL's communicators, or abort them after a failure."""
@@ -131,11 +136,12 @@ class NcclTransport:
 
         return recorded
 
-    def _wait(self, stream: int) -> None:
+    def _wait(self, wait: Callable[[float], int]) -> None:
+        """Wait by a function that does so for some seconds and returns a status code; look for dead ranks between."""
         watch: SilenceWatch | None = None
         others = tuple(rank for rank in self._ranks if rank != self._rank)
         store = self._setup.rendezvous.store
-        while self._nccl.wait(stream, _SLICE_SECONDS) == native.IN_PROGRESS:
+        while wait(_SLICE_SECONDS) == native.IN_PROGRESS:
             if watch is None:
                 watch = SilenceWatch(store, others)
             gone = watch.gone(others)

@@ -75,6 +75,9 @@ class SharedMemoryTransport:
     def wait(self, stream: int | None = None) -> None:
         """Do nothing: collectives block until they are done."""
 
+    def wait_event(self, event: int) -> None:
+        """Do nothing: collectives block until they are done."""
+
     def close(self) -> None:
         """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""
         self._shared.close()
