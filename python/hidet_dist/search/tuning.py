@@ -5,6 +5,7 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 
 # Presolve (presolve.py).
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
+CHECK_ENTITIES = 64  # entities from one look at the clock to the next
 
 # Ties (ties.py, optimum.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
@@ -44,6 +45,7 @@ PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that
 PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
+UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 NARROW_GAP = 0.07  # relative gap between plan and bound below which choices are dropped while prices are looked for
 NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
