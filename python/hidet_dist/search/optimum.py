@@ -61,6 +61,7 @@ class _State:
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
+    bounds: tuple[Prices, list[Table]] | None = None  # the last prices for which each choice was bounded, and the bounds
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -305,7 +306,8 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
         plans.append(probe)
-        if probe.choices in known or probe.bound >= mixture.seconds * (1 - tuning.EQUAL):
+        near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
+        if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
                 if not coarse:
                     break
@@ -381,15 +383,18 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
-    if not mixture.over:
-        _combine(state, tables, prices, mixture)
-        if not state.done():
-            _mix(state, tables, mixture)
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
-    _exhaust(state, tables, prices)
-    if state.done():
+    if not _exhaust(state, tables, prices) and not mixture.over:
+        best = state.seconds
+        _combine(state, tables, prices, mixture)
+        if state.seconds == best:
+            _mix(state, tables, mixture)
+        if state.seconds < best:
+            _narrow(state, tables, prices)
+            _exhaust(state, tables, prices)
+    if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
@@ -626,7 +631,11 @@ def _bounds(state: _State, tables: Tables, prices: Prices) -> list[Table] | None
     state.limits.check()
     reduction = state.reduction(prices)
     left = marginals(state.problem, reduction.kept, tables, prices)
-    return None if left is None else reduction.extend(state.problem, left)
+    if left is None:
+        return None
+    bounds = reduction.extend(state.problem, left)
+    state.bounds = prices, bounds
+    return bounds
 
 
 def _below(state: _State, bounds: Sequence[Table], limit: float) -> list[list[int]]:
@@ -637,13 +646,18 @@ def _below(state: _State, bounds: Sequence[Table], limit: float) -> list[list[in
     ]
 
 
-def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
-    """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small."""
+def _exhaust(state: _State, tables: Tables, prices: Prices) -> bool:
+    """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small.
+
+    Returns whether the gap is small enough.
+    """
     if not state.best or not prices.total:
-        return
-    bounds = _bounds(state, tables, prices)
-    if bounds is None:
-        return
+        return False
+    if state.bounds is None or state.bounds[0] is not prices:
+        _bounds(state, tables, prices)
+    if state.bounds is None or state.bounds[0] is not prices:
+        return False
+    bounds = state.bounds[1]
     gap = state.options.gap
     for _ in range(tuning.FRONTIERS):
         limit = min(state.cutoff(), state.bound * (1 + gap))
@@ -651,10 +665,11 @@ def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
         kept = _below(state, bounds, limit + prices.total * state.problem.budget)
         least = _try_plans_below(state, tables, prices, kept, limit)
         if least is None:
-            return
+            break
         state.raise_bound(least)
         if state.done() or state.bound < limit * (1 - tuning.EQUAL):
-            return
+            break
+    return state.done()
 
 
 def _combine(state: _State, tables: Tables, prices: Prices, mixture: _Mixture) -> None:

@@ -45,6 +45,7 @@ PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that
 PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
+BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 NARROW_GAP = 0.07  # relative gap between plan and bound below which choices are dropped while prices are looked for
 NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
@@ -53,7 +54,7 @@ PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
-MOST_LABELS = 2**18  # partial plans at one step, above which there are too many plans between bound and best plan
+MOST_LABELS = 2**19  # partial plans at one step, above which there are too many plans between bound and best plan
 FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
 FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
