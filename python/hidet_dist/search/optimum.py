@@ -126,7 +126,7 @@ class _State:
 
     def open_choices(self) -> int:
         """Count the remaining choices of entities that have more than one."""
-        return sum(len(choices) for choices in self.kept if len(choices) > 1)
+        return _count_open(self.kept)
 
     def cutoff(self) -> float:
         """Return the seconds below which a plan is better than the best one by more than the gap."""
@@ -134,6 +134,10 @@ class _State:
 
     def done(self) -> bool:
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
+
+
+def _count_open(kept: Sequence[Sequence[int]]) -> int:
+    return sum(len(choices) for choices in kept if len(choices) > 1)
 
 
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
@@ -284,8 +288,9 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     budget = state.problem.budget
     plans, bound, raises = list(state.known_plans), state.bound, 0
     low = plans[-1]
-    # Near the best price where the budget costs a few per cent of the time, as it mostly does.
-    limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
+    # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes there
+    # are, the more each is worth.
+    limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
     coarse, narrow_at = True, tuning.NARROW_GAP
     tested: set[int] = set()
@@ -695,7 +700,16 @@ def _try_plans_below(
 
     Returns a lower bound of all such plans within the budget, at most the limit; None if there are too many.
     """
-    if sum(len(choices) for choices in kept if len(choices) > 1) > tuning.FRONTIER_CHOICES:
+    if _count_open(kept) > tuning.FEW_CHOICES:
+        # Bounds of choices that others dominate are loose: those of what is left are not.
+        left = marginals(state.problem, kept, tables, prices)
+        if left is not None:
+            most = limit + prices.total * state.problem.budget
+            kept = [
+                [k for k, bound in zip(choices, line, strict=True) if bound < most] or [choices[int(line.argmin())]]
+                for choices, line in zip(kept, left, strict=True)
+            ]
+    if _count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
     try:
         frontier = Frontier(state.problem, kept, tables, prices, limit)
