@@ -18,6 +18,10 @@ class Bounds {
   // A forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
   double pass(bool forward);
 
+  // The bytes held at each program point in the fractional assignment that attains the last pass, which must have been
+  // forwards. Less the limit, they are a supergradient of that pass's bound in the prices.
+  std::vector<double> fractional_profile();
+
   // Prices of a byte at each program point, 0 or more.
   void set_prices(const std::vector<double> &prices);
 
@@ -32,9 +36,12 @@ class Bounds {
   std::vector<int> to_first_, to_second_;  // the begin of each edge's messages
   std::vector<double> first_, second_;  // the costs moved into each edge from the strategies of its nodes
   std::vector<double> prices_;
-  double priced_limit_ = 0;  // the limit's bytes at all prices
+  double constant_ = 0;  // the cost, with priced bytes, of what has no choice, less the limit's bytes at all prices
   std::vector<int> rounded_;
   std::vector<double> least_, conditioned_;
+  std::vector<int> best_;  // of each node, the strategy of least cost in the last pass forwards
+  std::vector<double> stayed_, part_;  // the parts of its cost that stayed, and were moved to each later edge, there
+  std::vector<double> weight_;  // of each strategy in the fractional assignment
 };
 
 }  // namespace hidet_dist::pairwise

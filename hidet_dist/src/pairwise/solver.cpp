@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <exception>
 #include <numeric>
 #include <random>
@@ -37,7 +38,7 @@ constexpr int kStaleAfterRise = 3;  // forests tried after each rise
 constexpr int kMostRises = 200;
 constexpr double kRise = 0.05, kRiseGrowth = 1.1;  // of the prices of memory that does not fit
 constexpr double kNoImprovement = 1e-5;  // less, relative to the bound, does not count
-constexpr int kNodesPerMove = 8;  // a round tries a move for so many open nodes
+constexpr int kNodesPerMove = 8;  // a round tries a move for so many nodes
 constexpr int kLeastMoves = 500;
 constexpr int kMovesPerPrice = 200;
 constexpr int kForestsPerTrade = 3;  // one move in so many is a trade
@@ -46,15 +47,32 @@ constexpr int kLeastForest = 5, kForestDoublings = 8;  // sizes of forests of fe
 constexpr int kRepairs = 2000;  // moves around forbidden pairs, in one descent
 constexpr double kRounding = 1e-9;  // relative, of bounds: they are sums of many terms
 
+// The seconds since it was made, of the wall or of the process's CPU time.
+class Clock {
+ public:
+  explicit Clock(const hidet_dist_pairwise_options &options) : cpu_(options.cpu_time != 0) {}
+
+  double seconds() const {
+    if (cpu_) return static_cast<double>(std::clock() - cpu_start_) / CLOCKS_PER_SEC;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  const bool cpu_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const std::clock_t cpu_start_ = std::clock();
+};
+
 class Solver {
  public:
   Solver(const Problem &problem, const hidet_dist_pairwise_options &options, double forbidden,
-         hidet_dist_pairwise_progress progress, void *context)
+         hidet_dist_pairwise_progress progress, void *context, const Clock &clock)
       : problem_(problem),
         options_(options),
         forbidden_(forbidden),
         progress_(progress),
         context_(context),
+        clock_(clock),
         random_(static_cast<std::uint64_t>(options.seed)),
         bounds_(problem),
         forest_(problem),
@@ -77,7 +95,7 @@ class Solver {
   const std::vector<int> &best() const { return best_; }
   double cost() const { return best_cost_; }
   double bound() const { return has_best_ ? std::min(bound_, best_cost_) : bound_; }
-  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  double seconds() const { return clock_.seconds(); }
   std::int64_t rounds() const { return rounds_; }
 
  private:
@@ -112,20 +130,23 @@ class Solver {
 
   void improve_bound() {
     for (int count = 0; count < kPassesPerRound && !over(); ++count) {
-      const double forward = bounds_.pass(true);
-      const double bound = std::max(forward, bounds_.pass(false));
+      const double backward = bounds_.pass(false), bound = bounds_.pass(true);
       ++passes_;
-      if (bound * (1 - kRounding) > bound_) {
-        if (bound * (1 - kRounding) > bound_ + kLeastStep * scale()) {
-          without_better_ = 0;
-          step_ = std::min(kMostStep, step_ * kStepGrowth);
-        }
-        bound_ = bound * (1 - kRounding);
-        best_prices_ = bounds_.prices();
-      }
+      take_bound(std::max(backward, bound));
       offer(bounds_.rounded());
       if (passes_ >= kPassesBeforePrices && problem_.points > 0) move_prices(bound);
     }
+  }
+
+  void take_bound(double bound) {
+    bound *= 1 - kRounding;
+    if (bound <= bound_) return;
+    if (bound > bound_ + kLeastStep * scale()) {
+      without_better_ = 0;
+      step_ = std::min(kMostStep, step_ * kStepGrowth);
+    }
+    bound_ = bound;
+    best_prices_ = bounds_.prices();
   }
 
   void move_prices(double bound) {
@@ -136,7 +157,7 @@ class Solver {
       bounds_.set_prices(best_prices_);
       return;
     }
-    const std::vector<double> held = profile(problem_, bounds_.rounded());
+    const std::vector<double> held = bounds_.fractional_profile();
     double square = 0;
     for (int t = 0; t < problem_.points; ++t) {
       direction_[t] += kAveraging * (held[t] - problem_.byte_limit - direction_[t]);
@@ -161,10 +182,8 @@ class Solver {
   // The change of the cost with priced bytes by the forest's strategies.
   double priced(double change, const std::vector<int> &assignment) const {
     for (std::size_t k = 0; k < forest_.nodes().size(); ++k) {
-      const int v = forest_.nodes()[k], begin = problem_.strategy_begin[v], s = forest_.strategy(static_cast<int>(k));
-      if (s == assignment[v]) continue;
-      const double price = price_sums_[problem_.end[v]] - price_sums_[problem_.begin[v]];
-      change += price * (problem_.bytes[begin + s] - problem_.bytes[begin + assignment[v]]);
+      const int v = forest_.nodes()[k], s = forest_.strategy(static_cast<int>(k));
+      if (s != assignment[v]) change += problem_.priced_change(v, assignment[v], s, price_sums_);
     }
     return change;
   }
@@ -243,11 +262,11 @@ class Solver {
   int forest_size() { return kLeastForest << (random_() % kForestDoublings); }
 
   void polish() {
-    if (problem_.open.empty()) return;
+    if (problem_.nodes == 0) return;
     Memory memory(problem_, best_);
     std::vector<int> assignment(best_);
     double cost = best_cost_;
-    const int moves = std::max(kLeastMoves, static_cast<int>(problem_.open.size()) / kNodesPerMove);
+    const int moves = std::max(kLeastMoves, problem_.nodes / kNodesPerMove);
     for (int move = 0; move < moves; ++move) {
       if (move % kMovesPerPrice == 0) {
         if (over()) break;
@@ -257,14 +276,14 @@ class Solver {
         cost += trade_.attempt(assignment, memory, random_);
         continue;
       }
-      const int seed = problem_.open[random_() % problem_.open.size()];
+      const int seed = static_cast<int>(random_() % static_cast<std::uint64_t>(problem_.nodes));
       forest_.grow_around(seed, forest_size(), random_() % 2 == 0, random_);
       if (!forest_.solve(assignment, price_sums_)) continue;
       const double change = forest_.change(assignment);
       if (change > 0) continue;
-      add_bytes(memory, assignment, 1.0);
+      change_bytes(memory, assignment, false);
       if (memory.peak() > problem_.byte_limit) {
-        add_bytes(memory, assignment, -1.0);
+        change_bytes(memory, assignment, true);
         continue;
       }
       take(assignment);
@@ -273,12 +292,10 @@ class Solver {
     offer(assignment);  // computes its cost and memory from scratch
   }
 
-  void add_bytes(Memory &memory, const std::vector<int> &assignment, double sign) const {
+  void change_bytes(Memory &memory, const std::vector<int> &assignment, bool back) const {
     for (std::size_t k = 0; k < forest_.nodes().size(); ++k) {
-      const int v = forest_.nodes()[k], begin = problem_.strategy_begin[v], s = forest_.strategy(static_cast<int>(k));
-      if (s == assignment[v]) continue;
-      memory.add(problem_.begin[v], problem_.end[v],
-                 sign * (problem_.bytes[begin + s] - problem_.bytes[begin + assignment[v]]));
+      const int v = forest_.nodes()[k], s = forest_.strategy(static_cast<int>(k));
+      if (s != assignment[v]) memory.change(problem_, v, back ? s : assignment[v], back ? assignment[v] : s);
     }
   }
 
@@ -287,7 +304,7 @@ class Solver {
   const double forbidden_;
   const hidet_dist_pairwise_progress progress_;
   void *const context_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const Clock &clock_;
   std::mt19937_64 random_;
   Bounds bounds_;
   Forest forest_;
@@ -313,24 +330,27 @@ extern "C" int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *
   try {
     if (options->seconds <= 0 && options->rounds <= 0)
       throw std::invalid_argument("the options limit neither seconds nor rounds");
-    const auto start = std::chrono::steady_clock::now();
+    const Clock clock(*options);
     Problem problem;
     *result = {given->forbidden, 0.0, 0.0, 0};
-    if (!reduce(*given, problem)) return 2;
-    hidet_dist_pairwise_options rest = *options;
-    if (rest.seconds > 0) {  // subtract the time of the reduction
-      rest.seconds -= std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      rest.seconds = std::max(rest.seconds, 1e-3);
+    if (!reduce(*given, true, problem)) {
+      result->seconds = clock.seconds();
+      return reduce(*given, false, problem) ? 3 : 2;
     }
-    Solver solver(problem, rest, given->forbidden, progress, context);
+
+    Solver solver(problem, *options, given->forbidden, progress, context, clock);
     solver.run();
     result->bound = solver.bound();
     result->rounds = solver.rounds();
-    result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result->seconds = clock.seconds();
     if (!solver.has_best()) return 1;
     result->cost = solver.cost();
-    for (int v = 0; v < problem.nodes; ++v)
-      strategies[v] = problem.strategy[problem.strategy_begin[v] + solver.best()[v]];
+    for (std::int64_t g = 0; g < given->nodes; ++g) {
+      const int part = problem.part_of[static_cast<std::size_t>(g)];
+      const int *choices =
+          &problem.choices[static_cast<std::size_t>(problem.choice_begin[static_cast<std::size_t>(g)])];
+      strategies[g] = choices[part < 0 ? 0 : solver.best()[part]];
+    }
     return 0;
   } catch (const std::exception &error) {
     hidet_dist::set_last_error(error.what());
