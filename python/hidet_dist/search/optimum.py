@@ -61,7 +61,7 @@ class _State:
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
-    bounds: tuple[Prices, list[Table]] | None = None  # the last prices for which each choice was bounded, and the bounds
+    bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
