@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from hidet_dist.artifacts import Manifest
 
 from .conftest import Rank, Start, assert_blames, load_all
 from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline
@@ -61,6 +64,18 @@ def _call_all(ranks: list[Rank], x: np.ndarray = X) -> None:
         assert_right(rank.answer(), x)
 
 
+def _call_on_devices(ranks: list[Rank], x: np.ndarray, results: Sequence[int] = range(RANKS)) -> None:
+    for number, rank in enumerate(ranks):
+        shapes = [X.shape] * 2 if number in results else []
+        rank.send("call_on_device", inputs=[x.tolist(), MASK.tolist()], shapes=shapes)
+    for number, rank in enumerate(ranks):
+        answer = rank.answer()
+        if number in results:
+            assert_right(answer, x)
+        else:
+            assert answer.get("result") == [], answer
+
+
 def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevices, pipeline: Path) -> None:
     ranks = start_on_devices()
     load_all(ranks, pipeline)
@@ -73,13 +88,36 @@ def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevic
         assert "error" not in answer, answer
         for x, result in zip(batches, answer["result"], strict=True):
             assert_right({"result": result}, np.array(x, np.float32))
-    _call_all(ranks, X * 2)
+    for n in range(3):
+        _call_on_devices(ranks, X * n)
     for rank in ranks:
         rank.send("trace", inputs=[X.tolist(), MASK.tolist()])
     profiles = [rank.answer()["result"] for rank in ranks]
     assert all(0 < one["busy"] < 1 for one in profiles), profiles
     for rank in ranks:
         rank.do("close")
+
+
+@pytest.mark.slow
+def test_stages_are_graphs_and_the_last_one_alone_gives_results(
+    start_on_devices: StartOnDevices, pipeline: Path, tmp_path: Path
+) -> None:
+    """Each stage is captured in its second run, while messages are pending on other streams."""
+    copy = as_cuda(Path(shutil.copytree(pipeline, tmp_path / "copy")), cuda_graph=True)
+    manifest = Manifest.load(copy)
+    assert manifest.pipeline is not None
+    replace(manifest, pipeline=replace(manifest.pipeline, results="last")).save(copy)
+    ranks = start_on_devices()
+    load_all(ranks, copy)
+    for n in range(4):
+        _call_on_devices(ranks, X + n, range(3, 5))
+    for rank in ranks:
+        rank.send("stream", batches=[[(X * n).tolist(), MASK.tolist()] for n in range(9)])
+    answers = [rank.answer() for rank in ranks]
+    assert [answer.get("result") for answer in answers[:3]] == [[None] * 9] * 3, answers
+    for answer in answers[3:]:
+        for n, result in enumerate(answer["result"]):
+            assert_right({"result": result}, X * np.float32(n))
 
 
 @pytest.mark.parametrize(
