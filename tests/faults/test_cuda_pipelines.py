@@ -16,7 +16,7 @@ import pytest
 
 from hidet_dist.artifacts import Manifest
 
-from .conftest import Rank, Start, assert_blames, load_all
+from .conftest import SHORT_SECONDS, Rank, Start, assert_blames, load_all
 from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
@@ -76,7 +76,7 @@ def _call_on_devices(ranks: list[Rank], x: np.ndarray, results: Sequence[int] = 
             assert answer.get("result") == [], answer
 
 
-def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevices, pipeline: Path) -> None:
+def test_ranks_give_the_results_until_one_is_killed(start_on_devices: StartOnDevices, pipeline: Path) -> None:
     ranks = start_on_devices()
     load_all(ranks, pipeline)
     _call_all(ranks)
@@ -94,8 +94,7 @@ def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevic
         rank.send("trace", inputs=[X.tolist(), MASK.tolist()])
     profiles = [rank.answer()["result"] for rank in ranks]
     assert all(0 < one["busy"] < 1 for one in profiles), profiles
-    for rank in ranks:
-        rank.do("close")
+    _kill_within_a_stream(ranks, 2)
 
 
 @pytest.mark.slow
@@ -118,16 +117,12 @@ def test_stages_are_graphs_and_the_last_one_alone_gives_results(
     for answer in answers[3:]:
         for n, result in enumerate(answer["result"]):
             assert_right({"result": result}, X * np.float32(n))
+    for rank in ranks:
+        rank.do("close")
 
 
-@pytest.mark.parametrize(
-    "victim", [2, *(pytest.param(victim, marks=pytest.mark.slow) for victim in (0, 4))], ids="rank {}".format
-)
-def test_all_stages_name_a_rank_that_is_killed_within_a_stream(
-    start_on_devices: StartOnDevices, pipeline: Path, victim: int
-) -> None:
-    ranks = start_on_devices()
-    load_all(ranks, pipeline)
+def _kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
+    """All other ranks, of all stages, name it."""
     for rank in ranks:
         rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
     for rank in ranks:
@@ -139,3 +134,25 @@ def test_all_stages_name_a_rank_that_is_killed_within_a_stream(
     other = ranks[1]
     other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 4])
+def test_a_rank_of_the_first_or_last_stage_is_killed(
+    start_on_devices: StartOnDevices, pipeline: Path, victim: int
+) -> None:
+    ranks = start_on_devices()
+    load_all(ranks, pipeline)
+    _kill_within_a_stream(ranks, victim)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_is_named_within_the_time_out(start_on_devices: StartOnDevices, pipeline: Path) -> None:
+    ranks = start_on_devices()
+    load_all(ranks, pipeline, SHORT_SECONDS)
+    _call_all(ranks)
+    for rank in (*ranks[:2], *ranks[3:]):
+        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
+    for rank in (*ranks[:2], *ranks[3:]):
+        answer = rank.answer()
+        assert answer.get("error") == "CommunicationError" and answer["ranks"] == [2], answer
