@@ -92,8 +92,8 @@ class Sums {
     while (merge(all)) {
     }
     if (all.empty()) all.push_back({1, 0, std::vector<int64_t>(static_cast<size_t>(tables), 0)});
-    const auto inner = std::min_element(all.begin(), all.end(),
-                                        [](const Loop &a, const Loop &b) { return cost(a) < cost(b); });
+    const auto inner =
+        std::min_element(all.begin(), all.end(), [](const Loop &a, const Loop &b) { return cost(a) < cost(b); });
     inner_ = *inner;
     all.erase(inner);
     // The result changes slowly: where it is reduced, the same line of it is lowered again and again.
@@ -209,9 +209,8 @@ class Sums {
 
 }  // namespace
 
-extern "C" int32_t hidet_dist_least_sums(int32_t dims, const int64_t *shape, int32_t tables,
-                                         const int64_t *addresses, const int64_t *strides,
-                                         const int64_t *result_strides, double *result) {
+extern "C" int32_t hidet_dist_least_sums(int32_t dims, const int64_t *shape, int32_t tables, const int64_t *addresses,
+                                         const int64_t *strides, const int64_t *result_strides, double *result) {
   try {
     std::vector<const double *> data;
     for (int32_t p = 0; p < tables; ++p) data.push_back(reinterpret_cast<const double *>(addresses[p]));

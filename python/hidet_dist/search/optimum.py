@@ -61,7 +61,7 @@ class _State:
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
-    bounds: tuple[Prices, list[Table]] | None = None  # the last prices for which each choice was bounded, and the bounds
+    bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -388,15 +388,16 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
+    known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
+    _combine(state, tables, prices, known)
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     if not _exhaust(state, tables, prices) and not mixture.over:
         best = state.seconds
-        _combine(state, tables, prices, mixture)
-        if state.seconds == best:
-            _mix(state, tables, mixture)
+        _mix(state, tables, mixture)
         if state.seconds < best:
+            _combine(state, tables, prices, known)
             _narrow(state, tables, prices)
             _exhaust(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
@@ -677,20 +678,21 @@ def _exhaust(state: _State, tables: Tables, prices: Prices) -> bool:
     return state.done()
 
 
-def _combine(state: _State, tables: Tables, prices: Prices, mixture: _Mixture) -> None:
-    """Find better plans among the combinations of the choices of the mixture's plans."""
+def _combine(state: _State, tables: Tables, prices: Prices, probes: Sequence[_Probe]) -> None:
+    """Find better plans among the combinations of the choices of some plans and the best one."""
     if not state.best or not prices.total:
         return
-    plans = [*(probe.choices for _, probe in mixture.parts), state.best]
+    plans = [*(probe.choices for probe in probes), state.best]
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-    gap = state.options.gap
-    for _ in range(tuning.FRONTIERS):
+    limit, gap = state.cutoff(), state.options.gap
+    for _ in range(1 + tuning.FRONTIERS):
+        least = _try_plans_below(state, tables, prices, kept, limit)
+        if state.done() or (least is not None and least < limit) or limit == state.cutoff():
+            return
+        # There are too many plans below the cutoff, or none below a lower limit.
         gap *= 2
         limit = min(state.cutoff(), state.bound * (1 + gap))
-        least = _try_plans_below(state, tables, prices, kept, limit)
-        if least is None or state.done() or least < limit or limit == state.cutoff():
-            return
 
 
 def _try_plans_below(

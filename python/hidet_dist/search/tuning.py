@@ -54,8 +54,8 @@ PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
-COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
 MOST_LABELS = 2**19  # partial plans at one step, above which there are too many plans between bound and best plan
+COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
 FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
 FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points

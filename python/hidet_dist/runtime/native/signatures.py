@@ -352,7 +352,14 @@ class PairwiseProblem(ctypes.Structure):
 class PairwiseOptions(ctypes.Structure):
     """``hidet_dist_pairwise_options``: the stopping criteria."""
 
-    _fields_ = (("seconds", c_double), ("gap", c_double), ("rounds", c_int64), ("seed", c_int64), ("cpu_time", c_int64))
+    _fields_ = (
+        ("seconds", c_double),
+        ("gap", c_double),
+        ("rounds", c_int64),
+        ("seed", c_int64),
+        ("threads", c_int64),
+        ("cpu_time", c_int64),
+    )
 
 
 class PairwiseResult(ctypes.Structure):
