@@ -713,26 +713,42 @@ def _try_plans_below(
             ]
     if _count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    points: dict[int, None] = {}
-    least = None
+    frontier, points = _fitting_frontier(state, tables, prices, kept, limit)
+    if frontier is None:
+        return None
+    if frontier.relaxed and len(frontier) and not state.done():
+        narrowed = [list(choices) for choices in kept]
+        for tensor in frontier.relaxed:
+            fix_required(state.groups[tensor], state.best, narrowed, False)
+        most = min(state.seconds, limit * (1 + state.options.gap))
+        _fitting_frontier(state, tables, prices, narrowed, most, frontier.relaxed, points)
+    return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
+
+
+def _fitting_frontier(
+    state: _State,
+    tables: Tables,
+    prices: Prices,
+    kept: Sequence[Sequence[int]],
+    limit: float,
+    exact: Sequence[int] = (),
+    points: Sequence[int] = (),
+) -> tuple[Frontier | None, list[int]]:
+    """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
+
+    Returns the last frontier, None if there are too many plans, and the points.
+    """
+    at, frontier = dict.fromkeys(points), None
     for _ in range(tuning.POINT_ROUNDS):
         try:
-            frontier = Frontier(state.problem, kept, tables, prices, limit, (), list(points))
-            over = _record_frontier(state, frontier)
-            if frontier.relaxed and len(frontier) and not state.done():
-                narrowed = [list(choices) for choices in kept]
-                for tensor in frontier.relaxed:
-                    fix_required(state.groups[tensor], state.best, narrowed, False)
-                most = min(state.seconds, limit * (1 + state.options.gap))
-                exact = Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed, list(points))
-                over |= _record_frontier(state, exact)
+            frontier = Frontier(state.problem, kept, tables, prices, limit, exact, list(at))
         except TooWide:
+            break  # with fewer points it is a bound still
+        over = _record_frontier(state, frontier)
+        if state.done() or not over.keys() - at.keys():
             break
-        least = min(limit, float(frontier.seconds[0])) if len(frontier) else limit
-        if state.done() or not over.keys() - points.keys():
-            break
-        points |= state.peaks | over
-    return least
+        at |= state.peaks | over
+    return frontier, list(at)
 
 
 def _record_frontier(state: _State, frontier: Frontier) -> dict[int, None]:
