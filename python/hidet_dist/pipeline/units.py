@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from hidet_dist.rules.rule import signature_of
 from hidet_dist.view import GraphView
 
 LONG_LIVED_SHARE = 0.25  # of the operators: tensors alive for longer do not prevent a cut
@@ -129,5 +128,5 @@ def _key(view: GraphView, operators: range, entering: str, leaving: str, readers
             name = view.names[y]
             inside[name] = f"{number - operators.start}.{o}"
             made.append((name in outputs, name == leaving))
-        lines.append((signature_of(op), tuple(read), tuple(made)))
+        lines.append((view.signature(number), tuple(read), tuple(made)))
     return tuple(lines)
