@@ -13,7 +13,7 @@ reads it other than at the index of its result; so what holds for two equal part
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.tensor import symbol_like
@@ -137,6 +137,28 @@ def micro_batch(
     return _built(view, mesh, given, chosen, dims, count)
 
 
+def recut(batch: MicroBatch, count: int, symbols: Sequence[SymbolPlan]) -> MicroBatch:
+    """Cut a symbolic batch, which is proven to be cut into several micro-batches, into ``count`` of them.
+
+    ``symbols`` are those of the whole batch. Raises ConfigError when the batch to plan for is too small.
+    """
+    name = batch_symbol(batch.graph, batch.input_dims)
+    assert name is not None and batch.count > 1
+    return replace(batch, count=count, symbols=_cut_symbols(symbols, name, count))
+
+
+def _cut_symbols(symbols: Sequence[SymbolPlan], name: str, count: int) -> tuple[SymbolPlan, ...]:
+    known = {symbol.name: symbol for symbol in symbols}
+    units = known[name].size // known[name].multiple_of
+    if units < count:
+        raise ConfigError(
+            f"A batch of {name} = {known[name].size}, the expected size, cannot be cut into {count} micro-batches of "
+            f"a multiple of {known[name].multiple_of}. Expect a larger batch in optimization_config['symbols'], or "
+            f"use at most {units} micro-batches."
+        )
+    return tuple(symbol.cut(count) if symbol.name == name else symbol for symbol in symbols)
+
+
 def _symbolic_micro_batch(
     graph: NormalGraph, count: int, dims: tuple[int | None, ...], symbols: Sequence[SymbolPlan]
 ) -> MicroBatch:
@@ -150,16 +172,8 @@ def _symbolic_micro_batch(
         )
     known = {symbol.name: symbol for symbol in symbols}
     check_symbols(graph, list(known))
-    units = known[name].size // known[name].multiple_of
-    if units < count:
-        raise ConfigError(
-            f"A batch of {name} = {known[name].size}, the expected size, cannot be cut into {count} micro-batches of "
-            f"a multiple of {known[name].multiple_of}. Expect a larger batch in optimization_config['symbols'], or "
-            f"use at most {units} micro-batches."
-        )
-    output_dims = _independent(graph, name, dims, known)
-    cut = tuple(symbol.cut(count) if symbol.name == name else symbol for symbol in symbols)
-    return MicroBatch(graph, count, dims, output_dims, cut)
+    cut = _cut_symbols(symbols, name, count)
+    return MicroBatch(graph, count, dims, _independent(graph, name, dims, known), cut)
 
 
 def _independent(
