@@ -108,7 +108,7 @@ def test_sizes_that_do_not_fit_are_refused_and_the_next_call_is_made(start: Star
         _assert_right(answer["result"], inputs)
 
 
-@pytest.mark.parametrize("culprit", [1, 3])
+@pytest.mark.parametrize("culprit", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_size_that_differs_within_a_stream_ends_it_on_all(start: Start, pipeline: Path, culprit: int) -> None:
     """Rank 1 shares its stage with another rank; rank 3 knows the size from an input that earlier stages lack."""
     ranks = start(RANKS)
@@ -124,6 +124,7 @@ def test_a_size_that_differs_within_a_stream_ends_it_on_all(start: Start, pipeli
         assert "The symbolic dim batch must be the same on all ranks" in answer["message"], answers
 
 
+@pytest.mark.slow
 def test_all_stages_name_a_rank_that_is_killed_within_a_stream_of_many_sizes(start: Start, pipeline: Path) -> None:
     ranks = start(RANKS)
     load_all(ranks, pipeline)
