@@ -324,9 +324,10 @@ class OptimizationConfig:
                         f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of "
                         "each stage in 'stages'."
                     )
-        if self.target != "cpu":
+        if self.target != "cpu" and self.symbols:
             raise ConfigError(
-                f"Pipelines run on CPUs so far, not on the target {self.target!r}: leave 'stages' and 'objective' out."
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target!r}: leave "
+                "'stages' and 'objective' out, or trace the graph for one size."
             )
 
     def _check_target(self) -> None:

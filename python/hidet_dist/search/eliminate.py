@@ -125,7 +125,8 @@ class Network:
     Attributes
     ----------
     sizes: the number of values of each variable.
-    given: the tables that were added before the elimination, in order.
+    given: the tables that were added before the elimination, in order; those of the entities come first.
+    of_tensor: for each tensor the numbers of its tables among ``given``.
     constant: the sum of the offsets of all tables.
     buckets: the eliminated variables, in order, after :meth:`minimum`.
     outside: for each variable the number and the offset of the table, over the neighbours of its bucket, of the least
@@ -136,6 +137,7 @@ class Network:
         self.tables = tables
         self.sizes: list[int] = []
         self.given: list[Factor] = []
+        self.of_tensor: dict[int, list[int]] = {}
         self.factors: list[list[Factor]] = []  # by variable: the factors that it occurs in
         self.constant = 0.0
         self.buckets: list[Bucket] = []
@@ -152,8 +154,8 @@ class Network:
         self.given.append((table, variables))
         self._add(table, variables)
 
-    def give_at(self, given: _Given, ends: Sequence[int]) -> None:
-        """Add a table over the choices or the specs of the entities ``ends``."""
+    def give_at(self, given: TensorTable, ends: Sequence[int]) -> int:
+        """Add a table over the choices or the specs of the entities ``ends``; return its number among ``given``."""
         variables = []
         for end, size, tie in given.dims:
             variable = ends[end]
@@ -162,6 +164,7 @@ class Network:
                 self.give(tie, (ends[end], variable))
             variables.append(variable)
         self.give(given.table, tuple(variables))
+        return len(self.given) - 1
 
     def _add(self, table: int, variables: tuple[int, ...]) -> None:
         if not variables:
@@ -588,7 +591,7 @@ def network_of(
     # Tensors whose producers and readers have equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
     left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
-    recipes: dict[Hashable, tuple[_Given, ...] | None] = {}
+    recipes: dict[Hashable, tuple[TensorTable, ...] | None] = {}
     for count, (tensor, group) in enumerate(readers(problem).items()):
         if not count % tuning.CHECK_STEPS:
             tables.limits.check()
@@ -611,13 +614,26 @@ def network_of(
             relaxed.append(tensor)
             recipe = _shares(tables, kept, group)
         ends = (first.producer, *consumers)
-        for given in recipe:
-            network.give_at(given, ends)
+        network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
     return network, relaxed
 
 
+def tensor_bytes(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, tensor: int
+) -> tuple[TensorTable, ...]:
+    """Make the tables of the priced bytes that a tensor's conversions hold.
+
+    ``problem`` has no costs (:func:`without_costs`). The tables have the dims of those of :func:`network_of`, for a
+    tensor that is not relaxed there.
+    """
+    group, memory = problem.groups[tensor], problem.activations.tensors[tensor]
+    recipe = _recipe(tables, kept, group, _Priced(memory, _Spans(prices, group)), math.inf)
+    assert recipe is not None  # without a limit none is
+    return recipe
+
+
 @dataclass(frozen=True)
-class _Given:
+class TensorTable:
     """A table for a network, wherever its tensor is: the number of the table, and its dims.
 
     A dim has the number of the entity among the tensor's producer and readers. If the dim is not over that entity's
@@ -630,7 +646,7 @@ class _Given:
 
 def _recipe(
     tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None, limit: float
-) -> tuple[_Given, ...] | None:
+) -> tuple[TensorTable, ...] | None:
     """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table."""
     first = group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
@@ -653,7 +669,7 @@ def _recipe(
     return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
-def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[_Given, ...]:
+def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its share of the least that the conversion can cost."""
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
@@ -665,7 +681,7 @@ def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]
         number = tables.find(key)
         if number is None:
             number = tables.add(key, tables.rounded(least[list(specs)]))
-        result.append(_Given(number, ((end, len(specs), None),)))
+        result.append(TensorTable(number, ((end, len(specs), None),)))
     return tuple(result)
 
 
@@ -740,7 +756,7 @@ def _pair(
     produced: tuple[int, ...],
     consumed: tuple[int, ...],
     priced: _Priced | None,
-) -> _Given:
+) -> TensorTable:
     """Make the table of a tensor with one reader, over specs on a side where choices share them, else over choices."""
     dims: list[tuple[int, int, int | None]] = []
     sides = []
@@ -758,7 +774,7 @@ def _pair(
             columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
             table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
         number = tables.add(key, tables.rounded(table))
-    return _Given(number, tuple(dims))
+    return TensorTable(number, tuple(dims))
 
 
 def _tensor(
@@ -769,7 +785,7 @@ def _tensor(
     consumers: Sequence[tuple[int, int]],
     consumed: Sequence[tuple[int, ...]],
     priced: _Priced | None,
-) -> _Given:
+) -> TensorTable:
     """Make the table of a tensor with several readers: each distinct required spec is paid once.
 
     ``certain`` are the specs of readers that can only require one; ``consumers`` are the others, each with its number
@@ -808,7 +824,7 @@ def _tensor(
         dims.append(_dim(tables, 1 + place, specs, entity in taken))
         if dims[-1][2] is None:
             taken.add(entity)
-    return _Given(number, tuple(dims))
+    return TensorTable(number, tuple(dims))
 
 
 def _dim(tables: Tables, end: int, specs: tuple[int, ...], tied: bool) -> tuple[int, int, int | None]:

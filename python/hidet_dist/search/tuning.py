@@ -52,6 +52,7 @@ KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
 MOST_LABELS = 2**18  # partial plans at one step, above which there are too many plans between bound and best plan
+COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
 FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
 FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price

@@ -68,7 +68,7 @@ def simulate_pipeline(
     ]
 
 
-def _expected(entry: PipelineInput, programs: Sequence[Program], count: int) -> Iterator[tuple[str, list[int]]]:
+def _expected(entry: PipelineInput, programs: Sequence[Program], count: int) -> Iterator[tuple[str, list[int | str]]]:
     """Yield the dtype and whole shape, of all micro-batches, that each stage requires of an input."""
     for reader in entry.readers:
         plan = programs[reader.stage].inputs[reader.number]

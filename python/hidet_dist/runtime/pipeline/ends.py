@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hidet_dist.artifacts.manifest import Manifest, TensorSignature
+from hidet_dist.runtime.pipeline.arrivals import Arrival
 from hidet_dist.runtime.pipeline.exchange import Route
 from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -20,12 +21,12 @@ class Ends:
 
     Attributes
     ----------
-    inlets: those of the stage's inputs that earlier stages compute, with their numbers in the stage.
+    arrivals: those of the stage's inputs that earlier stages compute.
     outlets: those of the stage's outputs that later stages read, with their numbers in the stage.
     routes: those of the graph's outputs that are returned on ranks of other stages.
     """
 
-    inlets: tuple[tuple[int, Inlet], ...]
+    arrivals: tuple[Arrival, ...]
     outlets: tuple[tuple[int, Outlet], ...]
     routes: tuple[Route, ...]
 
@@ -58,7 +59,7 @@ class RankEnds:
         return self._known[key]
 
     def _ends(self, sizes: Mapping[str, int]) -> Ends:
-        inlets: list[tuple[int, Inlet]] = []
+        arrivals: list[Arrival] = []
         outlets: list[tuple[int, Outlet]] = []
         for boundary in self._pipeline.boundaries:
             source = boundary.source
@@ -68,8 +69,8 @@ class RankEnds:
                     outlets.append((source.number, outlet))
                 if self._number == reader.stage:
                     inlet = self._inlet(source.stage, source.number, reader.number, sizes)
-                    inlets.append((reader.number, inlet))
-        return Ends(tuple(inlets), tuple(outlets), tuple(self._routes(sizes)))
+                    arrivals.append(Arrival(source.stage, reader.number, inlet))
+        return Ends(tuple(arrivals), tuple(outlets), tuple(self._routes(sizes)))
 
     def _routes(self, sizes: Mapping[str, int]) -> list[Route]:
         routes = []

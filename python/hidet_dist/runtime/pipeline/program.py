@@ -1,9 +1,10 @@
 """One rank's part of a pipeline: for each micro-batch, it receives, runs its stage's program, and sends.
 
 A rank receives the tensors that its stage reads of earlier stages, runs the stage's program, and sends the tensors that
-later stages read. Meanwhile, the stage before works on the next micro-batch. A message of more than the transport's
-buffer occupies its sender until the receiver takes it. All ranks share the order of messages (by micro-batch, boundary,
-and reading stage), so that ranks never wait for each other in a circle.
+later stages read. Meanwhile, the stage before works on the next micro-batch. On the host, a message of more than the
+transport's buffer occupies its sender until the receiver takes it. On CUDA devices, messages go from device memory to
+device memory on separate streams, while the stage computes. All ranks share the order of messages
+(:mod:`hidet_dist.runtime.pipeline.arrivals`), so that ranks never wait for each other in a circle.
 
 Two communicators have all ranks: one for messages forward, which the calling thread uses, and one for results
 (:mod:`hidet_dist.runtime.pipeline.exchange`). A failure of any of a rank's communicators ends all of them. The one of
@@ -24,11 +25,14 @@ from hidet_dist.errors import CommunicationError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.agreement import describe
 from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.arrays import HostArrays, raw_view
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
+from hidet_dist.runtime.pipeline.arrivals import Arrival, Arrivals
+from hidet_dist.runtime.pipeline.channel import Channel
 from hidet_dist.runtime.pipeline.ends import Ends, RankEnds, dtype_name
 from hidet_dist.runtime.pipeline.exchange import Computed, Exchange
-from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype, raw_view
+from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype
 from hidet_dist.runtime.pipeline.sizes import Sizes
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
@@ -46,11 +50,13 @@ class MicroBatch:
     sizes: the whole sizes of symbolic dims in it.
     inputs: the stage's inputs that are inputs of the graph, by their numbers in the stage.
     outputs: the memory of its part of the outputs, by the numbers of the graph's outputs.
+    buffers: that of the whole outputs, with their devices and owners.
     """
 
     sizes: Mapping[str, int]
     inputs: Mapping[int, Buffer]
     outputs: Mapping[int, np.ndarray]
+    buffers: Mapping[int, Buffer]
 
 
 @dataclass
@@ -61,6 +67,7 @@ class PreparedCall:
     ----------
     inputs: the inputs of the graph that the stage reads, contiguous, for all micro-batches.
     sizes: the sizes of symbolic dims that they have.
+    device: the device of new outputs.
     kind: the library of new outputs; None if the caller gives the outputs.
     results: the outputs as they are returned; empty on ranks that return none.
     discards: whether the outputs are thrown away.
@@ -69,6 +76,7 @@ class PreparedCall:
 
     inputs: Sequence[Buffer]
     sizes: Mapping[str, int]
+    device: tuple[int, int]
     kind: str | None
     results: list[Any]
     discards: bool = False
@@ -108,7 +116,7 @@ class PipelinedProgram:
     program: Program
         The stage's program.
     memory: Memory
-        The memory of the program's tensors, which is the host's.
+        The memory of the program's tensors.
     world: Communicator
         The communicator of all ranks, for messages forward.
     own: Communicator
@@ -134,6 +142,9 @@ class PipelinedProgram:
         self._mesh, self._rank = self._stage.mesh, rank
         self._program, self._memory = program, memory
         self._world, self._own, self._backward = world, own, backward
+        self._arrays, self._host = memory.arrays(), HostArrays()
+        self._forward = Channel(world, memory.arrays(world.stream))
+        self._results = None if backward is None else Channel(backward, memory.arrays(backward.stream))
         pipeline, number = self._pipeline, self._number
         # The inputs of the graph that the stage reads, with their numbers in the stage.
         self._read = {
@@ -155,6 +166,7 @@ class PipelinedProgram:
             if y.source.stage == number != target and pipeline.gives_results(target)
         }
         self._scratch: dict[int, np.ndarray] = {}
+        self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
 
     @staticmethod
@@ -204,10 +216,17 @@ class PipelinedProgram:
         kind = None
         if outputs is None:
             kind = self._signature.kind(inputs) if self._given else NUMPY
-        prepared = PreparedCall(buffers, sizes, kind, [] if outputs is None else list(outputs))
+        device = self._result_device(inputs)
+        prepared = PreparedCall(buffers, sizes, device, kind, [] if outputs is None else list(outputs))
         if self._sizes.complete(sizes):
             self._place(prepared, sizes)
         return prepared, sizes
+
+    def _result_device(self, inputs: Sequence[Any]) -> tuple[int, int]:
+        """Return the device of new outputs: this rank's if the first input is on a device, or else the host."""
+        first = inputs[0] if inputs else None  # which the stage may not read, so that it may be anything
+        on_device = hasattr(first, "__dlpack_device__") and dlpack.device_of(first)[0] == dlpack.CUDA
+        return self._arrays.device if on_device else (dlpack.CPU, 0)
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedCall, Mapping[str, int]]:
         """Prepare a call on zeros whose outputs are thrown away.
@@ -223,7 +242,7 @@ class PipelinedProgram:
         whole.update(sizes)
         check_sizes(self._stage.symbols, whole)
         buffers = self._signature.zeros(local_sizes(self._stage.local_symbols, whole))
-        prepared = PreparedCall(buffers, whole, None, [], discards=True)
+        prepared = PreparedCall(buffers, whole, self._arrays.device, None, [], discards=True)
         self._place(prepared, whole)
         return prepared, whole
 
@@ -254,8 +273,8 @@ class PipelinedProgram:
     def begin(self, number: int) -> None:
         """Begin call, or stream, ``number``."""
         self._own.begin_call(number)
-        if self._backward is not None:
-            self._exchange = Exchange(self._backward, number)
+        if self._results is not None:
+            self._exchange = Exchange(self._results, number)
 
     def end(self) -> None:
         """End a call, or stream, whose results have all been collected."""
@@ -287,29 +306,33 @@ class PipelinedProgram:
             sizes = self._sizes.exchange(prepared.sizes, self._world, self._own, self._memory, agreed)
             if not prepared.micro_batches:
                 self._place(prepared, sizes)
-        for number, micro_batch in enumerate(prepared.micro_batches):
-            ends = self._ends.at(micro_batch.sizes)
+        ends_of = [self._ends.at(micro_batch.sizes) for micro_batch in prepared.micro_batches]
+        arrivals = Arrivals(self._forward, [ends.arrivals for ends in ends_of], self._number)
+        for number, (micro_batch, ends) in enumerate(zip(prepared.micro_batches, ends_of, strict=True)):
             sizes = local_sizes(self._stage.local_symbols, micro_batch.sizes)
             times = [time.perf_counter_ns()]
-            arguments = {**micro_batch.inputs, **self._receive(ends)}
+            received = arrivals.take(number)
+            arguments = {**micro_batch.inputs, **self._completed(received)}
             times.append(time.perf_counter_ns())
-            shards = self._shards(micro_batch, sizes)
+            shards = self._shards(micro_batch, ends, sizes)
             inputs = [arguments[place] for place in range(len(self._stage.inputs))]
             if self._receives:
                 self._checks.check_indices(inputs, sizes)
             self._own.bind()
-            placed = self._program.place(inputs, [self._buffer(shards[n], n) for n in range(len(shards))], sizes)
+            placed = self._program.place(inputs, [buffer for _, buffer in shards], sizes)
             _, kernels = self._program.run(placed, self._own, intervals is not None)
+            self._kept.clear()  # a run ends behind them
             times.append(time.perf_counter_ns())
-            self._send(ends, shards)
-            self._deliver(micro_batch, ends, shards)
+            if ends.outlets:
+                self._forward.send([(outlet, shards[place][0]) for place, outlet in ends.outlets])
+            self._deliver(micro_batch, ends, [shard for shard, _ in shards])
             times.append(time.perf_counter_ns())
             if intervals is not None:
-                received, sent = ([end for _, end in some] for some in (ends.inlets, ends.outlets))
+                nbytes = _summed([one.inlet for one in ends.arrivals]), _summed([end for _, end in ends.outlets])
                 intervals += [
-                    Interval("receive", number, times[0], times[1], _summed(received)),
+                    Interval("receive", number, times[0], times[1], nbytes[0]),
                     Interval("run", number, times[1], times[2], kernels=kernels),
-                    Interval("send", number, times[2], times[3], _summed(sent)),
+                    Interval("send", number, times[2], times[3], nbytes[1]),
                 ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
@@ -317,17 +340,20 @@ class PipelinedProgram:
 
         Raises CommunicationError.
         """
-        if self._exchange is None:
-            return prepared.results
-        for micro_batch in prepared.micro_batches:
-            received = self._exchange.take()
-            if received:
-                self._own.bind()
-            for place, inlet in ((route.output, route.inlet) for route in self._ends.at(micro_batch.sizes).routes):
-                if inlet is not None:
-                    shard = inlet.complete(self._own, received[place])
-                    into = micro_batch.outputs[place]
-                    into[...] = shard.reshape(into.shape)
+        if self._exchange is not None:
+            for micro_batch in prepared.micro_batches:
+                received = self._exchange.take()
+                if received:
+                    self._own.bind()
+                for place, inlet in ((route.output, route.inlet) for route in self._ends.at(micro_batch.sizes).routes):
+                    if inlet is not None:
+                        shard = inlet.complete(self._arrays, self._own, received[place])
+                        into = micro_batch.outputs[place]
+                        self._arrays.copy(into, shard.reshape(into.shape))
+                        self._kept += [shard, received[place]]
+        if self._arrays.deferred:
+            self._arrays.wait(self._arrays.mark(), self._own)
+        self._kept.clear()
         self._world.bind()
         return prepared.results
 
@@ -392,7 +418,7 @@ class PipelinedProgram:
         if prepared.discards:
             places = self._signature.scratch(wholes)
         elif prepared.kind is not None:
-            prepared.results, places = self._signature.new_outputs(prepared.kind, wholes, prepared.inputs)
+            prepared.results, places = self._signature.new_outputs(prepared.kind, wholes, prepared.device)
         else:
             places = self._signature.outputs(prepared.results, wholes, prepared.inputs)
         parts = []
@@ -406,10 +432,8 @@ class PipelinedProgram:
                 self._checks.check_indices([inputs[n] for n in range(len(self._stage.inputs))], local)
             outputs = {}
             for n, (place, buffer) in enumerate(zip(self._given, places, strict=True)):
-                view = raw_view(buffer.address, buffer.shape, buffer.dtype)
-                outputs[place] = _cut(view, dims[n], [of[n] for of in shapes], number)
-            # The buffers keep the memory that the views are of.
-            parts.append(MicroBatch(one, inputs, _Kept(outputs, places)))
+                outputs[place] = _cut(_view(buffer), dims[n], [of[n] for of in shapes], number)
+            parts.append(MicroBatch(one, inputs, outputs, dict(zip(self._given, places, strict=True))))
         prepared.micro_batches = parts
 
     def _part(
@@ -420,8 +444,9 @@ class PipelinedProgram:
         if dim is None or len(sizes) == 1:
             return buffer
         shapes = [self._stage.inputs[own].local_at(one, self._mesh) for one in sizes]
-        part = _cut(raw_view(buffer.address, buffer.shape, buffer.dtype), dim, shapes, micro_batch)
-        packed = np.ascontiguousarray(part)
+        part = _cut(_view(buffer), dim, shapes, micro_batch)
+        arrays = self._host if buffer.device[0] in (dlpack.CPU, dlpack.CUDA_HOST) else self._arrays
+        packed = arrays.packed(part)
         return replace(
             buffer,
             address=packed.ctypes.data,
@@ -430,31 +455,35 @@ class PipelinedProgram:
             owner=(packed, buffer),
         )
 
-    def _shards(self, micro_batch: MicroBatch, sizes: Mapping[str, int]) -> list[np.ndarray]:
-        """Find memory for the stage's outputs, within the graph's outputs if possible."""
+    def _shards(self, micro_batch: MicroBatch, ends: Ends, sizes: Mapping[str, int]) -> list[tuple[np.ndarray, Buffer]]:
+        """Find memory for the stage's outputs, within the graph's outputs if possible.
+
+        An output that is sent on a stream is in separate memory, because the call may return before it is taken.
+        """
+        sent_later = {number for number, _ in ends.outlets} | self._travelling if self._arrays.deferred else set()
         shards = []
-        for number, (signature, shape) in enumerate(
-            zip(self._stage.outputs, self._program.output_shapes(sizes), strict=True)
-        ):
-            for place in self._given:
+        for number, shape in enumerate(self._program.output_shapes(sizes)):
+            dtype = raw_dtype(dtype_name(self._stage.outputs[number]))
+            for place in () if number in sent_later else self._given:
                 source = self._pipeline.outputs[place].source
                 if (source.stage, source.number) == (self._number, number):
                     direct = micro_batch.outputs[place]
                     if direct.flags.c_contiguous:
-                        shards.append(direct)
+                        shards.append((direct, self._buffer(direct, number, micro_batch.buffers[place].device)))
                         break
             else:
-                if number in self._travelling:  # it is sent while the next micro-batch is computed
-                    shards.append(np.empty(shape, raw_dtype(dtype_name(signature))))
+                if number in self._travelling | sent_later:  # it is sent while the next micro-batch is computed
+                    shard = self._arrays.empty(shape, dtype)
                 else:
                     if number not in self._scratch or self._scratch[number].shape != shape:
-                        self._scratch[number] = np.empty(shape, raw_dtype(dtype_name(signature)))
-                    shards.append(self._scratch[number])
+                        self._scratch[number] = self._arrays.empty(shape, dtype)
+                    shard = self._scratch[number]
+                shards.append((shard, self._buffer(shard, number, self._arrays.device)))
         return shards
 
-    def _buffer(self, shard: np.ndarray, number: int) -> Buffer:
+    def _buffer(self, shard: np.ndarray, number: int, device: tuple[int, int]) -> Buffer:
         dtype = dtype_name(self._stage.outputs[number])
-        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, (dlpack.CPU, 0), False, shard)
+        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, device, False, shard)
 
     def _deliver(self, micro_batch: MicroBatch, ends: Ends, shards: Sequence[np.ndarray]) -> None:
         """Copy this rank's outputs of the graph to the call's outputs, and queue them for other ranks."""
@@ -467,37 +496,35 @@ class PipelinedProgram:
             if place in self._given:
                 into = micro_batch.outputs[place]
                 if into.size and into.ctypes.data != shard.ctypes.data:
-                    into[...] = shard.reshape(into.shape)
+                    self._arrays.copy(into, shard.reshape(into.shape))
+                    self._kept.append(shard)
         if self._exchange is not None:
             self._exchange.add(Computed(computed, ends.routes))
 
     # Messages.
 
-    def _receive(self, ends: Ends) -> dict[int, Buffer]:
-        """Receive the stage's inputs that earlier stages computed, by their numbers in the stage."""
-        self._world.bind()
-        parts = [(number, inlet, inlet.receive(self._world)) for number, inlet in ends.inlets]
+    def _completed(self, received: Sequence[tuple[Arrival, np.ndarray]]) -> dict[int, Buffer]:
+        """Complete the stage's inputs that earlier stages computed, by their numbers in the stage."""
         self._own.bind()
         arguments = {}
-        for number, inlet, part in parts:
-            shard, dtype = inlet.complete(self._own, part), dtype_name(self._stage.inputs[number])
-            arguments[number] = Buffer(
-                shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, (dlpack.CPU, 0), False, shard
+        for arrival, part in received:
+            shard = arrival.inlet.complete(self._arrays, self._own, part)
+            arguments[arrival.number] = Buffer(
+                shard.ctypes.data,
+                shard.shape,
+                dtype_name(self._stage.inputs[arrival.number]),
+                shard.nbytes,
+                True,
+                self._arrays.device,
+                False,
+                (shard, part),
             )
         return arguments
 
-    def _send(self, ends: Ends, shards: Sequence[np.ndarray]) -> None:
-        self._world.bind()
-        for number, outlet in ends.outlets:
-            outlet.send(self._world, shards[number])
 
-
-class _Kept(dict[int, np.ndarray]):
-    """Views, by number, with the owners of their memory."""
-
-    def __init__(self, views: Mapping[int, np.ndarray], owners: Sequence[Any]):
-        super().__init__(views)
-        self.owners = owners
+def _view(buffer: Buffer) -> np.ndarray:
+    """View the memory of a contiguous tensor, which the view does not keep alive."""
+    return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype))
 
 
 def _summed(ends: Sequence[Inlet | Outlet]) -> dict[int, int]:
