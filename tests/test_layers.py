@@ -53,6 +53,7 @@ LAYERS: tuple[str, ...] = (
     "rewriting",
     "toolchain",
     "progress",
+    "collector",
     "files",
     "checks",
     "limits",

@@ -15,6 +15,7 @@ from typing import Any
 import hidet
 from hidet.graph import FlowGraph, Tensor
 
+from hidet_dist.collector import older_objects_kept
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
@@ -126,7 +127,7 @@ def auto_parallel(
     build = request.prepared()
     files = build.weight_files()
     check_weights(build.view().tensors.values(), files)
-    with Progress() as progress:
+    with older_objects_kept(), Progress() as progress:
         begin = time.perf_counter()
         plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()
