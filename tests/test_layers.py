@@ -53,7 +53,7 @@ LAYERS: tuple[str, ...] = (
     "rewriting",
     "toolchain",
     "progress",
-    "collector",
+    "frugal",
     "files",
     "checks",
     "limits",

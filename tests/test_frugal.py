@@ -1,4 +1,4 @@
-"""Objects from before a block are left out of garbage collections only while it runs."""
+"""The settings of a process change only while a block runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import pytest
+import torch
 
-from hidet_dist.collector import older_objects_kept
+from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 
 
 class _Circle:
@@ -33,3 +34,15 @@ def test_an_error_and_a_nested_block_leave_the_collector_as_it_was() -> None:
         assert gc.get_freeze_count() > 0, "the outer block goes on"
         raise KeyError
     assert gc.get_freeze_count() == 0
+
+
+def test_torch_has_its_threads_back_after_an_error() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyError), copies_in_one_thread():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
