@@ -547,8 +547,10 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
     coarse = True
+    # What refuses a budget need not be exact, if the graph is large.
+    near = tuning.PEAK_NEAR if state.open_choices() > tuning.FEW_CHOICES else 0.0
     for _ in range(tuning.PROBES):
-        if best.peak <= max(enough, bound + 0.5):
+        if best.peak <= max(enough, bound + 0.5) or (bound > enough and best.peak <= bound * (1 + near)):
             break
         prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
         probe = state.probe(tables, prices, coarse=coarse)

@@ -40,6 +40,7 @@ PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least mem
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.01  # relative gap between the least peak so far and its bound, above which more plans are searched
+PEAK_NEAR = 1e-3  # such a gap at which the least peak of a graph of more than FEW_CHOICES is near enough for a refusal
 PEAK_RISES = 6  # raises of the prices of points that exceed the target
 PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that exceeds the target most
 PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
