@@ -44,7 +44,7 @@ def known(folder: Path) -> dict[str, dict[str, str]]:
         return {row["instance"]: row for row in csv.DictReader(file)}
 
 
-def measure(folder: Path, instance: str, share: float, clock: Clock) -> dict[str, Any]:
+def measure(folder: Path, instance: str, share: float, threads: int, clock: Clock) -> dict[str, Any]:
     """Solve one instance in this process."""
     row = known(folder)[instance]
     begin = time.perf_counter()
@@ -59,9 +59,14 @@ def measure(folder: Path, instance: str, share: float, clock: Clock) -> dict[str
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
     limit_seconds = share * float(row["limit_seconds"])
-    result: dict[str, Any] = {"limit_seconds": limit_seconds, "clock": clock, "read_seconds": read_seconds}
+    result: dict[str, Any] = {
+        "limit_seconds": limit_seconds,
+        "threads": threads,
+        "clock": clock,
+        "read_seconds": read_seconds,
+    }
     try:
-        solution = solve(problem, result["limit_seconds"], clock=clock, on_incumbent=note)
+        solution = solve(problem, result["limit_seconds"], threads=threads, clock=clock, on_incumbent=note)
     except SolverError:
         return {**result, "cost": None, "score": 0.0}
 
@@ -93,6 +98,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--share", type=float, default=1.0, help="the part of each time limit to take")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=2, help="1, or 2 to bound and search at the same time")
     parser.add_argument("--clock", choices=get_args(Clock), default="wall", help="what the time limit counts")
     given = parser.parse_args()
     if not (given.folder / "known.csv").is_file():
@@ -102,7 +108,7 @@ def main() -> None:
         if name not in there:
             sys.exit(f"{given.folder} has no instance {name!r}; it has {', '.join(there)}.")
     if given.one:
-        print(json.dumps(measure(given.folder, given.instances[0], given.share, given.clock)))
+        print(json.dumps(measure(given.folder, given.instances[0], given.share, given.threads, given.clock)))
         return
     table = Table(title="Cost and bound beside the best known", title_justify="left")
     for column in (
@@ -120,6 +126,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in given.instances or there:
         options = ["--folder", str(given.folder), "--share", str(given.share), "--clock", given.clock]
+        options += ["--threads", str(given.threads)]
         command = [sys.executable, __file__, name, "--one", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

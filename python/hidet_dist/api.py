@@ -334,14 +334,18 @@ class _Request:
                     f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the "
                     "two out."
                 )
-        if plan.pipeline is not None and self.target.name != "cpu":
-            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
+        if plan.pipeline is not None and self.target.name != "cpu" and plan.stages[0].symbols:
+            raise ConfigError(
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}."
+            )
         for stage in plan.stages:
             if stage.mesh.is_uneven():
                 _check_shares(self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
+        count = 1 if plan.pipeline is None else plan.pipeline.micro_batches
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
-            if declared.setdefault(symbol.name, symbol) != symbol:
+            whole = declared.setdefault(symbol.name, symbol)
+            if symbol not in (whole, whole.cut(count)):  # a pipeline's symbols are those of one micro-batch
                 raise PlanError(
                     f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
                     f"{symbol.multiple_of}; optimization_config['symbols'] declares another."

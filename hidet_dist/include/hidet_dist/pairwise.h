@@ -38,13 +38,15 @@ typedef struct hidet_dist_pairwise_problem {
 } hidet_dist_pairwise_problem;
 
 /* The stopping criteria: `seconds`, `rounds` (each alternates bounding and searching; 0 for any number), or
- * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only. */
+ * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only, whatever the
+ * number of threads. */
 typedef struct hidet_dist_pairwise_options {
   double seconds;
   double gap;
   int64_t rounds;
   int64_t seed;
-  int64_t cpu_time; /* not 0: seconds are those of the process's CPU time */
+  int64_t threads;  /* 1, or 2 to bound and search at the same time */
+  int64_t cpu_time; /* not 0: seconds are those of the process's CPU time, divided by the threads */
 } hidet_dist_pairwise_options;
 
 typedef struct hidet_dist_pairwise_result {

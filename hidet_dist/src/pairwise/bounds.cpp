@@ -55,6 +55,8 @@ Bounds::Bounds(const Problem &problem) : problem_(problem), node_(problem.cost) 
   prices_.assign(problem.points, 0.0);
   constant_ = problem.base_cost;
   rounded_.assign(problem.nodes, 0);
+  removed_.assign(problem.cost.size(), 0);
+  surplus_.assign(problem.cost.size(), 0.0);
   best_.assign(problem.nodes, 0);
   stayed_.assign(problem.nodes, 1.0);
   part_.assign(problem.nodes, 0.0);
@@ -111,6 +113,14 @@ double Bounds::pass(bool forward) {
     const double stays = 1.0 - part * later_edges;
     const double *least_cost = std::min_element(cost, cost + size);
     bound += stays * *least_cost;
+    for (int s = 0; s < size; ++s) {
+      const int strategy = problem_.strategy_begin[v] + s;
+      surplus_[strategy] = cost[s] - *least_cost;
+      if (surplus_[strategy] <= slack_ || removed_[strategy]) continue;
+      cost[s] += problem_.big;
+      removed_[strategy] = 1;
+      ++removals_;
+    }
     if (forward) {
       best_[v] = static_cast<int>(least_cost - cost);
       stayed_[v] = stays;
@@ -125,6 +135,7 @@ double Bounds::pass(bool forward) {
     }
     for (int s = 0; s < size; ++s) cost[s] *= stays;
   }
+  slack_ = std::numeric_limits<double>::max();
   return bound + constant_;
 }
 

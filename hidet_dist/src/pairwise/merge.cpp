@@ -378,13 +378,15 @@ bool Merge::apply(Problem &made) {
 
 }  // namespace
 
-bool merge(Problem &problem, bool within_limit) {
+namespace {
+
+bool merge(Problem &problem, bool within_limit, bool dominated_too) {
   bool dominated = false;
   for (bool first = true;; first = false) {  // the first step always adds parallel edges
     Merge step(problem);
     const bool changes = step.find(dominated, within_limit);
     if (!changes && !first) {
-      if (dominated) return true;
+      if (dominated || !dominated_too) return true;
       dominated = true;
       continue;
     }
@@ -396,6 +398,17 @@ bool merge(Problem &problem, bool within_limit) {
                                     [&](double bytes) { return bytes > problem.byte_limit; }))
       return false;
   }
+}
+
+}  // namespace
+
+bool merge(Problem &problem, bool within_limit) { return merge(problem, within_limit, true); }
+
+bool without(const Problem &problem, const std::vector<char> &removed, Problem &made) {
+  made = problem;
+  for (std::size_t s = 0; s < removed.size(); ++s)
+    if (removed[s]) made.cost[s] = made.big;
+  return merge(made, true, false);  // a known assignment's strategies stay, though others may be as good
 }
 
 }  // namespace hidet_dist::pairwise

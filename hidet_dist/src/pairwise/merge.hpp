@@ -11,4 +11,7 @@ namespace hidet_dist::pairwise {
 // too that take more bytes than there are. False if a node has no strategy left, so that there is no assignment.
 bool merge(Problem &problem, bool within_limit);
 
+// Makes the problem without some strategies, merged. False if none is left of a node.
+bool without(const Problem &problem, const std::vector<char> &removed, Problem &made);
+
 }  // namespace hidet_dist::pairwise

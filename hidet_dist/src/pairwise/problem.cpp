@@ -122,6 +122,35 @@ double Problem::cost_of(const std::vector<int> &assignment) const {
   return sum;
 }
 
+std::vector<int> Problem::given_strategies(const std::vector<int> &assignment) const {
+  std::vector<int> given(part_of.size());
+  for (std::size_t g = 0; g < given.size(); ++g)
+    given[g] = choices[static_cast<std::size_t>(choice_begin[g] + (part_of[g] < 0 ? 0 : assignment[part_of[g]]))];
+  return given;
+}
+
+std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
+  std::vector<char> possible(cost.size(), 1);
+  for (std::size_t g = 0; g < given.size(); ++g) {
+    const int *chosen = &choices[static_cast<std::size_t>(choice_begin[g])];
+    if (part_of[g] < 0) {
+      if (chosen[0] != given[g]) return {};
+      continue;
+    }
+    const int begin = strategy_begin[part_of[g]];
+    for (int s = 0; s < size(part_of[g]); ++s)
+      if (chosen[s] != given[g]) possible[begin + s] = 0;
+  }
+  std::vector<int> assignment(static_cast<std::size_t>(nodes));
+  for (int v = 0; v < nodes; ++v) {
+    const auto begin = possible.begin() + strategy_begin[v], end = possible.begin() + strategy_begin[v + 1];
+    const auto found = std::find(begin, end, 1);
+    if (found == end) return {};
+    assignment[v] = static_cast<int>(found - begin);
+  }
+  return assignment;
+}
+
 void Problem::set_incident() {
   incident_begin.assign(static_cast<std::size_t>(nodes) + 1, 0);
   for (int e = 0; e < edges; ++e) ++incident_begin[first[e] + 1], ++incident_begin[second[e] + 1];

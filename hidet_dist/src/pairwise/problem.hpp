@@ -77,6 +77,11 @@ struct Problem {
     return sum;
   }
 
+  // The strategies of the nodes as given for an assignment.
+  std::vector<int> given_strategies(const std::vector<int> &assignment) const;
+  // The assignment for strategies of the nodes as given; empty if some of them have been removed.
+  std::vector<int> assignment_of(const std::vector<int> &given) const;
+
   double cost_of(const std::vector<int> &assignment) const;
 
   // Sets `incident` from the edges' nodes.

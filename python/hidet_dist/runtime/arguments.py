@@ -7,12 +7,11 @@ from typing import Any
 
 from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
-from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.dlpack import DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
-from hidet_dist.spec.symbols import bind
+from hidet_dist.spec.symbols import bind, known_sizes
 
 
 class Signature:
@@ -70,6 +69,12 @@ class Signature:
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
 
+    def known_sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
+        """Compute the whole size of each symbolic dim that the inputs have. Raises InputError as :meth:`sizes`."""
+        written = [x.shape for x in self._stage.inputs]
+        shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
+        return known_sizes(self._stage.symbols, self._stage.local_symbols, shapes, self._numbers)
+
     def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
         """Raise InputError where inputs hold indices out of range, given the sizes of local symbols."""
         self._index_checks.check(inputs, sizes)
@@ -108,13 +113,9 @@ class Signature:
         return buffers
 
     def new_outputs(
-        self, kind: str, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
+        self, kind: str, shapes: Sequence[tuple[int, ...]], device: tuple[int, int]
     ) -> tuple[list[Any], list[Buffer]]:
-        """Make outputs of a library, and return them and their memory.
-
-        They are on the first input's device, if the memory supports several devices.
-        """
-        device = inputs[0].device if inputs else (dlpack.CPU, 0)
+        """Make outputs of a library on a DLPack device, and return them and their memory."""
         made = [
             self._memory.empty(kind, shape, dtype, device) for shape, dtype in zip(shapes, self._outputs, strict=True)
         ]

@@ -54,6 +54,7 @@ def solve(
     rounds: int | None = None,
     gap: float = 1e-9,
     seed: int = 0,
+    threads: int = 1,
     clock: Clock = "wall",
     on_incumbent: Callable[[float, float, float], bool | None] | None = None,
 ) -> PairwiseSolution:
@@ -75,9 +76,11 @@ def solve(
         Stop once (cost - bound) / cost is at most this.
     seed: int
         The seed of random choices.
+    threads: int
+        1, or 2 to bound and search at the same time.
     clock: str
-        What ``seconds`` are: of the clock on the wall, or of this process's CPU time ("cpu"), which does not depend on
-        what else the machine does.
+        What ``seconds`` are: of the clock on the wall, or of this process's CPU time, divided by the threads ("cpu"),
+        which does not depend on what else the machine does.
     on_incumbent: callable, optional
         Called as ``(seconds, cost, bound)`` at the first assignment and after each round; the cost is infinite as long
         as there is no assignment. If it returns True, the search ends with the best assignment so far. An exception
@@ -86,7 +89,7 @@ def solve(
     Raises
     ------
     ConfigError
-        When no limit, or an unfit one, or an unknown clock is given.
+        When no limit, or an unfit one, threads or a clock is given.
     InfeasibleError
         When the forbidden pairs leave no assignment.
     SolverError
@@ -98,6 +101,8 @@ def solve(
         raise ConfigError(f"seconds must be above 0; got {seconds!r}.")
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds must be 1 or more; got {rounds!r}.")
+    if threads not in (1, 2):
+        raise ConfigError(f"threads must be 1 or 2; got {threads!r}.")
     if clock not in get_args(Clock):
         raise ConfigError(f"clock must be one of {', '.join(get_args(Clock))}; got {clock!r}.")
     raised: list[BaseException] = []
@@ -122,7 +127,7 @@ def solve(
         min(problem.byte_limit, _UNLIMITED_BYTES),
         FORBIDDEN,
     )
-    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed, int(clock == "cpu"))
+    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed, threads, int(clock == "cpu"))
     assignment, result = np.zeros(problem.nodes, dtype=np.int32), PairwiseResult()
     status = library().hidet_dist_pairwise_solve(
         ctypes.byref(native),
