@@ -113,3 +113,17 @@ def test_no_pipeline_is_better_than_the_one_found(
     least = exhaustive(graph, cluster, objective, "last", budget)
     assert found.value == pytest.approx(least, rel=1e-5)
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("latency_seconds", [1e-6, 1e-3])
+@pytest.mark.parametrize("objective", ["throughput", "batch"])
+def test_no_number_of_micro_batches_is_better_than_the_one_found(objective: str, latency_seconds: float) -> None:
+    """Also where the costs of one micro-batch alone prove that more of them are worse."""
+    graph = chain((64, 64, 64, 64), 8)
+    slow = Device("slow", {"default": 1e9}, 1e9, 2**30, 1e-6)
+    cluster = Cluster(DeviceMesh((2,)), (Link(latency_seconds, 1e8),), slow)
+    found = search_pipeline(graph, cluster, pipeline=PipelineOptions(objective))
+    pinned = [search_pipeline(graph, cluster, pipeline=PipelineOptions(objective, n)) for n in (1, 2, 4, 8)]
+    assert found.value <= min(one.value for one in pinned) * (1 + 1e-2)
+    assert found.bound_seconds <= min(one.value for one in pinned) * (1 + 1e-9)
+    assert found.gap <= 1e-2
