@@ -15,6 +15,7 @@ from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, unequal_clust
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline.constraints import StageConstraint
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.formulation import stored_specs
@@ -137,7 +138,7 @@ def test_the_plan_predicts_what_the_search_counts(objective: str, outputs: str) 
     first = ops.tanh(ops.matmul(x, weight("w0", [64, 64])))
     graph = normalize(hidet.trace_from([ops.tanh(ops.matmul(first, weight("w1", [64, 64]))), first], [x]))
     cluster = Cluster(DeviceMesh((2,)), (Link(1e-5, 1e8),), Device("slow", {"default": 1e9}, 1e9, 2**30, 1e-6))
-    options = PipelineOptions(objective, 2, outputs, stages=2)
+    options = PipelineOptions(objective, 2, outputs, (StageConstraint(operators=(0, 2)), StageConstraint()))
     result = search_pipeline(graph, cluster, pipeline=options)
     plan = result.plan(cluster, options)
     assert plan.pipeline is not None and {y.source.stage for y in plan.pipeline.outputs} == {0, 1}
