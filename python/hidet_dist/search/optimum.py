@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning, wide
+from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.descent import descend
 from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, fix_required, marginals
 from hidet_dist.search.frontier import Frontier
@@ -485,9 +486,14 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
     coarse = True
+    gaps: list[float] = []
     for _ in range(tuning.PROBES):
         if best.peak <= max(enough, bound + 0.5):
             break
+        gaps.append(best.peak / max(bound, 1.0) - 1)
+        if gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0]):
+            if len(gaps) > tuning.PEAK_STALL:
+                break  # prices alone make little progress
         prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
         probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
@@ -507,21 +513,65 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
         weights = [dual / sum(master.duals) for dual in master.duals]
-    rise = tuning.PEAK_RISE
-    for _ in range(tuning.PEAK_RISES):
-        target = max(enough, bound * (1 + tuning.PEAK_GAP / 2))
+    return _halve(state, best, bound, enough)
+
+
+def _halve(state: _State, best: _Probe, bound: float, enough: int) -> tuple[_Probe, float]:
+    """Halve the interval between the least peak so far and its bound, until the two are near."""
+    capacity = Capacity(state.problem)
+    for _ in range(tuning.PEAK_TARGETS):
         if best.peak <= max(enough, bound * (1 + tuning.PEAK_GAP)):
             break
-        # Points above the target become dearer: such prices prove less, but other plans are the best for them.
-        prices = Prices([(weight + spread / count) / sum(weights) for weight in weights])
-        probe = state.probe(tables, prices, coarse=True)
-        state.known_plans.append(probe)
-        best = min(best, probe, key=lambda p: p.peak)
-        for point, nbytes_ in enumerate(probe.nbytes):
-            if nbytes_ > target:
-                weights[point] += rise * (nbytes_ - target) / (probe.peak - target)
-        rise *= tuning.PEAK_RISE_GROWTH
+        # What is enough decides first; then the least is looked for.
+        target = enough if bound <= enough else int(bound + best.peak) // 2
+        reached = _reach(state, capacity, target)
+        if reached is None:
+            bound = target + 1
+        elif reached.peak < best.peak:
+            best = reached
+        if reached is not None and reached.peak > target:
+            break
+        state.bound = max(state.bound, bound)
     return best, bound
+
+
+def _reach(state: _State, capacity: Capacity, target: int) -> _Probe | None:
+    """Find a plan that holds at most ``target`` bytes; None if there is none, another plan if the search ends.
+
+    Choices that need more are dropped, which makes the rest a smaller problem with a greater bound.
+    """
+    count = state.problem.activations.points
+    kept, weights, plans = state.kept, [1.0 / count] * count, list[_Probe]()
+    for _ in range(tuning.TARGET_REDUCTIONS):
+        fitting = capacity.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
+        if fitting is None:
+            return None
+        reduced = _State(fitting.problem, state.options, fitting.kept)
+        tables = Tables(state.limits)
+        most = target * (1 + tuning.ROUNDING)
+        for _ in range(tuning.TARGET_PROBES):
+            prices = Prices([(weight + tuning.PEAK_SPREAD / count) / (1 + tuning.PEAK_SPREAD) for weight in weights])
+            probe = reduced.probe(tables, prices, coarse=True)
+            if probe.bound > most - prices.total * target:  # the priced bytes of every plan left exceed the target
+                return None
+            plans.append(probe)
+            state.known_plans.append(probe)
+            if probe.peak <= target:
+                return probe
+            nbytes = [plan.nbytes for plan in plans]
+            master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, float(max(map(max, nbytes))), state.limits)
+            total = sum(master.duals)
+            weights = [dual / total for dual in master.duals]
+        bounds = _bounds(reduced, tables, prices)
+        if bounds is None:
+            break
+        before, limit = sum(map(len, fitting.kept)), prices.total * most
+        kept = [[k for k in choices if line[k] <= limit] for choices, line in zip(fitting.kept, bounds, strict=True)]
+        if not all(kept):
+            return None
+        if sum(map(len, kept)) > tuning.TARGET_SHRINK * before:
+            break
+    return min(plans, key=lambda p: p.peak)
 
 
 def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:

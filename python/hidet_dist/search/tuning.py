@@ -39,9 +39,13 @@ PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least mem
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.01  # relative gap between the least peak so far and its bound, above which more plans are searched
-PEAK_RISES = 6  # raises of the prices of points that exceed the target
-PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that exceeds the target most
-PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
+PEAK_STALL = 4  # prices after which the gap must be smaller, or targets are tried
+PEAK_PROGRESS = 0.5  # the share of the gap that must be left then, at most
+PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
+TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
+TARGET_PROBES = 5  # prices tried after each
+TARGET_SHRINK = 0.97  # share of the choices that a reduction must go below, for another to be tried
+FORBIDDEN_PEAKS = 10.0  # of a target: bytes that a conversion counts as with which no plan reaches it
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
 NARROW_GAP = 0.07  # relative gap between plan and bound below which choices are dropped while prices are looked for
@@ -49,6 +53,9 @@ NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are droppe
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
+
+# Capacity (capacity.py).
+CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
 MOST_LABELS = 2**18  # partial plans at one step, above which there are too many plans between bound and best plan
