@@ -156,10 +156,14 @@ class _Run:
 
     def propagate(self) -> None:
         waiting = [True] * len(self.kept)
+        least = -1
         for _ in range(tuning.CAPACITY_ROUNDS):
+            self._sum_least()
+            if least >= 0 and self.least_resident > least:
+                waiting = [True] * len(self.kept)  # there is less room at all points
+            least = self.least_resident
             if not any(waiting):
                 break
-            self._sum_least()
             for entity, waits in enumerate(waiting):
                 if waits:
                     if self.limits is not None and not entity % tuning.CHECK_STEPS:
@@ -201,7 +205,7 @@ class _Run:
         self.resident_room = self.most_resident - least
 
     def _points(self, entity: int) -> _Bytes:
-        """List the points at which an entity and its inputs are looked at: where intervals begin, and where it is tightest."""
+        """List the points at which to add up bytes: where intervals begin, and where there is least room in them."""
         points = {one.edge.begin for one in self.capacity._inputs[entity]}
         for begin, end, _ in self.capacity._intervals[entity]:
             points.add(begin)
@@ -260,9 +264,7 @@ class _Run:
             changed.append(entity)
         return changed
 
-    def _part(
-        self, one: _Input, entity: int, points: _Bytes
-    ) -> tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]:
+    def _part(self, one: _Input, entity: int, points: _Bytes) -> tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]:
         producer = one.edge.producer
         resident, transient = self._extra(producer, points)
         made = one.produced[self.index[producer]]

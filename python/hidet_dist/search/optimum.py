@@ -491,9 +491,9 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
         if best.peak <= max(enough, bound + 0.5):
             break
         gaps.append(best.peak / max(bound, 1.0) - 1)
-        if gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0]):
-            if len(gaps) > tuning.PEAK_STALL:
-                break  # prices alone make little progress
+        stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
+        if stalled and len(gaps) > tuning.PEAK_STALL:
+            break  # prices alone make little progress
         prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
         probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
