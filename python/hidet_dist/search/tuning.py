@@ -57,6 +57,13 @@ KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 # Capacity (capacity.py).
 CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 
+# Parts of the plans (optimum.py).
+DIVIDED_CHOICES = 20_000  # choices of all entities, up to which plans are divided into parts
+FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
+RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
+PARTS = 60  # parts looked at
+FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
+
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
 MOST_LABELS = 2**18  # partial plans at one step, above which there are too many plans between bound and best plan
 FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
