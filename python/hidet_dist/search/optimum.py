@@ -321,7 +321,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
         plans.append(probe)
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - tuning.EQUAL):
             if not mixture.over:
-                if not coarse:
+                if not coarse or state.outer is not None:
                     break
                 coarse = False
                 continue
