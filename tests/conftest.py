@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,6 +72,28 @@ def no_session_left_behind():
     """A partition loaded in the test's own process enters a session; the next test must be able to enter another."""
     yield
     session.shutdown()
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the libraries: of CUDA's driver, NCCL and cuBLAS."""
+    folder = tmp_path_factory.mktemp("stand_ins")
+    compiler = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-DHIDET_DIST_BUILD"]
+    include = [f"-I{Path(ROOT) / 'hidet_dist' / each}" for each in ("include", "src")]
+    native_dir = Path(__file__).parent / "runtime" / "native"
+    against_cuda = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]
+    for name, sources, more in (
+        ("libcuda.so.1", [native_dir / "fake_cuda.cpp"], []),
+        (
+            "libnccl.so.2",
+            [native_dir / "fake_nccl.cpp", Path(ROOT) / "hidet_dist/src/reduce.cpp"],
+            against_cuda,
+        ),
+        ("libcublas.so.13", [native_dir / "fake_cublas.cpp"], against_cuda),
+    ):
+        command = [*compiler, *include, *map(str, sources), *more, f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        subprocess.run(command, check=True, timeout=1000)
+    return folder
 
 
 @pytest.fixture(scope="session")

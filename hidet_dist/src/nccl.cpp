@@ -198,31 +198,11 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   int32_t wait(Stream stream, std::chrono::nanoseconds seconds) {
-    // The peers of the failed collective are kept.
-    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
-    const auto start = Clock::now();
-    if (!waits_) wait_start_ = start;
-    waits_ = true;
-    auto *communicator = hidet_dist::current();
-    // A graph that is launched again uses groups without calling the transport.
-    if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
-    library_.cu_ctx_set_current(context_);
-    while (true) {
-      const int state = closed_ ? 0 : library_.cu_stream_query(stream);
-      if (state != 0 && state != nccl::kCudaNotReady) return fail_with_cuda(state, "waiting for the stream");
-      const int32_t status = check();
-      if (status != HIDET_DIST_OK) return status;
-      if (state == 0) break;
-      if (Clock::now() - wait_start_ > timeout_) {
-        return fail("timed out after " + in_seconds(timeout_) + ", waiting for the CUDA stream", true);
-      }
-      if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
-      pause(start);
-    }
-    waits_ = false;
-    recent_ = 0;
-    if (communicator != nullptr) communicator->end();
-    return HIDET_DIST_OK;
+    return wait_while([&] { return library_.cu_stream_query(stream); }, "waiting for the stream", seconds);
+  }
+
+  int32_t wait_event(Event event, std::chrono::nanoseconds seconds) {
+    return wait_while([&] { return library_.cu_event_query(event); }, "waiting for the event", seconds);
   }
 
   int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) override {
@@ -289,6 +269,26 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
         library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
                                  reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes), here());
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
+  }
+
+  // NCCL nests groups: a message within this one is enqueued at its end.
+  int32_t group_begin() {
+    if (closed_) return fail("the transport is closed", false);
+    const Result result = library_.group_start();
+    if (result != nccl::kSuccess) return fail_with(result, "ncclGroupStart", nullptr);
+    grouped_ = true;
+    return HIDET_DIST_OK;
+  }
+
+  int32_t group_end() {
+    if (!grouped_) return fail("no group of messages was begun", false);
+    const Result result = library_.group_end();
+    grouped_ = false;
+    if (closed_) {  // it failed meanwhile, while its communicators could not be aborted
+      abort();
+      return HIDET_DIST_FAILED;
+    }
+    return settle(comms_[whole_]->comm, result, "ncclSend and ncclRecv");
   }
 
   Stream internal_stream() const { return internal_stream_; }
@@ -422,6 +422,36 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, here()), what);
   }
 
+  // Waits until CUDA reports, by `query`, that work is over.
+  template <typename Query>
+  int32_t wait_while(Query query, const char *what, std::chrono::nanoseconds seconds) {
+    // The peers of the failed collective are kept.
+    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
+    const auto start = Clock::now();
+    if (!waits_) wait_start_ = start;
+    waits_ = true;
+    auto *communicator = hidet_dist::current();
+    // A graph that is launched again uses groups without calling the transport.
+    if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
+    library_.cu_ctx_set_current(context_);
+    while (true) {
+      const int state = closed_ ? 0 : query();
+      if (state != 0 && state != nccl::kCudaNotReady) return fail_with_cuda(state, what);
+      const int32_t status = check();
+      if (status != HIDET_DIST_OK) return status;
+      if (state == 0) break;
+      if (Clock::now() - wait_start_ > timeout_) {
+        return fail("timed out after " + in_seconds(timeout_) + ", " + what, true);
+      }
+      if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
+      pause(start);
+    }
+    waits_ = false;
+    recent_ = 0;
+    if (communicator != nullptr) communicator->end();
+    return HIDET_DIST_OK;
+  }
+
   // Runs sends and receives as one operation of NCCL.
   template <typename Calls>
   int32_t exchange(Comm comm, Calls calls) {
@@ -467,7 +497,11 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     waits_ = false;
     if (by_peer && !failed_meanwhile()) blame_peer();
     fail_current(message);
-    abort();
+    if (grouped_) {  // NCCL may use them until the group's end
+      closed_ = true;
+    } else {
+      abort();
+    }
     return HIDET_DIST_FAILED;
   }
 
@@ -543,6 +577,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   bool waits_ = false;
   Clock::time_point wait_start_{};
   bool closed_ = false;
+  bool grouped_ = false;  // within a group of messages
   Stream internal_stream_ = nullptr;
   Stream side_stream_ = nullptr;  // of collectives beside computation
   bool forked_ = false;
@@ -655,10 +690,18 @@ int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport) { return transport-
 
 int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group) { return transport->warm_up(group); }
 
+int32_t hidet_dist_nccl_group_begin(hidet_dist_nccl *transport) { return transport->group_begin(); }
+
+int32_t hidet_dist_nccl_group_end(hidet_dist_nccl *transport) { return transport->group_end(); }
+
 void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *transport) { return transport->internal_stream(); }
 
 int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds) {
   return transport->wait(stream, hidet_dist::from_seconds(seconds));
+}
+
+int32_t hidet_dist_nccl_wait_event(hidet_dist_nccl *transport, void *event, double seconds) {
+  return transport->wait_event(event, hidet_dist::from_seconds(seconds));
 }
 
 int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport) { return transport->failed_by_peer() ? 1 : 0; }

@@ -94,6 +94,7 @@ int load(const std::string &nccl_path, const std::string &driver_path, std::stri
   driver.find("cuStreamIsCapturing", &library.cu_stream_is_capturing);
   driver.find("cuStreamWaitEvent", &library.cu_stream_wait_event);
   driver.find("cuEventCreate", &library.cu_event_create);
+  driver.find("cuEventQuery", &library.cu_event_query);
   driver.find("cuEventRecord", &library.cu_event_record);
   driver.find("cuEventDestroy_v2", &library.cu_event_destroy);
   driver.find("cuMemcpyAsync", &library.cu_memcpy_async);

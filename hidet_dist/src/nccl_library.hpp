@@ -92,6 +92,7 @@ struct Library {
   int (*cu_stream_is_capturing)(Stream stream, int *status);
   int (*cu_stream_wait_event)(Stream stream, Event event, unsigned int flags);
   int (*cu_event_create)(Event *event, unsigned int flags);
+  int (*cu_event_query)(Event event);
   int (*cu_event_record)(Event event, Stream stream);
   int (*cu_event_destroy)(Event event);
   int (*cu_memcpy_async)(DevicePointer target, DevicePointer source, size_t bytes, Stream stream);

@@ -333,8 +333,6 @@ class _Request:
                     f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the "
                     "two out."
                 )
-        if plan.pipeline is not None and self.target.name != "cpu":
-            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
         for stage in plan.stages:
             if stage.mesh.is_uneven():
                 _check_shares(self.target, self.optimization)

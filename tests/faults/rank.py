@@ -29,10 +29,14 @@ import hidet_dist
 from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import native, session
+from hidet_dist.runtime.cuda.memory import CudaMemory
 
 MOST_CHILD_SECONDS = 60
 RUNTIME = (str(Path(native.__file__).parents[1]), contextlib.__file__)
 LIMITS = {"file_bytes": resource.RLIMIT_FSIZE, "open_files": resource.RLIMIT_NOFILE}
+
+if "KERNELS_OF_THE_HOST" in os.environ:  # which stand in for a device's
+    CudaMemory.number = 0
 
 model: hidet_dist.LoadedPartition | None = None
 
@@ -104,6 +108,18 @@ def call_torch(inputs: list[Any]) -> list[Any]:
 
     assert model is not None
     return [y.float().tolist() for y in model.run([torch.tensor(x) for x in inputs])]
+
+
+def call_on_device(inputs: list[Any], shapes: list[list[int]]) -> list[Any]:
+    """Call it on tensors of its device, on float32 inputs, into outputs of these shapes."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
+    from on_device import OnDevice
+
+    assert model is not None
+    device = int(os.environ["RANK"])
+    outputs = [np.full(shape, -1, np.float32) for shape in shapes]
+    model.run([OnDevice(x, device) for x in _arrays(inputs)], outputs=[OnDevice(y, device) for y in outputs])
+    return [y.tolist() for y in outputs]
 
 
 def call_elsewhere(inputs: list[Any]) -> list[Any]:
@@ -293,6 +309,7 @@ FUNCTIONS = (
     load,
     call,
     call_typed,
+    call_on_device,
     call_repeated,
     stream,
     stream_forever,

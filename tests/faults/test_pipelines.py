@@ -38,7 +38,8 @@ def _expected(x: np.ndarray) -> list[np.ndarray]:
     return [np.tanh(h2 @ W[2] + h1), h2]
 
 
-def _build(folder: Path, **config: Any) -> Path:
+def build_pipeline(folder: Path, **config: Any) -> Path:
+    """Build three stages for two micro-batches; the first one's result is read by both others."""
     x, mask = hidet.symbol([BATCH, 8], "float32", "cpu"), hidet.symbol([1, 8], "float32", "cpu")
     w0, w1, w2 = map(hidet.asarray, W)
     h1 = hidet.ops.relu(hidet.ops.matmul(x, w0)) * mask
@@ -51,10 +52,11 @@ def _build(folder: Path, **config: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _build(tmp_path_factory.mktemp("pipelines") / "all")
+    return build_pipeline(tmp_path_factory.mktemp("pipelines") / "all")
 
 
-def _assert_right(answer: dict[str, Any], x: np.ndarray) -> None:
+def assert_right(answer: dict[str, Any], x: np.ndarray) -> None:
+    """The answer has both outputs for the input."""
     assert "error" not in answer, answer
     for got, want in zip(answer["result"], _expected(x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
@@ -87,7 +89,7 @@ def _call_all(ranks: Sequence[Rank], x: np.ndarray = X) -> None:
     for rank in ranks:
         rank.send("call_typed", inputs=[x.tolist(), MASK.tolist()], dtypes=["float32", "float32"])
     for rank in ranks:
-        _assert_right(rank.answer(), x)
+        assert_right(rank.answer(), x)
 
 
 def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) -> None:
@@ -105,7 +107,7 @@ def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) 
         answer = rank.answer()
         assert "error" not in answer, answer
         for x, result in zip(batches, answer["result"], strict=True):
-            _assert_right({"result": result}, np.array(x, np.float32))
+            assert_right({"result": result}, np.array(x, np.float32))
     for number, rank in enumerate(ranks):
         rank.send(
             "call_typed", inputs=[X[: 3 if number == 1 else BATCH].tolist(), MASK.tolist()], dtypes=["float32"] * 2
@@ -143,7 +145,7 @@ def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pip
 
 @pytest.mark.slow
 def test_the_last_stage_alone_gives_results_over_gloo(start: Start, tmp_path: Path) -> None:
-    folder = _build(tmp_path / "last", outputs="last")
+    folder = build_pipeline(tmp_path / "last", outputs="last")
     ranks = start(RANKS, environment=[{"HIDET_DIST_TRANSPORT": "gloo"}] * RANKS)
     load_all(ranks, folder)
     for _ in range(2):
@@ -152,13 +154,13 @@ def test_the_last_stage_alone_gives_results_over_gloo(start: Start, tmp_path: Pa
         answers = [rank.answer() for rank in ranks]
         assert [answer.get("result") for answer in answers[:3]] == [[], [], []], answers
         for answer in answers[3:]:
-            _assert_right(answer, X)
+            assert_right(answer, X)
     for rank in ranks:
         rank.send("stream", batches=[[(X + n).tolist(), MASK.tolist()] for n in range(5)])
     answers = [rank.answer() for rank in ranks]
     assert answers[0]["result"] == [None] * 5, answers
     for n, result in enumerate(answers[4]["result"]):
-        _assert_right({"result": result}, X + np.float32(n))
+        assert_right({"result": result}, X + np.float32(n))
     ranks[1].kill()
     for rank in (ranks[0], *ranks[2:]):
         rank.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)

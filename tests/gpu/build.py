@@ -37,6 +37,7 @@ from hidet_dist.weights import as_weights
 MINILM = "HIDET_DIST_MINILM"
 """The environment variable with the folder of all-MiniLM-L6-v2, where its package is not installed."""
 SHARE = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
+STAGES, MICRO_BATCHES = 2, 2  # of the variant with stages
 _MASKED = -1e9
 
 
@@ -145,7 +146,9 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     np.savez(f"{out}.npz", *case.inputs, **reference(case, precision))
     graph = normalize(case.graph if precision == "float32" else in_precision(case.graph, precision).graph)
     config = {**target, "weights": case.weights}
-    if ranks > 1:  # so that it is split
+    if variant == "stages":
+        config |= {"objective": "throughput", "stages": STAGES, "micro_batches": MICRO_BATCHES}
+    elif ranks > 1:  # so that it is split
         stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stages[0]
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
@@ -155,6 +158,9 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
         config |= {"space": 1, "cublas": True}
     result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
+    pipeline = result.plan.pipeline
+    if pipeline is not None:
+        remark = f"; {len(pipeline.stages)} stages, {len(pipeline.boundaries)} tensors cross{remark}"
     print(f"{len(result.communications)} collectives, built in {result.compile_seconds:.1f} s{remark}")
 
 

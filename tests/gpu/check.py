@@ -44,7 +44,7 @@ class Step:
 
 
 def steps(folder: Path, arch: str, ranks: tuple[int, ...], patience: float) -> Iterator[Step]:
-    """The checks, those first that others rest on: one rank, two, as a CUDA graph, more ranks, candidates.
+    """The checks, those first that others rest on: one rank, two, as a CUDA graph, stages, more ranks, candidates.
 
     Each has ``patience`` times the seconds that it should need.
     """
@@ -58,7 +58,8 @@ def steps(folder: Path, arch: str, ranks: tuple[int, ...], patience: float) -> I
         if count > 1:
             yield Step(f"collectives, {count} ranks", launched(count, "collectives"), serve_seconds)
     plain = [(count, "plain") for count in ranks]
-    for count, variant in [*plain[:2], (ranks[-1], "graph"), *plain[2:], (1, "candidates")]:
+    stages = [(count, "stages") for count in ranks if count > 1]
+    for count, variant in [*plain[:2], (ranks[-1], "graph"), *stages, *plain[2:], (1, "candidates")]:
         for precision, model in itertools.product(PRECISIONS, MODELS):
             name = f"{model}, {precision}, {count} ranks, {variant}"
             out = folder / f"{model}-{precision}-{count}-{variant}"

@@ -71,7 +71,7 @@ def serve(artifacts: str, device: str | None = None) -> None:
             assert worst <= tolerance, f"off by {worst:.2e} of the largest value; rounding explains {tolerance:.2e}"
             assert worst_rms <= rms, f"off by {worst_rms:.2e} in the mean; twice PyTorch's error is {rms:.2e}"
         profile = model.profile(*on_device)
-        (stage,) = model.manifest.stages
+        stage = model.stage
         planned = stage.weight_bytes + sum((stage.workspace_bytes or {}).values())
         assert model.device_bytes >= planned, (model.device_bytes, planned)
         if model.rank == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import hidet
@@ -130,7 +129,6 @@ def test_another_cut_of_the_graph_is_refused(plan: Plan, graph: hidet.FlowGraph)
         ({"micro_batches": 2}, "give an 'objective' or 'stages' as well"),
         ({"stages": STAGES, "micro_batches": 3}, "cannot be cut into 3 micro-batches along dim 0"),
         ({"stages": STAGES, "outputs": "first"}, "must be one of all, last"),
-        ({"stages": STAGES, "target": "cuda"}, "Pipelines run on CPUs so far"),
     ],
 )
 def test_stages_that_do_not_fit_are_refused(graph: hidet.FlowGraph, config: dict[str, Any], says: str) -> None:
@@ -144,9 +142,3 @@ def test_an_operator_that_mixes_the_batch_is_named() -> None:
     config = {"stages": [{"operators": [0, len(mixed.nodes)], "mesh_shape": [1]}], "micro_batches": 2}
     with pytest.raises(ConfigError, match=r"cut into micro-batches: operator .* mixes the batch|needed both for one"):
         hidet_dist.make_plan(mixed, {"mesh_shape": [1]}, config)
-
-
-def test_only_cpus_run_pipelines(plan: Plan, graph: hidet.FlowGraph, tmp_path: Path) -> None:
-    machine, target = {"mesh_shape": [6], "machine": "dgx-h100"}, {"target": "cuda"}
-    with pytest.raises(ConfigError, match="Pipelines run on CPUs"):
-        hidet_dist.auto_parallel(graph, machine, target, tmp_path / "out", plan=plan)

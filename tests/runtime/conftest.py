@@ -17,7 +17,6 @@ from hidet_dist.launch import free_port
 Answers = list[dict[str, Any]]
 RunRanks = Callable[..., Answers]
 
-ROOT = Path(__file__).parents[2]
 LAUNCH_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -75,28 +74,6 @@ def run_ranks(rank_server: subprocess.Popen[str]) -> RunRanks:
         return answers
 
     return run
-
-
-@pytest.fixture(scope="session")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the libraries: of CUDA's driver, NCCL and cuBLAS."""
-    folder = tmp_path_factory.mktemp("stand_ins")
-    compiler = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-DHIDET_DIST_BUILD"]
-    include = [f"-I{ROOT / 'hidet_dist' / each}" for each in ("include", "src")]
-    native_dir = Path(__file__).parent / "native"
-    against_cuda = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]
-    for name, sources, more in (
-        ("libcuda.so.1", [native_dir / "fake_cuda.cpp"], []),
-        (
-            "libnccl.so.2",
-            [native_dir / "fake_nccl.cpp", ROOT / "hidet_dist/src/reduce.cpp"],
-            against_cuda,
-        ),
-        ("libcublas.so.13", [native_dir / "fake_cublas.cpp"], against_cuda),
-    ):
-        command = [*compiler, *include, *map(str, sources), *more, f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        subprocess.run(command, check=True, timeout=1000)
-    return folder
 
 
 @pytest.fixture

@@ -50,6 +50,34 @@ def test_a_frontier_begins_with_the_best_plan_below_the_limit(problem: Problem, 
         assert own.of(held_bytes(problem, groups, picks)) <= own.total * problem.budget * (1 + 1e-9)
 
 
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.sets(st.integers(0, 5)))
+def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
+    problem: Problem, line: list[int], limit: int, some: set[int]
+) -> None:
+    count = problem.activations.points
+    own = Prices([float(price) for price in line[:count]])
+    points = [m for m in some if m < count] or [0]
+    plans = Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, float(limit), (), points)
+    held_at = {*points, *(m for m, price in enumerate(own.at) if price)}
+    groups = readers(problem)
+
+    def fits(picks: tuple[int, ...]) -> bool:
+        nbytes = held_bytes(problem, groups, picks)
+        return all(nbytes[m] <= problem.budget for m in held_at)
+
+    within = [evaluate(problem, picks) for picks in all_picks(problem) if fits(picks)]
+    best = min((seconds for seconds in within if seconds < limit), default=math.inf)
+    least = float(plans.seconds[0]) if len(plans) else math.inf
+    if plans.relaxed:
+        assert least <= best * (1 + 1e-9)
+        return
+    assert least == pytest.approx(best)
+    for seconds, picks in zip(plans.seconds, plans.plans(), strict=True):
+        assert evaluate(problem, picks) == pytest.approx(seconds)
+        assert fits(picks)
+
+
 def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     # At 1/3 s a byte all 2**20 plans cost the same; 21 of them differ in cost, and one layer may be whole.
     problem = knapsack(20)

@@ -81,6 +81,15 @@ HIDET_DIST_API int32_t hidet_dist_nccl_begin(hidet_dist_nccl *transport, int32_t
  * hidet_dist_fail. */
 HIDET_DIST_API int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport);
 
+/*
+ * Begins a group of messages: what this thread sends and receives until its end is one operation of NCCL, whose messages
+ * proceed at the same time and in any order. Nothing is enqueued before the end. The mesh's communicator must exist, and
+ * all messages must be on one stream. Both return a hidet_dist_status, and the end must be called after a begin that
+ * succeeded, also when a message failed.
+ */
+HIDET_DIST_API int32_t hidet_dist_nccl_group_begin(hidet_dist_nccl *transport);
+HIDET_DIST_API int32_t hidet_dist_nccl_group_end(hidet_dist_nccl *transport);
+
 /* Exchanges a few bytes among the ranks of a group, so that NCCL sets up its connections now. */
 HIDET_DIST_API int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group);
 
@@ -94,6 +103,9 @@ HIDET_DIST_API void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *tran
  * must not be in capture.
  */
 HIDET_DIST_API int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds);
+
+/* The same for the work before an event, while later work of its stream may be pending. */
+HIDET_DIST_API int32_t hidet_dist_nccl_wait_event(hidet_dist_nccl *transport, void *event, double seconds);
 
 /* Whether a failure was caused by another rank, as far as NCCL can tell. */
 HIDET_DIST_API int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport);

@@ -38,12 +38,15 @@ typedef struct hidet_dist_pairwise_problem {
 } hidet_dist_pairwise_problem;
 
 /* The stopping criteria: `seconds`, `rounds` (each alternates bounding and searching; 0 for any number), or
- * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only. */
+ * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only, whatever the
+ * number of threads. */
 typedef struct hidet_dist_pairwise_options {
   double seconds;
   double gap;
   int64_t rounds;
   int64_t seed;
+  int64_t threads;  /* 1, or 2 to bound and search at the same time */
+  int64_t cpu_time; /* not 0: seconds are those of the process's CPU time, divided by the threads */
 } hidet_dist_pairwise_options;
 
 typedef struct hidet_dist_pairwise_result {
@@ -58,7 +61,7 @@ typedef struct hidet_dist_pairwise_result {
 typedef int32_t (*hidet_dist_pairwise_progress)(void *context, double seconds, double cost, double bound);
 
 /* Solves a problem. Returns 0 with an assignment, a strategy for each node; 1 if none is known when the time is over; 2
- * if none exists; -1 if the arguments are invalid (see hidet_dist_last_error). From any thread. */
+ * if none is allowed, 3 if none of those that are fits the limit; -1 if the arguments are invalid (see hidet_dist_last_error). From any thread. */
 HIDET_DIST_API int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *problem,
                                                  const hidet_dist_pairwise_options *options,
                                                  hidet_dist_pairwise_progress progress, void *context,

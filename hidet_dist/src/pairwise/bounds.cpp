@@ -53,7 +53,13 @@ Bounds::Bounds(const Problem &problem) : problem_(problem), node_(problem.cost) 
   first_.assign(to_first_.back(), 0.0);
   second_.assign(to_second_.back(), 0.0);
   prices_.assign(problem.points, 0.0);
+  constant_ = problem.base_cost;
   rounded_.assign(problem.nodes, 0);
+  removed_.assign(problem.cost.size(), 0);
+  surplus_.assign(problem.cost.size(), 0.0);
+  best_.assign(problem.nodes, 0);
+  stayed_.assign(problem.nodes, 1.0);
+  part_.assign(problem.nodes, 0.0);
   int most = 0;
   for (int v = 0; v < problem.nodes; ++v) most = std::max(most, problem.size(v));
   least_.resize(most);
@@ -105,7 +111,21 @@ double Bounds::pass(bool forward) {
     // Move equal parts of it into the edges to later nodes; the least remainder is added to the bound.
     const double part = 1.0 / std::max(1, std::max(later_edges, earlier_edges));
     const double stays = 1.0 - part * later_edges;
-    bound += stays * *std::min_element(cost, cost + size);
+    const double *least_cost = std::min_element(cost, cost + size);
+    bound += stays * *least_cost;
+    for (int s = 0; s < size; ++s) {
+      const int strategy = problem_.strategy_begin[v] + s;
+      surplus_[strategy] = cost[s] - *least_cost;
+      if (surplus_[strategy] <= slack_ || removed_[strategy]) continue;
+      cost[s] += problem_.big;
+      removed_[strategy] = 1;
+      ++removals_;
+    }
+    if (forward) {
+      best_[v] = static_cast<int>(least_cost - cost);
+      stayed_[v] = stays;
+      part_[v] = part;
+    }
     if (later_edges == 0) continue;
     for (int a = problem_.incident_begin[v]; a < problem_.incident_begin[v + 1]; ++a) {
       const int e = problem_.incident[a];
@@ -115,20 +135,50 @@ double Bounds::pass(bool forward) {
     }
     for (int s = 0; s < size; ++s) cost[s] *= stays;
   }
-  return bound - priced_limit_;
+  slack_ = std::numeric_limits<double>::max();
+  return bound + constant_;
+}
+
+// A pass is a composition of sums and minima, so its supergradient follows from the minima's arguments, backwards.
+std::vector<double> Bounds::fractional_profile() {
+  weight_.assign(problem_.cost.size(), 0.0);
+  std::vector<double> held(static_cast<std::size_t>(problem_.points) + 1, 0.0);
+  for (int v = problem_.nodes - 1; v >= 0; --v) {
+    const int size = problem_.size(v);
+    double *weight = &weight_[problem_.strategy_begin[v]];
+    weight[best_[v]] += stayed_[v];
+    for (int a = problem_.incident_begin[v]; a < problem_.incident_begin[v + 1]; ++a) {
+      const int e = problem_.incident[a], earlier = problem_.other(e, v);
+      if (earlier > v) continue;
+      const double *moved = problem_.first[e] == v ? &second_[to_second_[e]] : &first_[to_first_[e]];
+      for (int s = 0; s < size; ++s) {
+        if (weight[s] == 0) continue;
+        std::copy_n(moved, problem_.size(earlier), least_.begin());
+        problem_.add_entries(e, earlier, s, least_.data());
+        const auto from = std::min_element(least_.begin(), least_.begin() + problem_.size(earlier)) - least_.begin();
+        weight_[problem_.strategy_begin[earlier] + static_cast<int>(from)] += weight[s] * part_[earlier];
+      }
+    }
+    for (int h = problem_.hold_begin[v]; h < problem_.hold_begin[v + 1]; ++h) {
+      double bytes = 0;
+      for (int s = 0; s < size; ++s) bytes += weight[s] * problem_.bytes[problem_.held[h] + s];
+      held[problem_.begin[h]] += bytes;
+      held[problem_.end[h]] -= bytes;
+    }
+  }
+  for (int t = 1; t < problem_.points; ++t) held[t] += held[t - 1];
+  held.resize(static_cast<std::size_t>(problem_.points));
+  for (int t = 0; t < problem_.points; ++t) held[t] += problem_.base_bytes[t];
+  return held;
 }
 
 void Bounds::set_prices(const std::vector<double> &prices) {
   std::vector<double> more(static_cast<std::size_t>(problem_.points) + 1, 0.0);  // the sum of the rises before a point
   for (int t = 0; t < problem_.points; ++t) more[t + 1] = more[t] + (prices[t] - prices_[t]);
-  for (int v = 0; v < problem_.nodes; ++v) {
-    const double rise = more[problem_.end[v]] - more[problem_.begin[v]];
-    if (rise == 0) continue;
-    for (int s = problem_.strategy_begin[v]; s < problem_.strategy_begin[v + 1]; ++s)
-      node_[s] += rise * problem_.bytes[s];
-  }
+  for (int v = 0; v < problem_.nodes; ++v) problem_.add_priced(v, more, &node_[problem_.strategy_begin[v]]);
   prices_ = prices;
-  priced_limit_ = problem_.byte_limit * std::accumulate(prices.begin(), prices.end(), 0.0);
+  constant_ = problem_.base_cost;
+  for (int t = 0; t < problem_.points; ++t) constant_ += prices[t] * (problem_.base_bytes[t] - problem_.byte_limit);
 }
 
 }  // namespace hidet_dist::pairwise

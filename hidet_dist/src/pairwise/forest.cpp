@@ -1,6 +1,7 @@
 #include "forest.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace hidet_dist::pairwise {
@@ -31,7 +32,7 @@ int Forest::root(int node) {
 
 // Adds a node unless that would close a cycle: its neighbours in the forest must be of different trees.
 bool Forest::join(int node) {
-  if (member_[node] == stamp_ || problem_.size(node) == 1) return false;
+  if (member_[node] == stamp_) return false;
   roots_.clear();
   ++counting_;
   for (int a = problem_.incident_begin[node]; a < problem_.incident_begin[node + 1]; ++a) {
@@ -58,7 +59,8 @@ void Forest::grow_all(std::mt19937_64 &random) {
       join(random() % 2 == 0 ? problem_.first[e] : problem_.second[e]);
     }
   }
-  queue_ = problem_.open;
+  queue_.resize(static_cast<std::size_t>(problem_.nodes));
+  std::iota(queue_.begin(), queue_.end(), 0);
   for (std::size_t k = queue_.size(); k > 1; --k) std::swap(queue_[k - 1], queue_[random() % k]);
   for (const int node : queue_) join(node);
 }
@@ -121,13 +123,13 @@ bool Forest::solve(const std::vector<int> &assignment, const std::vector<double>
   set_order();
   for (std::size_t k = 0; k < order_.size(); ++k) {
     const int node = order_[k], size = problem_.size(node), begin = problem_.strategy_begin[node];
-    const double price = price_sums[problem_.end[node]] - price_sums[problem_.begin[node]];
     double *value = &values_[value_begin_[k]];
-    for (int s = 0; s < size; ++s) value[s] = problem_.cost[begin + s] + price * problem_.bytes[begin + s];
+    std::copy_n(problem_.cost.begin() + begin, size, value);
+    problem_.add_priced(node, price_sums, value);
     for (int a = problem_.incident_begin[node]; a < problem_.incident_begin[node + 1]; ++a) {
       const int e = problem_.incident[a], other = problem_.other(e, node);
       if (member_[other] == stamp_) continue;
-      for (int s = 0; s < size; ++s) value[s] += problem_.entry(e, node, s, assignment[other]);
+      problem_.add_entries(e, node, assignment[other], value);
     }
   }
   for (std::size_t k = order_.size(); k-- > 0;) {

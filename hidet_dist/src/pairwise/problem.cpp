@@ -5,8 +5,9 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
+
+#include "merge.hpp"
 
 namespace hidet_dist::pairwise {
 
@@ -18,77 +19,17 @@ void check(bool holds, const std::string &what) {
   if (!holds) throw std::invalid_argument("not a pairwise problem: " + what);
 }
 
-// The given problem, and which of its strategies remain.
-struct Given {
-  const hidet_dist_pairwise_problem &p;
-  std::vector<std::vector<std::int64_t>> incident;
-  std::vector<char> left;
-
-  explicit Given(const hidet_dist_pairwise_problem &given) : p(given) {
-    check(p.nodes >= 0 && p.nodes < kMost && p.edges >= 0 && p.edges < kMost, "the number of nodes or edges");
-    check(p.strategy_begin[0] == 0 && p.strategy_begin[p.nodes] < kMost, "the number of strategies");
-    check(p.byte_limit >= 0 && p.forbidden > 0, "the limit of bytes, or the cost of what is forbidden");
-    incident.resize(static_cast<std::size_t>(p.nodes));
-    left.assign(static_cast<std::size_t>(p.strategy_begin[p.nodes]), 1);
-    for (std::int64_t v = 0; v < p.nodes; ++v) {
-      check(size(v) > 0, "node " + std::to_string(v) + " has no strategy");
-      for (std::int64_t s = p.strategy_begin[v]; s < p.strategy_begin[v + 1]; ++s) {
-        check(p.cost[s] >= 0 && p.bytes[s] >= 0, "a negative cost, or bytes, of node " + std::to_string(v));
-        if (p.cost[s] >= p.forbidden) left[static_cast<std::size_t>(s)] = 0;
-      }
-    }
-    for (std::int64_t e = 0; e < p.edges; ++e) {
-      const std::int64_t u = p.edge_nodes[2 * e], v = p.edge_nodes[2 * e + 1];
-      check(u >= 0 && u < p.nodes && v >= 0 && v < p.nodes && u != v, "the nodes of edge " + std::to_string(e));
-      incident[static_cast<std::size_t>(u)].push_back(e);
-      incident[static_cast<std::size_t>(v)].push_back(e);
-    }
-  }
-
-  std::int64_t size(std::int64_t node) const { return p.strategy_begin[node + 1] - p.strategy_begin[node]; }
-  bool is_left(std::int64_t node, std::int64_t s) const {
-    return left[static_cast<std::size_t>(p.strategy_begin[node] + s)] != 0;
-  }
-  double entry(std::int64_t edge, std::int64_t i, std::int64_t j) const {
-    return p.entries[p.matrix_begin[p.edge_matrix[edge]] + i * size(p.edge_nodes[2 * edge + 1]) + j];
-  }
-
-  // Arc consistency: removes strategies that no strategy of some neighbour is compatible with (AC-3, Mackworth 1977).
-  void propagate() {
-    std::vector<char> queued(static_cast<std::size_t>(p.nodes), 1);
-    std::vector<std::int64_t> queue(static_cast<std::size_t>(p.nodes));
-    std::iota(queue.begin(), queue.end(), 0);
-    while (!queue.empty()) {
-      const std::int64_t changed = queue.back();
-      queue.pop_back();
-      queued[static_cast<std::size_t>(changed)] = 0;
-      for (const std::int64_t e : incident[static_cast<std::size_t>(changed)]) {
-        const std::int64_t u = p.edge_nodes[2 * e], v = p.edge_nodes[2 * e + 1];
-        const std::int64_t node = u == changed ? v : u;
-        bool fewer = false;
-        for (std::int64_t i = 0; i < size(node); ++i) {
-          if (!is_left(node, i)) continue;
-          bool supported = false;
-          for (std::int64_t j = 0; j < size(changed) && !supported; ++j)
-            supported = is_left(changed, j) && (node == u ? entry(e, i, j) : entry(e, j, i)) < p.forbidden;
-          if (supported) continue;
-          left[static_cast<std::size_t>(p.strategy_begin[node] + i)] = 0;
-          fewer = true;
-        }
-        if (fewer && !queued[static_cast<std::size_t>(node)]) {
-          queued[static_cast<std::size_t>(node)] = 1;
-          queue.push_back(node);
-        }
-      }
-    }
-  }
-};
-
 // Memory can peak only at a point where a node begins and after which a node ends before another begins.
 void set_points(const hidet_dist_pairwise_problem &given, Problem &problem) {
+  const auto holds = [&](int v) {
+    return given.interval_begin[v] < given.interval_end[v] &&
+           std::any_of(
+               given.bytes + given.strategy_begin[v], given.bytes + given.strategy_begin[v + 1],
+               [](double bytes) { return bytes > 0; });
+  };
   std::vector<std::pair<std::int64_t, int>> events;
   for (int v = 0; v < problem.nodes; ++v) {
-    if (given.interval_begin[v] >= given.interval_end[v]) continue;
+    if (!holds(v)) continue;
     events.emplace_back(given.interval_begin[v], 1);
     events.emplace_back(given.interval_end[v], 0);  // ends come first at a point
   }
@@ -101,103 +42,137 @@ void set_points(const hidet_dist_pairwise_problem &given, Problem &problem) {
   const auto number = [&](std::int64_t point) {
     return static_cast<int>(std::lower_bound(points.begin(), points.end(), point) - points.begin());
   };
-  problem.begin.assign(static_cast<std::size_t>(problem.nodes), 0);
-  problem.end.assign(static_cast<std::size_t>(problem.nodes), 0);
+  problem.base_bytes.assign(points.size(), 0.0);
+  problem.hold_begin.assign(1, 0);
   for (int v = 0; v < problem.nodes; ++v) {
-    if (given.interval_begin[v] >= given.interval_end[v]) continue;
-    problem.begin[v] = number(given.interval_begin[v]);
-    problem.end[v] = number(given.interval_end[v]);
+    if (holds(v)) {
+      problem.begin.push_back(number(given.interval_begin[v]));
+      problem.end.push_back(number(given.interval_end[v]));
+      problem.held.push_back(given.strategy_begin[v]);
+    }
+    problem.hold_begin.push_back(static_cast<int>(problem.begin.size()));
   }
+  problem.bytes.assign(given.bytes, given.bytes + given.strategy_begin[given.nodes]);
+}
+
+// Copies the nodes. Returns the sum of their greatest allowed costs.
+double set_nodes(const hidet_dist_pairwise_problem &given, Problem &problem) {
+  check(given.nodes >= 0 && given.nodes < kMost && given.edges >= 0 && given.edges < kMost,
+        "the number of nodes or edges");
+  check(given.strategy_begin[0] == 0 && given.strategy_begin[given.nodes] < kMost, "the number of strategies");
+  check(given.byte_limit >= 0 && given.forbidden > 0, "the limit of bytes, or the cost of what is forbidden");
+  problem.nodes = static_cast<int>(given.nodes);
+  problem.byte_limit = given.byte_limit;
+  problem.strategy_begin.assign(1, 0);
+  problem.choice_begin.assign(1, 0);
+  double total = 0;
+  for (int v = 0; v < problem.nodes; ++v) {
+    const std::int64_t begin = given.strategy_begin[v], end = given.strategy_begin[v + 1];
+    check(begin < end, "node " + std::to_string(v) + " has no strategy");
+    double most = 0;
+    for (std::int64_t s = begin; s < end; ++s) {
+      check(given.cost[s] >= 0 && given.bytes[s] >= 0, "a negative cost, or bytes, of node " + std::to_string(v));
+      if (given.cost[s] < given.forbidden) most = std::max(most, given.cost[s]);
+      problem.cost.push_back(given.cost[s]);
+      problem.choices.push_back(static_cast<int>(s - begin));
+    }
+    total += most;
+    problem.strategy_begin.push_back(static_cast<int>(end));
+    problem.part_of.push_back(v);
+    problem.choice_begin.push_back(end);
+  }
+  return total;
+}
+
+// Copies the edges. Returns the sum of their greatest allowed entries.
+double set_edges(const hidet_dist_pairwise_problem &given, Problem &problem) {
+  problem.edges = static_cast<int>(given.edges);
+  std::map<std::pair<std::int64_t, std::int64_t>, double> most_of;  // the greatest allowed entry of each matrix
+  double total = 0;
+  for (std::int64_t e = 0; e < given.edges; ++e) {
+    const std::int64_t u = given.edge_nodes[2 * e], v = given.edge_nodes[2 * e + 1];
+    check(u >= 0 && u < given.nodes && v >= 0 && v < given.nodes && u != v, "the nodes of edge " + std::to_string(e));
+    const std::int64_t begin = given.matrix_begin[given.edge_matrix[e]];
+    const std::int64_t end =
+        begin + static_cast<std::int64_t>(problem.size(static_cast<int>(u))) * problem.size(static_cast<int>(v));
+    const auto [known, is_new] = most_of.emplace(std::make_pair(begin, end), 0.0);
+    if (is_new) {
+      if (end > static_cast<std::int64_t>(problem.entries.size()))
+        problem.entries.assign(given.entries, given.entries + end);
+      for (std::int64_t k = begin; k < end; ++k) {
+        check(given.entries[k] >= 0, "a negative cost of edge " + std::to_string(e));
+        if (given.entries[k] < given.forbidden) known->second = std::max(known->second, given.entries[k]);
+      }
+    }
+    total += known->second;
+    problem.first.push_back(static_cast<int>(u));
+    problem.second.push_back(static_cast<int>(v));
+    problem.matrix.push_back(begin);
+  }
+  problem.set_incident();
+  return total;
 }
 
 }  // namespace
 
 double Problem::cost_of(const std::vector<int> &assignment) const {
-  double sum = 0;
+  double sum = base_cost;
   for (int v = 0; v < nodes; ++v) sum += cost[strategy_begin[v] + assignment[v]];
   for (int e = 0; e < edges; ++e) sum += entry(e, first[e], assignment[first[e]], assignment[second[e]]);
   return sum;
 }
 
-bool reduce(const hidet_dist_pairwise_problem &p, Problem &problem) {
-  Given given(p);
-  given.propagate();
-  problem.nodes = static_cast<int>(p.nodes);
-  problem.byte_limit = p.byte_limit;
-  problem.strategy_begin.assign(1, 0);
-  std::vector<std::vector<int>> kept(static_cast<std::size_t>(p.nodes));
-  std::map<std::vector<int>, int> kept_sets;
-  std::vector<int> kept_set(static_cast<std::size_t>(p.nodes));
-  double total = 1;  // more than any assignment without a forbidden pair costs
-  for (int v = 0; v < problem.nodes; ++v) {
-    double most = 0;
-    for (int s = 0; s < given.size(v); ++s) {
-      if (!given.is_left(v, s)) continue;
-      kept[v].push_back(s);
-      problem.strategy.push_back(s);
-      problem.cost.push_back(p.cost[p.strategy_begin[v] + s]);
-      problem.bytes.push_back(p.bytes[p.strategy_begin[v] + s]);
-      most = std::max(most, problem.cost.back());
+std::vector<int> Problem::given_strategies(const std::vector<int> &assignment) const {
+  std::vector<int> given(part_of.size());
+  for (std::size_t g = 0; g < given.size(); ++g)
+    given[g] = choices[static_cast<std::size_t>(choice_begin[g] + (part_of[g] < 0 ? 0 : assignment[part_of[g]]))];
+  return given;
+}
+
+std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
+  std::vector<char> possible(cost.size(), 1);
+  for (std::size_t g = 0; g < given.size(); ++g) {
+    const int *chosen = &choices[static_cast<std::size_t>(choice_begin[g])];
+    if (part_of[g] < 0) {
+      if (chosen[0] != given[g]) return {};
+      continue;
     }
-    if (kept[v].empty()) return false;
-    if (kept[v].size() > 1) problem.open.push_back(v);
-    total += most;
-    problem.strategy_begin.push_back(static_cast<int>(problem.cost.size()));
-    kept_set[v] = kept_sets.emplace(kept[v], static_cast<int>(kept_sets.size())).first->second;
+    const int begin = strategy_begin[part_of[g]];
+    for (int s = 0; s < size(part_of[g]); ++s)
+      if (chosen[s] != given[g]) possible[begin + s] = 0;
   }
-  // Parallel edges are added. Edges of equal matrices and equal remaining strategies share one matrix.
-  std::map<std::pair<int, int>, std::vector<std::pair<std::int64_t, bool>>> parallel;  // edge, and whether it is turned
-  for (std::int64_t e = 0; e < p.edges; ++e) {
-    const int u = static_cast<int>(p.edge_nodes[2 * e]), v = static_cast<int>(p.edge_nodes[2 * e + 1]);
-    parallel[{std::min(u, v), std::max(u, v)}].emplace_back(e, u > v);
+  std::vector<int> assignment(static_cast<std::size_t>(nodes));
+  for (int v = 0; v < nodes; ++v) {
+    const auto begin = possible.begin() + strategy_begin[v], end = possible.begin() + strategy_begin[v + 1];
+    const auto found = std::find(begin, end, 1);
+    if (found == end) return {};
+    assignment[v] = static_cast<int>(found - begin);
   }
-  std::map<std::vector<std::int64_t>, std::pair<std::int64_t, double>> matrices;  // its place and greatest entry
-  constexpr double kForbidden = -1;
-  for (const auto &[ends, edges] : parallel) {
-    const auto [u, v] = ends;
-    std::vector<std::int64_t> key{kept_set[u], kept_set[v]};
-    for (const auto &[e, turned] : edges) key.push_back(2 * p.edge_matrix[e] + (turned ? 1 : 0));
-    auto known = matrices.find(key);
-    if (known == matrices.end()) {
-      const auto place = static_cast<std::int64_t>(problem.entries.size());
-      double most = 0;
-      for (const int i : kept[u])
-        for (const int j : kept[v]) {
-          double sum = 0;
-          for (const auto &[e, turned] : edges) {
-            const double entry = turned ? given.entry(e, j, i) : given.entry(e, i, j);
-            check(entry >= 0, "a negative cost of edge " + std::to_string(e));
-            if (entry >= p.forbidden || sum < 0)
-              sum = kForbidden;
-            else
-              sum += entry;
-          }
-          most = std::max(most, sum);
-          problem.entries.push_back(sum);
-        }
-      known = matrices.emplace(std::move(key), std::make_pair(place, most)).first;
-    }
-    problem.first.push_back(u);
-    problem.second.push_back(v);
-    problem.matrix.push_back(known->second.first);
-    total += known->second.second;
+  return assignment;
+}
+
+void Problem::set_incident() {
+  incident_begin.assign(static_cast<std::size_t>(nodes) + 1, 0);
+  for (int e = 0; e < edges; ++e) ++incident_begin[first[e] + 1], ++incident_begin[second[e] + 1];
+  std::partial_sum(incident_begin.begin(), incident_begin.end(), incident_begin.begin());
+  incident.resize(2 * static_cast<std::size_t>(edges));
+  std::vector<int> next(incident_begin.begin(), incident_begin.end() - 1);
+  for (int e = 0; e < edges; ++e) {
+    incident[next[first[e]]++] = e;
+    incident[next[second[e]]++] = e;
   }
-  problem.edges = static_cast<int>(problem.first.size());
-  problem.big = 4 * total;
+}
+
+bool reduce(const hidet_dist_pairwise_problem &given, bool within_limit, Problem &problem) {
+  problem = Problem();
+  const double total = set_nodes(given, problem) + set_edges(given, problem);
+  problem.big = 4 * (total + 1);
+  for (double &cost : problem.cost)
+    if (cost >= given.forbidden) cost = problem.big;
   for (double &entry : problem.entries)
-    if (entry < 0) entry = problem.big;
-  set_points(p, problem);
-  problem.incident_begin.assign(static_cast<std::size_t>(problem.nodes) + 1, 0);
-  for (int e = 0; e < problem.edges; ++e)
-    ++problem.incident_begin[problem.first[e] + 1], ++problem.incident_begin[problem.second[e] + 1];
-  std::partial_sum(problem.incident_begin.begin(), problem.incident_begin.end(), problem.incident_begin.begin());
-  problem.incident.resize(2 * static_cast<std::size_t>(problem.edges));
-  std::vector<int> next(problem.incident_begin.begin(), problem.incident_begin.end() - 1);
-  for (int e = 0; e < problem.edges; ++e) {
-    problem.incident[next[problem.first[e]]++] = e;
-    problem.incident[next[problem.second[e]]++] = e;
-  }
-  return true;
+    if (entry >= given.forbidden) entry = problem.big;
+  set_points(given, problem);
+  return merge(problem, within_limit);
 }
 
 }  // namespace hidet_dist::pairwise

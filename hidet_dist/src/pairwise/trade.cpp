@@ -15,36 +15,39 @@ constexpr double kNothing = 1e-12;  // relative: rounding is no improvement
 }  // namespace
 
 Trade::Trade(const Problem &problem) : problem_(problem) {
-  for (const int v : problem.open)
-    if (problem.begin[v] < problem.end[v]) by_begin_.push_back(v);
+  for (int v = 0; v < problem.nodes; ++v)
+    for (int h = problem.hold_begin[v]; h < problem.hold_begin[v + 1]; ++h) by_begin_.emplace_back(h, v);
   std::stable_sort(by_begin_.begin(), by_begin_.end(),
-                   [&](int a, int b) { return problem.begin[a] < problem.begin[b]; });
+                   [&](const auto &a, const auto &b) { return problem.begin[a.first] < problem.begin[b.first]; });
 }
 
 // A neighbour of a node, or one that holds bytes at a point at which it does.
 int Trade::beside(int node, std::mt19937_64 &random) const {
   const int first = problem_.incident_begin[node], edges = problem_.incident_begin[node + 1] - first;
-  const int points = problem_.end[node] - problem_.begin[node];
-  if (edges > 0 && (points == 0 || random() % 3 == 0))
+  const int holds = problem_.hold_begin[node + 1] - problem_.hold_begin[node];
+  if (edges > 0 && (holds == 0 || random() % 3 == 0))
     return problem_.other(problem_.incident[first + static_cast<int>(random() % static_cast<std::uint64_t>(edges))],
                           node);
-  if (points == 0) return node;
-  const int point = problem_.begin[node] + static_cast<int>(random() % static_cast<std::uint64_t>(points));
-  const auto after =
-      std::upper_bound(by_begin_.begin(), by_begin_.end(), point, [&](int t, int v) { return t < problem_.begin[v]; });
+  if (holds == 0) return node;
+  const int hold = problem_.hold_begin[node] + static_cast<int>(random() % static_cast<std::uint64_t>(holds));
+  const auto points = static_cast<std::uint64_t>(problem_.end[hold] - problem_.begin[hold]);
+  const int point = problem_.begin[hold] + static_cast<int>(random() % points);
+  const auto after = std::upper_bound(by_begin_.begin(), by_begin_.end(), point,
+                                      [&](int t, const auto &one) { return t < problem_.begin[one.first]; });
   const auto before = static_cast<std::size_t>(after - by_begin_.begin());
   const std::size_t near = std::min(before, kNear);
-  const int other = near == 0 ? node : by_begin_[before - 1 - random() % near];
-  return problem_.end[other] > point ? other : node;
+  if (near == 0) return node;
+  const auto [other_hold, other] = by_begin_[before - 1 - random() % near];
+  return problem_.end[other_hold] > point ? other : node;
 }
 
 void Trade::choose(std::mt19937_64 &random) {
-  chosen_.assign(1, problem_.open[random() % problem_.open.size()]);
+  chosen_.assign(1, static_cast<int>(random() % static_cast<std::uint64_t>(problem_.nodes)));
   std::int64_t combinations = problem_.size(chosen_[0]);
   const int wanted = 2 + static_cast<int>(random() % (kMostNodes - 1));
   for (int tries = 0; tries < 4 * wanted && static_cast<int>(chosen_.size()) < wanted; ++tries) {
     const int other = beside(chosen_[random() % chosen_.size()], random);
-    if (problem_.size(other) == 1 || std::find(chosen_.begin(), chosen_.end(), other) != chosen_.end()) continue;
+    if (std::find(chosen_.begin(), chosen_.end(), other) != chosen_.end()) continue;
     if (combinations * problem_.size(other) > kMostCombinations) continue;
     combinations *= problem_.size(other);
     chosen_.push_back(other);
@@ -63,7 +66,7 @@ void Trade::compare(const std::vector<int> &assignment) {
       const int e = problem_.incident[a], other = problem_.other(e, node);
       const auto place = std::find(chosen_.begin(), chosen_.end(), other);
       if (place == chosen_.end()) {
-        for (int s = 0; s < size; ++s) alone[s] += problem_.entry(e, node, s, assignment[other]);
+        problem_.add_entries(e, node, assignment[other], alone.data());
       } else if (place < chosen_.begin() + static_cast<std::ptrdiff_t>(k)) {
         inner.emplace_back(static_cast<std::size_t>(place - chosen_.begin()), e);
       }
@@ -90,14 +93,13 @@ void Trade::compare(const std::vector<int> &assignment) {
     if (sums_[c] < now - kNothing * now) better_.emplace_back(sums_[c] - now, static_cast<std::int64_t>(c));
 }
 
-void Trade::change_bytes(const std::vector<int> &assignment, std::int64_t combination, double sign,
+void Trade::change_bytes(const std::vector<int> &assignment, std::int64_t combination, bool back,
                          Memory &memory) const {
   for (std::size_t k = chosen_.size(); k-- > 0;) {
-    const int node = chosen_[k], size = problem_.size(node), begin = problem_.strategy_begin[node];
+    const int node = chosen_[k], size = problem_.size(node), now = assignment[node];
     const auto s = static_cast<int>(combination % size);
     combination /= size;
-    memory.add(problem_.begin[node], problem_.end[node],
-               sign * (problem_.bytes[begin + s] - problem_.bytes[begin + assignment[node]]));
+    memory.change(problem_, node, back ? s : now, back ? now : s);
   }
 }
 
@@ -108,9 +110,9 @@ double Trade::attempt(std::vector<int> &assignment, Memory &memory, std::mt19937
   std::partial_sort(better_.begin(), better_.begin() + static_cast<std::ptrdiff_t>(checks), better_.end());
   for (std::size_t c = 0; c < checks; ++c) {
     std::int64_t combination = better_[c].second;
-    change_bytes(assignment, combination, 1.0, memory);
+    change_bytes(assignment, combination, false, memory);
     if (memory.peak() > problem_.byte_limit) {
-      change_bytes(assignment, combination, -1.0, memory);
+      change_bytes(assignment, combination, true, memory);
       continue;
     }
     for (std::size_t k = chosen_.size(); k-- > 0;) {

@@ -23,10 +23,10 @@ class Trade {
   void choose(std::mt19937_64 &random);
   int beside(int node, std::mt19937_64 &random) const;
   void compare(const std::vector<int> &assignment);
-  void change_bytes(const std::vector<int> &assignment, std::int64_t combination, double sign, Memory &memory) const;
+  void change_bytes(const std::vector<int> &assignment, std::int64_t combination, bool back, Memory &memory) const;
 
   const Problem &problem_;
-  std::vector<int> by_begin_;  // open nodes that hold bytes, by where they begin
+  std::vector<std::pair<int, int>> by_begin_;  // holds and their nodes, by where they begin
   std::vector<int> chosen_;
   std::vector<std::pair<double, std::int64_t>> better_;  // combinations that cost less, and by how much
   std::vector<double> sums_, next_;

@@ -7,7 +7,6 @@ from typing import Any
 
 from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
-from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.dlpack import DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
@@ -108,13 +107,9 @@ class Signature:
         return buffers
 
     def new_outputs(
-        self, kind: str, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
+        self, kind: str, shapes: Sequence[tuple[int, ...]], device: tuple[int, int]
     ) -> tuple[list[Any], list[Buffer]]:
-        """Make outputs of a library, and return them and their memory.
-
-        They are on the first input's device, if the memory supports several devices.
-        """
-        device = inputs[0].device if inputs else (dlpack.CPU, 0)
+        """Make outputs of a library on a DLPack device, and return them and their memory."""
         made = [
             self._memory.empty(kind, shape, dtype, device) for shape, dtype in zip(shapes, self._outputs, strict=True)
         ]

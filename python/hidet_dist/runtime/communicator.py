@@ -7,7 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,8 @@ class Communicator:
         ``cpu`` or ``cuda``: the memory that buffers of collectives lie in.
     device: int | None
         This rank's CUDA device; ``runtime.cuda.nccl.default_device`` by default.
+    stream: int | None
+        The CUDA stream of collectives; by default hidet's current stream when each is called.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class Communicator:
         rendezvous: Rendezvous | None = None,
         target: str = "cpu",
         device: int | None = None,
+        stream: int | None = None,
     ):
         if math.prod(mesh_shape) != world_size:
             raise ConfigError(
@@ -74,6 +77,7 @@ class Communicator:
         self.world_size = world_size
         self.mesh_shape = tuple(mesh_shape)
         self.timeout_seconds = timeout_seconds
+        self.stream = stream
         self._rendezvous = rendezvous
         self._name = ""
         self._failures = Failures(self._fail, self._failed)
@@ -135,8 +139,15 @@ class Communicator:
             self._transport.warm_up(groups)
         self.check()
 
+    def grouped(self) -> AbstractContextManager[None]:
+        """Make a context whose messages may proceed at the same time and in any order; their failures are recorded.
+
+        On CUDA devices nothing is sent or received before its end, and :meth:`warm_up` must have been called before.
+        """
+        return nullcontext() if self._transport is None else self._transport.grouped()
+
     def wait(self, stream: int | None = None) -> None:
-        """Wait for the work on a CUDA stream, by default hidet's current one; on CPUs, return at once.
+        """Wait for the work on a CUDA stream, by default the communicator's; on CPUs, return at once.
 
         Binds the communicator. Raises the errors of :meth:`check`. A dead rank is detected within
         ``liveness.SILENCE_SECONDS`` + 2 s, a missing one after the time-out.
@@ -144,6 +155,13 @@ class Communicator:
         self.bind()
         if self._transport is not None:
             self._transport.wait(stream)
+        self.check()
+
+    def wait_event(self, event: int) -> None:
+        """Wait for the work before a CUDA event, as :meth:`wait` does for a stream's; on CPUs, return at once."""
+        self.bind()
+        if self._transport is not None:
+            self._transport.wait_event(event)
         self.check()
 
     def check(self) -> None:
@@ -253,7 +271,7 @@ class Communicator:
             if agreed != shape:
                 raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank has ({agreed})")
             setup = Setup(rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._failures)
-            return open_transport(target, setup, device)
+            return open_transport(target, setup, device, self.stream)
         except RuntimeError as error:
             host = settings.first_rank + settings.host_rank
             raise CommunicationError(f"rank {self.rank} lost the rendezvous store: {error}", (host,)) from error

@@ -20,6 +20,7 @@ import numpy as np
 from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime.arrays import Arrays, HostArrays
 from hidet_dist.runtime.recycling import LEAST_BYTES, Recycler, aligned
 from hidet_dist.runtime.tensors import HIDET, Buffer, host_tensor
 from hidet_dist.weights import header
@@ -80,6 +81,12 @@ class Memory(Protocol):
 
     def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
         """Gather an array of the same size from each rank, as rows. The communicator must be bound to this thread."""
+
+    def new_stream(self) -> int | None:
+        """Create a CUDA stream for messages between stages; None in memory that has none."""
+
+    def arrays(self, stream: int | None = None) -> Arrays:
+        """Make arrays of this memory whose copies run on a stream, by default the one that kernels run on."""
 
     def close(self) -> None:
         """Free everything."""
@@ -190,6 +197,13 @@ class HostMemory:
         native.all_gather(array.ctypes.data, rows.ctypes.data, array.size, dtype, whole_mesh)
         communicator.check()
         return rows
+
+    def new_stream(self) -> None:
+        """Return None: the host has no streams."""
+
+    def arrays(self, stream: int | None = None) -> HostArrays:
+        """Make arrays of the host's memory."""
+        return HostArrays()
 
     def close(self) -> None:
         """Unmap the weights. Their addresses must not be used any more."""

@@ -120,14 +120,19 @@ class LoadedPartition:
         """Make this rank's communicators: its stage's first, then a pipeline's of all ranks, the one for calls last."""
         target, device = self.manifest.target, self._device.number
 
-        def make(mesh_shape: tuple[int, ...], first: int) -> Communicator:
-            return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first)
+        def make(mesh_shape: tuple[int, ...], first: int, stream: int | None = None) -> Communicator:
+            return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first, stream)
 
         pipeline = self.manifest.pipeline
         count = 0 if pipeline is None else 1 + PipelinedProgram.exchanges_results(pipeline)
         # The communicators of all ranks are made first, because all ranks must make them in the same order.
-        of_all_ranks = [make((self.world_size,), 0) for _ in range(count)]
-        return [make(self.stage.mesh_shape, self._ranks.start), *of_all_ranks]
+        memory = self._device.memory
+        of_all_ranks = [make((self.world_size,), 0, memory.new_stream()) for _ in range(count)]
+        own = make(self.stage.mesh_shape, self._ranks.start)
+        with memory.active():
+            for communicator in of_all_ranks:
+                communicator.warm_up(())  # not all ranks have messages at the same program points
+        return [own, *of_all_ranks]
 
     def _part_of_pipeline(self, pipeline: Pipeline) -> PipelinedProgram:
         of_stage, *of_all_ranks = self._communicators

@@ -11,6 +11,7 @@ import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.errors import HidetDistError, InputError
+from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.launcher import Launcher
@@ -112,7 +113,8 @@ class Program:
         signature.check_indices(arguments, sizes)
         if outputs is None:
             assert kind is not None
-            results, buffers = signature.new_outputs(kind, shapes, arguments)
+            device = arguments[0].device if arguments else (dlpack.CPU, 0)
+            results, buffers = signature.new_outputs(kind, shapes, device)
         else:
             results, buffers = list(outputs), signature.outputs(outputs, shapes, arguments)
         return self._placed(sizes, arguments, results, buffers), sizes

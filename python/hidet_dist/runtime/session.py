@@ -182,6 +182,7 @@ def communicator_for(
     target: str = "cpu",
     device: int | None = None,
     first_rank: int | None = None,
+    stream: int | None = None,
 ) -> Communicator:
     """Make a communicator for a mesh of all ranks, or of a group of them. Open a session first if there is none.
 
@@ -203,6 +204,8 @@ def communicator_for(
     first_rank: int | None
         For a mesh of a group of the ranks, the group's first rank; its other ranks follow without gaps. The
         communicator numbers them from 0.
+    stream: int | None
+        The CUDA stream of collectives; by default hidet's current stream when each is called.
 
     Raises
     ------
@@ -231,7 +234,7 @@ def communicator_for(
     _session = session
     rendezvous = session.meet_group(ranks) if devices > 1 else None
     communicator = Communicator(
-        settings.rank - ranks.start, devices, tuple(mesh_shape), timeout, rendezvous, target, device
+        settings.rank - ranks.start, devices, tuple(mesh_shape), timeout, rendezvous, target, device, stream
     )
     session.communicators.add(communicator)
     return communicator

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.progress import Progress, report_console
-from hidet_dist.search.pairwise import load_problem, save_solution
+from hidet_dist.search.pairwise import Clock, load_problem, save_solution
 from hidet_dist.search.pairwise import solve as solve_problem
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -30,6 +30,8 @@ def solve(
     out: Annotated[Path, typer.Option(help="The JSON file for the solution.")],
     gap: Annotated[float, typer.Option(help="Stop once (cost - bound) / cost is at most this.")] = 1e-9,
     seed: Annotated[int, typer.Option(help="The seed of random choices.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, max=2, help="With 2, it bounds and searches at the same time.")] = 2,
+    clock: Annotated[Clock, typer.Option(help="What the seconds are: of the wall's clock, or of CPU time.")] = "wall",
 ) -> None:
     """Find an assignment of low cost and a lower bound, print both over time, and write the solution.
 
@@ -47,7 +49,9 @@ def solve(
                         incumbents.append((elapsed, cost, bound))
                     task.say(f"Solving: cost {cost:.8g}, lower bound {bound:.8g}")
 
-                solution = solve_problem(problem, seconds, gap=gap, seed=seed, on_incumbent=show)
+                solution = solve_problem(
+                    problem, seconds, gap=gap, seed=seed, threads=threads, clock=clock, on_incumbent=show
+                )
         save_solution(solution.assignment, out)
     except (HidetDistError, OSError) as error:
         print(f"solve: {error}", file=sys.stderr)

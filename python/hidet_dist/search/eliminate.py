@@ -26,6 +26,7 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from hidet_dist.runtime.native.sums import lower_by_sums
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
@@ -126,7 +127,8 @@ class Network:
     Attributes
     ----------
     sizes: the number of values of each variable.
-    given: the tables that were added before the elimination, in order.
+    given: the tables that were added before the elimination, in order; those of the entities come first.
+    of_tensor: for each tensor the numbers of its tables among ``given``.
     constant: the sum of the offsets of all tables.
     buckets: the eliminated variables, in order, after :meth:`minimum`.
     outside: for each variable the number and the offset of the table, over the neighbours of its bucket, of the least
@@ -137,6 +139,7 @@ class Network:
         self.tables = tables
         self.sizes: list[int] = []
         self.given: list[Factor] = []
+        self.of_tensor: dict[int, list[int]] = {}
         self.factors: list[list[Factor]] = []  # by variable: the factors that it occurs in
         self.constant = 0.0
         self.buckets: list[Bucket] = []
@@ -153,8 +156,8 @@ class Network:
         self.given.append((table, variables))
         self._add(table, variables)
 
-    def give_at(self, given: _Given, ends: Sequence[int]) -> None:
-        """Add a table over the choices or the specs of the entities ``ends``."""
+    def give_at(self, given: TensorTable, ends: Sequence[int]) -> int:
+        """Add a table over the choices or the specs of the entities ``ends``; return its number among ``given``."""
         variables = []
         for end, size, tie in given.dims:
             variable = ends[end]
@@ -163,6 +166,7 @@ class Network:
                 self.give(tie, (ends[end], variable))
             variables.append(variable)
         self.give(given.table, tuple(variables))
+        return len(self.given) - 1
 
     def _add(self, table: int, variables: tuple[int, ...]) -> None:
         if not variables:
@@ -361,43 +365,24 @@ def sum_of(parts: Sequence[Table]) -> Table:
 
 
 def _least(parts: Sequence[Table], shape: tuple[int, ...], kept: Sequence[int], limits: Limits) -> Table:
-    """Minimise the sum of ``parts``, which broadcast to ``shape``, over all dims but ``kept``, in ascending order.
-
-    Chunks that fit the processor's cache are summed one at a time. The other dims come first, so that the minimum is
-    one of long lines, entry by entry.
-    """
+    """Minimise the sum of ``parts``, which broadcast to ``shape``, over all dims but ``kept``, in ascending order."""
+    entries = math.prod(shape)
     left = sorted(kept)
-    dropped = [dim for dim in range(len(shape)) if dim not in left]
-    order = (*dropped, *left)
-    turned = tuple(shape[dim] for dim in order)
-    if dropped and dropped[-1] >= len(dropped):
-        parts = [np.ascontiguousarray(part.transpose(order)) for part in parts]
-    return _least_chunk(parts, turned, len(dropped), limits)
-
-
-def _least_chunk(parts: Sequence[Table], shape: tuple[int, ...], dropped: int, limits: Limits) -> Table:
-    """Minimise a sum over its first ``dropped`` dims, in chunks: first of the other dims, then of these."""
-    if math.prod(shape) <= tuning.CHUNK_ENTRIES:
+    if entries <= tuning.NATIVE_ENTRIES:
+        dropped = tuple(dim for dim in range(len(shape)) if dim not in left)
         total = np.broadcast_to(sum_of(parts), shape)
-        return total.min(axis=tuple(range(dropped))) if dropped else total
-    limits.check()
-    long = [dim for dim in range(dropped, len(shape)) if shape[dim] > 1]
-    if math.prod(shape[dropped:]) <= tuning.LINE_ENTRIES or not long:
-        long = [dim for dim in range(dropped) if shape[dim] > 1]
-    dim = long[0]
-    step = max(1, tuning.CHUNK_ENTRIES * shape[dim] // math.prod(shape))
-    result: Table = np.empty(shape[dropped:])
-    for i in range(0, shape[dim], step):
-        at = (slice(None),) * dim + (slice(i, i + step),)
-        size = min(step, shape[dim] - i)
-        rest = (*shape[:dim], size, *shape[dim + 1 :])
-        chunk = _least_chunk([p[at] if p.shape[dim] > 1 else p for p in parts], rest, dropped, limits)
-        if dim >= dropped:
-            result[at[dropped:]] = chunk
-        elif i:
-            np.minimum(result, chunk, out=result)
-        else:
-            result = np.array(chunk)
+        return total.min(axis=dropped) if dropped else total
+    result = np.full([shape[dim] for dim in left], np.inf)
+    # Pieces of the longest dim, so that the clock is looked at in time.
+    cut = max(range(len(shape)), key=shape.__getitem__)
+    step = max(1, tuning.PIECE_ENTRIES * shape[cut] // entries)
+    for begin in range(0, shape[cut], step):
+        if begin:
+            limits.check()
+        at = (slice(None),) * cut + (slice(begin, begin + step),)
+        pieces = [part[at] if part.shape[cut] > 1 else part for part in parts] if step < shape[cut] else parts
+        piece = (*shape[:cut], min(step, shape[cut] - begin), *shape[cut + 1 :])
+        lower_by_sums(pieces, piece, left, result[at[cut - left.index(cut) :]] if cut in left else result)
     return result
 
 
@@ -590,7 +575,7 @@ def network_of(
     # Tensors whose producers and readers have equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
     left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
-    recipes: dict[Hashable, tuple[_Given, ...] | None] = {}
+    recipes: dict[Hashable, tuple[TensorTable, ...] | None] = {}
     for count, (tensor, group) in enumerate(readers(problem).items()):
         if not count % tuning.CHECK_STEPS:
             tables.limits.check()
@@ -613,13 +598,26 @@ def network_of(
             relaxed.append(tensor)
             recipe = _shares(tables, kept, group)
         ends = (first.producer, *consumers)
-        for given in recipe:
-            network.give_at(given, ends)
+        network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
     return network, relaxed
 
 
+def tensor_bytes(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, tensor: int
+) -> tuple[TensorTable, ...]:
+    """Make the tables of the priced bytes that a tensor's conversions hold.
+
+    ``problem`` has no costs (:func:`without_costs`). The tables have the dims of those of :func:`network_of`, for a
+    tensor that is not relaxed there.
+    """
+    group, memory = problem.groups[tensor], problem.activations.tensors[tensor]
+    recipe = _recipe(tables, kept, group, _Priced(memory, _Spans(prices, group)), math.inf)
+    assert recipe is not None  # without a limit none is
+    return recipe
+
+
 @dataclass(frozen=True)
-class _Given:
+class TensorTable:
     """A table for a network, wherever its tensor is: the number of the table, and its dims.
 
     A dim has the number of the entity among the tensor's producer and readers. If the dim is not over that entity's
@@ -632,7 +630,7 @@ class _Given:
 
 def _recipe(
     tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None, limit: float
-) -> tuple[_Given, ...] | None:
+) -> tuple[TensorTable, ...] | None:
     """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table."""
     first = group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
@@ -655,7 +653,7 @@ def _recipe(
     return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
-def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[_Given, ...]:
+def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its share of the least that the conversion can cost."""
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
@@ -667,7 +665,7 @@ def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]
         number = tables.find(key)
         if number is None:
             number = tables.add(key, tables.rounded(least[list(specs)]))
-        result.append(_Given(number, ((end, len(specs), None),)))
+        result.append(TensorTable(number, ((end, len(specs), None),)))
     return tuple(result)
 
 
@@ -742,7 +740,7 @@ def _pair(
     produced: tuple[int, ...],
     consumed: tuple[int, ...],
     priced: _Priced | None,
-) -> _Given:
+) -> TensorTable:
     """Make the table of a tensor with one reader, over specs on a side where choices share them, else over choices."""
     dims: list[tuple[int, int, int | None]] = []
     sides = []
@@ -760,7 +758,7 @@ def _pair(
             columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
             table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
         number = tables.add(key, tables.rounded(table))
-    return _Given(number, tuple(dims))
+    return TensorTable(number, tuple(dims))
 
 
 def _tensor(
@@ -771,7 +769,7 @@ def _tensor(
     consumers: Sequence[tuple[int, int]],
     consumed: Sequence[tuple[int, ...]],
     priced: _Priced | None,
-) -> _Given:
+) -> TensorTable:
     """Make the table of a tensor with several readers: each distinct required spec is paid once.
 
     ``certain`` are the specs of readers that can only require one; ``consumers`` are the others, each with its number
@@ -810,7 +808,7 @@ def _tensor(
         dims.append(_dim(tables, 1 + place, specs, entity in taken))
         if dims[-1][2] is None:
             taken.add(entity)
-    return _Given(number, tuple(dims))
+    return TensorTable(number, tuple(dims))
 
 
 def _dim(tables: Tables, end: int, specs: tuple[int, ...], tied: bool) -> tuple[int, int, int | None]:

@@ -7,20 +7,25 @@ priced bytes (the label-setting method for shortest paths with a resource constr
 26(3), 1988). The elimination before it gives the least cost of completing a label, which excludes almost all.
 
 The budget of all program points is relaxed to one inequality: the priced bytes are at most what the budget costs at
-these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked.
+these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked. With
+``points``, labels have the bytes at these points instead (:mod:`hidet_dist.search.point_bytes`): plans fit there, and
+all plans that fit there are considered, but there are more labels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from hidet_dist.runtime.native.labels import undominated
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, minimized, network_of, sum_of
+from hidet_dist.search.point_bytes import PointBytes
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, without_costs
 
@@ -36,6 +41,7 @@ class _Labels:
     starts: the number of the first label of each combination of the neighbours' values, and the number of all labels.
     excess: the priced cost of each label in seconds, above the least of its combination.
     paid: the priced bytes of each label, in seconds.
+    held: the bytes of each label at program points, in the columns of :class:`PointBytes`.
     entry: the position of each label in the table over the neighbours and the bucket's variable.
     behind: for each bucket behind this one, the number of the label that a label extends.
     """
@@ -43,6 +49,7 @@ class _Labels:
     starts: _Numbers
     excess: Table
     paid: Table
+    held: Table
     entry: _Numbers
     behind: list[_Numbers]
 
@@ -64,10 +71,12 @@ class Frontier:
         prices: Prices,
         limit: float,
         exact: Sequence[int] = (),
+        points: Sequence[int] = (),
     ):
         """Find all Pareto-optimal plans of less than ``limit`` seconds, among the choices ``kept``.
 
-        Tensors in ``exact`` are never relaxed.
+        Tensors in ``exact`` are never relaxed. The budget holds at ``points``, and at those with a price if there are
+        any; without ``points`` it holds for the priced bytes.
 
         Raises
         ------
@@ -88,10 +97,19 @@ class Frontier:
                 self._behind[min(position[u] for u in bucket.neighbours)].append(i)
             else:
                 self._roots.append(i)
+        # The elimination bounds a label's cost by the priced bytes, so the dominating labels must fit at these points.
+        points = [*points, *(m for m, price in enumerate(prices.at) if price)] if points else ()
+        self._bytes = PointBytes(problem, kept, self._network, self.relaxed, points, tables.limits)
         paid = self._paid(problem, prices)
+        waiting: dict[Factor, list[int]] = {}  # equal factors are in the same bucket
+        for number, factor in enumerate(self._network.given):
+            waiting.setdefault(factor, []).append(number)
         self._labels: list[_Labels] = []
-        for i in range(len(self._network.buckets)):
-            self._labels.append(self._of_bucket(i, paid))
+        for i, bucket in enumerate(self._network.buckets):
+            factors = list(bucket.factors)
+            for n in self._behind[i]:
+                factors.remove((self._network.buckets[n].message, self._network.buckets[n].neighbours))
+            self._labels.append(self._of_bucket(i, [waiting[factor].pop() for factor in factors], paid))
         self.seconds, self._last = self._complete()
 
     def __len__(self) -> int:
@@ -100,7 +118,7 @@ class Frontier:
     def plans(self) -> Iterator[tuple[int, ...]]:
         """Yield the choices of each plan, in the order of ``seconds``."""
         for number in range(len(self)):
-            waiting = [(root, int(self._last[root][number]) if root in self._last else 0) for root in self._roots]
+            waiting = [(root, int(self._last[root][number])) for root in self._roots]
             choices = [0] * len(self._network.sizes)
             while waiting:
                 bucket, label = waiting.pop()
@@ -121,16 +139,15 @@ class Frontier:
                 continue
         raise TooWide
 
-    def _paid(self, problem: Problem, prices: Prices) -> dict[Factor, Table]:
-        """Map each table of the network to that of its priced bytes alone, in seconds."""
+    def _paid(self, problem: Problem, prices: Prices) -> dict[int, Table]:
+        """Map each given table, by number, to that of its priced bytes alone, in seconds."""
         tables = Tables(self._tables.limits)
         tables.quantum = self._tables.quantum
         network, _ = network_of(without_costs(problem), self._kept, tables, prices, self._exact, self._readers_limit)
-        pairs = zip(self._network.given, network.given, strict=True)
-        return {factor: tables.tables[number] for factor, (number, _) in pairs}
+        return {number: tables.tables[table] for number, (table, _) in enumerate(network.given)}
 
-    def _of_bucket(self, number: int, paid: dict[Factor, Table]) -> _Labels:
-        """Extend the labels of the buckets behind a bucket by the bucket's own tables, and drop dominated ones."""
+    def _of_bucket(self, number: int, own: list[int], paid: dict[int, Table]) -> _Labels:
+        """Extend the labels of the buckets behind a bucket by its ``own`` given tables, and drop dominated ones."""
         network, tables = self._network, self._tables
         tables.limits.check()
         bucket, behind = network.buckets[number], self._behind[number]
@@ -140,11 +157,8 @@ class Frontier:
         inside = np.broadcast_to(sum_of(network.parts(bucket.factors, scope)), shape)
         above, offset = network.outside[bucket.variable]
         least = (inside + tables.tables[above][..., None] + offset).ravel()
-        factors = list(bucket.factors)
-        for n in behind:
-            factors.remove((network.buckets[n].message, network.buckets[n].neighbours))
         entry = np.flatnonzero(least < self._limit)
-        labels_paid = np.broadcast_to(sum_of(self._in_scope(factors, scope, paid)), shape).ravel()[entry]
+        labels_paid = self._sum_at(own, paid, scope, shape, entry)
         excess = np.zeros(len(entry))
         extended: list[_Numbers] = []
         for n in behind:
@@ -159,21 +173,49 @@ class Frontier:
         cost = inside.ravel()[entry] + excess
         combination = entry // shape[-1]
         excess = cost - (tables.tables[bucket.message].ravel()[combination] + bucket.offset)
-        left = _undominated(combination, labels_paid, cost - labels_paid)
+        self._bytes.add_node(own, behind)
+        held = self._bytes.joined(
+            number,
+            [(n, self._labels[n].held[of]) for n, of in zip(behind, extended, strict=True)],
+            lambda given: self._sum_at(own, given, scope, shape, entry),
+            own,
+        )
+        left = self._left(number, combination, labels_paid, cost - labels_paid, held)
         starts = np.searchsorted(combination[left], np.arange(math.prod(shape[:-1]) + 1))
-        return _Labels(starts, excess[left], labels_paid[left], entry[left], [of[left] for of in extended])
+        return _Labels(starts, excess[left], labels_paid[left], held[left], entry[left], [of[left] for of in extended])
 
-    def _in_scope(self, factors: Sequence[Factor], scope: tuple[int, ...], paid: dict[Factor, Table]) -> list[Table]:
-        """Reshape the tables of the priced bytes of ``factors`` so that their dims are in the order of ``scope``."""
+    def _left(self, node: int, combination: _Numbers, paid: Table, seconds: Table, held: Table) -> _Numbers:
+        """Select the labels that can fit and that no other one of the same combination dominates."""
+        if not self._bytes.points:
+            return _undominated(combination, paid, seconds)
+        fit = self._bytes.fitting(node, held)
+        columns = np.column_stack([seconds[fit], held[fit]])
+        left = undominated(combination[fit], columns, tuning.COMPARISONS)
+        if left is None:
+            raise TooWide
+        return fit[left]
+
+    def _sum_at(
+        self,
+        numbers: Sequence[int],
+        given: Mapping[int, Table],
+        scope: tuple[int, ...],
+        shape: tuple[int, ...],
+        at: _Numbers,
+    ) -> Table:
+        """Sum the tables of some given factors over ``scope``, at the positions ``at``; a missing table is 0."""
         position = {u: i for i, u in enumerate(scope)}
         parts = []
-        for factor in factors:
-            order = sorted(range(len(factor[1])), key=lambda i: position[factor[1][i]])
+        for number in numbers:
+            if number not in given:
+                continue
+            variables = self._network.given[number][1]
+            order = sorted(range(len(variables)), key=lambda i: position[variables[i]])
             full = [1] * len(scope)
             for i in order:
-                full[position[factor[1][i]]] = self._network.sizes[factor[1][i]]
-            parts.append(paid[factor].transpose(order).reshape(full))
-        return parts
+                full[position[variables[i]]] = self._network.sizes[variables[i]]
+            parts.append(given[number].transpose(order).reshape(full))
+        return np.broadcast_to(sum_of(parts), shape).ravel()[at]
 
     def _behind_entry(
         self, behind: Bucket, scope: tuple[int, ...], shape: tuple[int, ...], entry: _Numbers
@@ -187,19 +229,23 @@ class Frontier:
 
     def _complete(self) -> tuple[Table, dict[int, _Numbers]]:
         """Combine the labels of all roots: the plans' seconds in increasing order, and the label of each root."""
-        excess, paid = np.zeros(1), np.zeros(1)
+        excess, paid, node = np.zeros(1), np.zeros(1), len(self._labels)
+        self._bytes.add_node((), ())
+        held = self._bytes.joined(node, (), partial(_zeros, 1))
         last: dict[int, _Numbers] = {}
         for root in self._roots:
             self._tables.limits.check()
             labels = self._labels[root]
-            if len(labels.excess) == 1:
-                excess, paid = excess + labels.excess, paid + labels.paid
-                continue
             which, label = _joined(labels, np.zeros(len(excess), dtype=np.int64))
             more, most = excess[which] + labels.excess[label], paid[which] + labels.paid[label]
             left = np.flatnonzero(self._network.constant + more < self._limit)
-            left = left[_undominated(np.zeros(len(left), dtype=np.int64), most[left], more[left] - most[left])]
-            excess, paid = more[left], most[left]
+            which, label, excess, paid = which[left], label[left], more[left], most[left]
+            self._bytes.add_node((), (node, root))
+            parts = (node, held[which]), (root, labels.held[label])
+            node += 1
+            held = self._bytes.joined(node, parts, partial(_zeros, len(excess)))
+            left = self._left(node, np.zeros(len(excess), dtype=np.int64), paid, excess - paid, held)
+            excess, paid, held = excess[left], paid[left], held[left]
             last = {one: of[which[left]] for one, of in last.items()}
             last[root] = label[left]
         seconds = self._network.constant + excess - paid
@@ -207,6 +253,10 @@ class Frontier:
         plans = np.flatnonzero(fits & (seconds < self._limit - self._budget))
         plans = plans[np.argsort(seconds[plans], kind="stable")]
         return seconds[plans], {one: of[plans] for one, of in last.items()}
+
+
+def _zeros(count: int, _tables: Mapping[int, Table]) -> Table:
+    return np.zeros(count)
 
 
 def _joined(labels: _Labels, at: _Numbers) -> tuple[_Numbers, _Numbers]:

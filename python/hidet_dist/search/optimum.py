@@ -76,11 +76,21 @@ class _State:
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
     divided: bool = False  # whether the plans were divided into parts (_divide), as far as that is useful
     outer: _State | None = None  # the state of the whole problem, if this is the state of a part of its plans
+    bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
         self.presolve = Presolve(self.problem)
+        self._bytes_only: tuple[Problem, Presolve, Tables] | None = None
+
+    @property
+    def bytes_only(self) -> tuple[Problem, Presolve, Tables]:
+        """The problem without costs, with its presolve and its tables."""
+        if self._bytes_only is None:
+            gratis = without_costs(self.problem)
+            self._bytes_only = gratis, Presolve(gratis), Tables(self.limits)
+        return self._bytes_only
 
     def reduction(self, prices: Prices) -> Reduction:
         """Reduce the choices to those of at least one of the best plans for these prices."""
@@ -134,7 +144,7 @@ class _State:
 
     def open_choices(self) -> int:
         """Count the remaining choices of entities that have more than one."""
-        return sum(len(choices) for choices in self.kept if len(choices) > 1)
+        return _count_open(self.kept)
 
     def cutoff(self) -> float:
         """Return the seconds below which a plan is better than the best one by more than the gap."""
@@ -142,6 +152,10 @@ class _State:
 
     def done(self) -> bool:
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
+
+
+def _count_open(kept: Sequence[Sequence[int]]) -> int:
+    return sum(len(choices) for choices in kept if len(choices) > 1)
 
 
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
@@ -303,13 +317,20 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     budget = state.problem.budget
     plans, bound, raises = list(state.known_plans), state.bound, 0
     low = plans[-1]
-    # Near the best price where the budget costs a few per cent of the time, as it mostly does.
-    limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
+    # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes there
+    # are, the more each is worth.
+    limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
     coarse, narrow_at = True, tuning.NARROW_GAP
+    tested: set[int] = set()
     for _ in range(tuning.PROBES):
         if bound >= state.cutoff():
             break
+        over = _untested_peak(state, plans[-1], tested)
+        if over is not None and _drop_unfit(state, over):
+            plans = [one for one in plans if state.keeps(one.choices)]
+            plans = plans or [state.probe(tables, Prices(mixture.prices), coarse=coarse)]
+            mixture = _mixture(state, plans, limit)
         if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
             plans.append(_any_plan(state))
             mixture = _mixture(state, plans, limit)
@@ -319,7 +340,8 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
         plans.append(probe)
-        if probe.choices in known or probe.bound >= mixture.seconds * (1 - tuning.EQUAL):
+        near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
+        if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
                 if not coarse or state.outer is not None:
                     break
@@ -337,6 +359,34 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             plans = [one for one in plans if state.keeps(one.choices)] or [probe]
         mixture = _mixture(state, plans, limit)
     return plans, mixture
+
+
+def _untested_peak(state: _State, plan: _Probe, tested: set[int]) -> int | None:
+    """Return the peak of a plan that exceeds the budget, if plans with each choice are still to be tested there."""
+    point = plan.nbytes.index(plan.peak)
+    if plan.peak <= state.problem.budget or point in tested or len(tested) == tuning.UNFIT_POINTS:
+        return None
+    tested.add(point)
+    return point
+
+
+def _drop_unfit(state: _State, point: int) -> bool:
+    """Drop the choices with which every plan exceeds the budget at a program point; tell whether there are any."""
+    gratis, presolve, tables = state.bytes_only
+    prices = _at(point, 1.0, gratis.activations.points)
+    reduction = presolve.reduce(state.kept, prices, state.limits)
+    left = marginals(gratis, reduction.kept, tables, prices)
+    if left is None:
+        return False
+    limit = gratis.budget * (1 + tuning.ROUNDING)
+    fitting = [
+        [k for k in choices if line[k] <= limit]
+        for choices, line in zip(state.kept, reduction.extend(gratis, left), strict=True)
+    ]
+    if not all(fitting) or fitting == state.kept:
+        return False  # if no plan fits at all, the search for the plan of least memory says so
+    state.kept = fitting
+    return True
 
 
 def _mixture(state: _State, plans: Sequence[_Probe], limit: float) -> _Mixture:
@@ -367,13 +417,18 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
-    if not mixture.over:
-        _mix(state, tables, mixture)
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
-    _exhaust(state, tables, prices)
-    if state.done():
+    if not _exhaust(state, tables, prices) and not mixture.over:
+        best = state.seconds
+        _combine(state, tables, prices, mixture)
+        if state.seconds == best:
+            _mix(state, tables, mixture)
+        if state.seconds < best:
+            _narrow(state, tables, prices)
+            _exhaust(state, tables, prices)
+    if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
@@ -540,7 +595,8 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
                 coarse = False
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
-        weights = [dual / sum(master.duals) for dual in master.duals]
+        total = sum(master.duals)
+        weights = [dual / total for dual in master.duals]
     return _halve(state, best, bound, enough)
 
 
@@ -657,7 +713,11 @@ def _bounds(state: _State, tables: Tables, prices: Prices) -> list[Table] | None
     state.limits.check()
     reduction = state.reduction(prices)
     left = marginals(state.problem, reduction.kept, tables, prices)
-    return None if left is None else reduction.extend(state.problem, left)
+    if left is None:
+        return None
+    bounds = reduction.extend(state.problem, left)
+    state.bounds = prices, bounds
+    return bounds
 
 
 def _below(state: _State, bounds: Sequence[Table], limit: float) -> list[list[int]]:
@@ -668,31 +728,78 @@ def _below(state: _State, bounds: Sequence[Table], limit: float) -> list[list[in
     ]
 
 
-def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
-    """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small."""
+def _exhaust(state: _State, tables: Tables, prices: Prices) -> bool:
+    """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small.
+
+    Returns whether the gap is small enough.
+    """
     if not state.best or not prices.total:
-        return
+        return False
+    if state.bounds is None or state.bounds[0] is not prices:
+        _bounds(state, tables, prices)
+    if state.bounds is None or state.bounds[0] is not prices:
+        return False
+    bounds = state.bounds[1]
     gap = state.options.gap
     for _ in range(tuning.FRONTIERS):
-        if state.open_choices() > tuning.FRONTIER_CHOICES:
-            return
         limit = min(state.cutoff(), state.bound * (1 + gap))
         gap *= 2
-        try:
-            frontier = Frontier(state.problem, state.kept, tables, prices, limit)
-            _record_frontier(state, frontier)
-            if frontier.relaxed:
-                kept = [list(choices) for choices in state.kept]
-                for tensor in frontier.relaxed:
-                    fix_required(state.groups[tensor], state.best, kept, False)
-                most = min(state.seconds, limit * (1 + state.options.gap))
-                _record_frontier(state, Frontier(state.problem, kept, tables, prices, most, frontier.relaxed))
-        except TooWide:
-            return
-        least = min(limit, float(frontier.seconds[0])) if len(frontier) else limit
+        kept = _below(state, bounds, limit + prices.total * state.problem.budget)
+        least = _try_plans_below(state, tables, prices, kept, limit)
+        if least is None:
+            break
         state.raise_bound(least)
         if state.done() or state.bound < limit * (1 - tuning.EQUAL):
+            break
+    return state.done()
+
+
+def _combine(state: _State, tables: Tables, prices: Prices, mixture: _Mixture) -> None:
+    """Find better plans among the combinations of the choices of the mixture's plans."""
+    if not state.best or not prices.total:
+        return
+    plans = [*(probe.choices for _, probe in mixture.parts), state.best]
+    used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
+    kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
+    gap = state.options.gap
+    for _ in range(tuning.FRONTIERS):
+        gap *= 2
+        limit = min(state.cutoff(), state.bound * (1 + gap))
+        least = _try_plans_below(state, tables, prices, kept, limit)
+        if least is None or state.done() or least < limit or limit == state.cutoff():
             return
+
+
+def _try_plans_below(
+    state: _State, tables: Tables, prices: Prices, kept: Sequence[Sequence[int]], limit: float
+) -> float | None:
+    """Record the plans among the choices ``kept`` that cost less than a limit.
+
+    Returns a lower bound of all such plans within the budget, at most the limit; None if there are too many.
+    """
+    if _count_open(kept) > tuning.FEW_CHOICES:
+        # Bounds of choices that others dominate are loose: those of what is left are not.
+        left = marginals(state.problem, kept, tables, prices)
+        if left is not None:
+            most = limit + prices.total * state.problem.budget
+            kept = [
+                [k for k, bound in zip(choices, line, strict=True) if bound < most] or [choices[int(line.argmin())]]
+                for choices, line in zip(kept, left, strict=True)
+            ]
+    if _count_open(kept) > tuning.FRONTIER_CHOICES:
+        return None
+    try:
+        frontier = Frontier(state.problem, kept, tables, prices, limit)
+        _record_frontier(state, frontier)
+        if frontier.relaxed and len(frontier) and not state.done():
+            narrowed = [list(choices) for choices in kept]
+            for tensor in frontier.relaxed:
+                fix_required(state.groups[tensor], state.best, narrowed, False)
+            most = min(state.seconds, limit * (1 + state.options.gap))
+            _record_frontier(state, Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed))
+    except TooWide:
+        return None
+    return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
 
 
 def _record_frontier(state: _State, frontier: Frontier) -> None:

@@ -51,7 +51,8 @@ def build_for_the_cpu(*arguments: str) -> None:
     parallel = build.auto_parallel
 
     def auto_parallel(graph: Any, machine: Any, config: dict[str, Any], out: Path) -> Any:
-        ours = {key: config[key] for key in ("mem_budget", "weights") if key in config}
+        kept = ("mem_budget", "weights", "objective", "stages", "micro_batches")
+        ours = {key: config[key] for key in kept if key in config}
         result = parallel(graph, machine, ours, out)
         on_stream(out, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
         as_cuda(out, cuda_graph="cuda_graph" in config)

@@ -34,13 +34,14 @@ def compile_against(stand_ins: Path, source: str, library: Path) -> None:
 
 
 def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
-    """Rewrite a manifest, with other values of its stage, and what the launcher says of itself."""
+    """Rewrite a manifest, with other values of its stages, and what the launchers say of themselves."""
     manifest = Manifest.load(folder)
-    (own,) = manifest.stages
     target = {"target": "cuda", "arch": arch, "gpu": "H100-SXM5-80GB", "cpu_features": ()}
-    _redescribe(folder / own.launcher_file, target, stage)
+    for own in manifest.stages:
+        _redescribe(folder / own.launcher_file, target, stage)
     files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
-    replace(manifest, **target, files=files, stages=(replace(own, **stage),)).save(folder)
+    stages = tuple(replace(own, **stage) for own in manifest.stages)
+    replace(manifest, **target, files=files, stages=stages).save(folder)
     return folder
 
 
@@ -63,14 +64,18 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
     compile_against(stand_ins, "on_stream.cpp", aside / "any.so")
     stand_in = (aside / "any.so").read_bytes()
     assert stand_in.count(_PLACE) == 1
-    (stage,) = Manifest.load(folder).stages
-    for number, name in enumerate(stage.kernels):
-        if not name.startswith(COMMUNICATION):
-            kernel, own = folder / stage.kernel_file(number), aside / f"{number}.so"
-            shutil.move(kernel, own)
-            path = os.fsencode(own.resolve()) + b"\0"
-            at = stand_in.index(_PLACE)
-            kernel.write_bytes(stand_in[:at] + path + stand_in[at + len(path) :])
+    kernels = [
+        folder / stage.kernel_file(number)
+        for stage in Manifest.load(folder).stages
+        for number, name in enumerate(stage.kernels)
+        if not name.startswith(COMMUNICATION)
+    ]
+    for number, kernel in enumerate(kernels):
+        own = aside / f"{number}.so"
+        shutil.move(kernel, own)
+        path = os.fsencode(own.resolve()) + b"\0"
+        at = stand_in.index(_PLACE)
+        kernel.write_bytes(stand_in[:at] + path + stand_in[at + len(path) :])
     return folder
 
 

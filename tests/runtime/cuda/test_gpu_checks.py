@@ -23,7 +23,7 @@ def checks(stand_ins: Path, folder: Path, *arguments: str, **more: str) -> subpr
 
 @pytest.mark.parametrize(
     ("only", "steps"),
-    [("gpt2", 16), ("llama", 16)],  # emulated kernels have quick ones
+    [("gpt2", 20), ("llama", 20)],  # emulated kernels have quick ones
 )
 @pytest.mark.slow
 def test_models_are_built_served_and_compared(stand_ins: Path, tmp_path: Path, only: str, steps: int) -> None:

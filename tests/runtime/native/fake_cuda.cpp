@@ -237,6 +237,38 @@ API int cuMemcpyAsync(unsigned long long target, unsigned long long source, size
   return 0;
 }
 
+// CUDA_MEMCPY2D of the driver API.
+struct RowsCopy {
+  size_t source_x, source_y;
+  unsigned int source_type;
+  const void *source_host;
+  unsigned long long source;
+  void *source_array;
+  size_t source_pitch;
+  size_t target_x, target_y;
+  unsigned int target_type;
+  void *target_host;
+  unsigned long long target;
+  void *target_array;
+  size_t target_pitch;
+  size_t width, height;
+};
+
+API int cuMemcpy2DAsync_v2(const RowsCopy *given, void *stream) {
+  constexpr unsigned int kUnified = 4;
+  const RowsCopy copy = *given;
+  const bool known = copy.source_type == kUnified && copy.target_type == kUnified && copy.source_x == 0 &&
+                     copy.source_y == 0 && copy.target_x == 0 && copy.target_y == 0;
+  if (!known || copy.source_pitch < copy.width || copy.target_pitch < copy.width) return kInvalidValue;
+  put(stream, [copy] {
+    for (size_t row = 0; row < copy.height; ++row) {
+      std::memcpy(reinterpret_cast<char *>(copy.target) + row * copy.target_pitch,
+                  reinterpret_cast<const char *>(copy.source) + row * copy.source_pitch, copy.width);
+    }
+  });
+  return 0;
+}
+
 API int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
   if (captures > 0) return kCaptureUnsupported;
@@ -269,6 +301,12 @@ API int cuStreamSynchronize(void *stream) {
   if (of(stream).capturing) return kCaptureUnsupported;
   changed.wait(lock, [stream] { return of(stream).queue.empty(); });
   return 0;
+}
+
+API int cuEventQuery(void *handle) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto *event = static_cast<Event *>(handle);
+  return event->passed == event->recorded ? 0 : kNotReady;
 }
 
 API int cuEventSynchronize(void *handle) {

@@ -3,7 +3,7 @@
 // communicators, and sets connections up at the first operation, in threads of its own, and says kInProgress meanwhile.
 //
 // Each rank appends what it is told to do with communicators to the file log.RANK. FAKE_NCCL_VERSION is the version that
-// it claims to be. With FAKE_NCCL_ERROR_AT=RANK:N, the N-th operation of that rank ends in an asynchronous error.
+// it claims to be. A message blocks its sender's stream until it is received. With FAKE_NCCL_ERROR_AT=RANK:N, the N-th operation of that rank ends in an asynchronous error.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -109,6 +109,7 @@ thread_local ncclComm *group_comm = nullptr;
 thread_local Stream group_stream = nullptr;
 thread_local std::vector<std::function<void()>> group_sends;
 thread_local std::vector<std::function<void()>> group_receives;
+thread_local std::vector<std::function<void()>> group_ends;  // that messages are received
 
 Result refuse(const ncclComm *comm) {
   if (comm->aborted || comm->finalized) std::abort();  // memory that NCCL has freed
@@ -214,12 +215,11 @@ std::string sign(const char *what, size_t count, int type, int more = 0) {
   return std::string(what) + " " + std::to_string(count) + " " + std::to_string(type) + " " + std::to_string(more);
 }
 
-Result message(ncclComm *comm, Stream stream, std::vector<std::function<void()>> *to, const std::function<void()> &operation) {
+Result message(ncclComm *comm, Stream stream) {
   if (const Result result = refuse(comm); result != kSuccess) return result;
   if (group_depth == 0 || (group_comm != nullptr && (group_comm != comm || group_stream != stream))) return kInvalidUsage;
   group_comm = comm;
   group_stream = stream;
-  to->push_back(operation);
   return kSuccess;
 }
 
@@ -344,16 +344,25 @@ API Result ncclBroadcast(const void *send, void *recv, size_t count, DataType ty
 }
 
 API Result ncclSend(const void *send, size_t count, DataType type, int peer, Comm comm, Stream stream) {
-  return message(comm, stream, &group_sends, [=] {
-    write_file(message_name(comm, comm->rank, peer, true), {static_cast<const char *>(send), count * size_of(type)});
+  if (const Result result = message(comm, stream); result != kSuccess) return result;
+  const auto name = std::make_shared<std::string>();
+  group_sends.push_back([=] {
+    *name = message_name(comm, comm->rank, peer, true);
+    write_file(*name, {static_cast<const char *>(send), count * size_of(type)});
   });
+  group_ends.push_back([=] { await_file(*comm, *name + ".taken"); });
+  return kSuccess;
 }
 
 API Result ncclRecv(void *recv, size_t count, DataType type, int peer, Comm comm, Stream stream) {
-  return message(comm, stream, &group_receives, [=] {
-    const std::string data = await_file(*comm, message_name(comm, peer, comm->rank, false));
+  if (const Result result = message(comm, stream); result != kSuccess) return result;
+  group_receives.push_back([=] {
+    const std::string name = message_name(comm, peer, comm->rank, false);
+    const std::string data = await_file(*comm, name);
     std::memcpy(recv, data.data(), std::min(data.size(), count * size_of(type)));
+    write_file(name + ".taken", "");
   });
+  return kSuccess;
 }
 
 API Result ncclGroupStart() {
@@ -365,6 +374,7 @@ API Result ncclGroupEnd() {
   if (--group_depth > 0) return kSuccess;
   std::vector<std::function<void()>> operations = std::exchange(group_sends, {});
   for (auto &receive : std::exchange(group_receives, {})) operations.push_back(std::move(receive));
+  for (auto &end : std::exchange(group_ends, {})) operations.push_back(std::move(end));
   ncclComm *comm = std::exchange(group_comm, nullptr);
   if (comm == nullptr) return kSuccess;
   return enqueue(comm, group_stream, [operations] {

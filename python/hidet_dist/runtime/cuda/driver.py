@@ -17,7 +17,10 @@ from hidet_dist.runtime.cuda.nccl import DRIVER_VARIABLE
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads are not restricted by a capture
+_ANY_MEMORY = 4  # CU_MEMORYTYPE_UNIFIED: the driver tells the host's memory from a device's by the address
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _NAME_BYTES = 256
+_CONNECTIONS_VARIABLE, _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 8  # the device's queues, by default
 _MILLISECONDS = 1e3  # per second
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -35,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuMemAllocHost_v2": (POINTER(c_void_p), c_size_t),
     "cuMemFreeHost": (c_void_p,),
     "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuMemcpy2DAsync_v2": (c_void_p, c_void_p),
     "cuMemsetD8Async": (c_uint64, ctypes.c_ubyte, c_size_t, c_void_p),
     "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamDestroy_v2": (c_void_p,),
@@ -53,6 +57,29 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
+
+
+class _RowsCopy(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("srcXInBytes", c_size_t),
+        ("srcY", c_size_t),
+        ("srcMemoryType", c_int),
+        ("srcHost", c_void_p),
+        ("srcDevice", c_uint64),
+        ("srcArray", c_void_p),
+        ("srcPitch", c_size_t),
+        ("dstXInBytes", c_size_t),
+        ("dstY", c_size_t),
+        ("dstMemoryType", c_int),
+        ("dstHost", c_void_p),
+        ("dstDevice", c_uint64),
+        ("dstArray", c_void_p),
+        ("dstPitch", c_size_t),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+    )
 
 
 class DeviceError(HidetDistError):
@@ -162,14 +189,33 @@ class Driver:
         if nbytes:
             self.call("cuMemcpyAsync", target, source, nbytes, stream)
 
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
+    ) -> None:
+        """Copy ``height`` rows of ``width`` bytes between any two of host and device memory, on a stream.
+
+        Pitches are the bytes from the begin of one row to that of the next.
+        """
+        copy = _RowsCopy(
+            srcMemoryType=_ANY_MEMORY,
+            srcDevice=source,
+            srcPitch=source_pitch,
+            dstMemoryType=_ANY_MEMORY,
+            dstDevice=target,
+            dstPitch=target_pitch,
+            WidthInBytes=width,
+            Height=height,
+        )
+        self.call("cuMemcpy2DAsync_v2", byref(copy), stream)
+
     def clear(self, address: int, value: int, nbytes: int, stream: int) -> None:
         """Set bytes of device memory to a value, on a stream."""
         if nbytes:
             self.call("cuMemsetD8Async", address, value, nbytes, stream)
 
-    def new_stream(self) -> int:
-        """Create a stream that is ordered with the legacy default stream."""
-        return self._handle("cuStreamCreate", 0)
+    def new_stream(self, blocking: bool = True) -> int:
+        """Create a stream, which is ordered with the legacy default stream if it is ``blocking``."""
+        return self._handle("cuStreamCreate", 0 if blocking else _NON_BLOCKING)
 
     def synchronize(self, stream: int) -> None:
         """Wait for a stream's work. Raises DeviceError if it failed."""
@@ -237,6 +283,25 @@ def device_of_rank(rank: int) -> int:
     if devices < 1:
         raise ConfigError("There is no CUDA device.")
     return int(os.environ.get("LOCAL_RANK") or rank) % devices
+
+
+def check_connections() -> None:
+    """Check that the streams of a pipeline do not share queues on the device.
+
+    A message may be pending on one stream until work of another one is done. With few queues, that work may be behind
+    the message (CUDA C++ Programming Guide, "CUDA Environment Variables").
+
+    Raises
+    ------
+    ConfigError
+        If CUDA_DEVICE_MAX_CONNECTIONS is less than its default.
+    """
+    given = os.environ.get(_CONNECTIONS_VARIABLE)
+    if given is not None and given.isdecimal() and int(given) < _CONNECTIONS:
+        raise ConfigError(
+            f"{_CONNECTIONS_VARIABLE} is {given}, but a pipeline needs at least {_CONNECTIONS}: its stages compute and "
+            "exchange messages at the same time. Leave it unset."
+        )
 
 
 def check_architecture(arch: str | None, device: int) -> None:

@@ -18,6 +18,7 @@ from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, InputError
 from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.cuda import driver
+from hidet_dist.runtime.cuda.arrays import CudaArrays, DevicePool
 from hidet_dist.runtime.cuda.driver import DeviceError, Driver
 from hidet_dist.runtime.cuda.storage import provide_storage
 from hidet_dist.runtime.forks import Owner
@@ -81,16 +82,17 @@ class CudaMemory:
         self._runtime = hidet_runtime()
         self._workspace = (0, 0)  # address and bytes
         self._slots: dict[int, tuple[int, int]] = {}  # address and bytes of staged inputs, outputs and messages
-        with self._context():
+        with self.current():
             self.stream = self.driver.new_stream()
             self._resources.streams.append(self.stream)
             self._before = self.new_event()
+        self._pool = DevicePool(self)
         provide_storage(self.driver)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of device memory that the partition has allocated: weights, workspace and staging."""
-        return sum(self._resources.allocations.values())
+        return sum(tuple(self._resources.allocations.values()))
 
     def new_event(self) -> int:
         """Create an event, which is freed with the memory."""
@@ -98,10 +100,28 @@ class CudaMemory:
         self._resources.events.append(event)
         return event
 
+    def new_stream(self) -> int:
+        """Create a stream for messages between stages, which no other stream waits for; it is freed with the memory.
+
+        Raises
+        ------
+        ConfigError
+            When streams would share queues on the device.
+        """
+        driver.check_connections()
+        with self.current():
+            stream = self.driver.new_stream(blocking=False)
+        self._resources.streams.append(stream)
+        return stream
+
+    def arrays(self, stream: int | None = None) -> CudaArrays:
+        """Make arrays whose copies run on a stream, by default the partition's."""
+        return CudaArrays(self, self._pool, self.stream if stream is None else stream)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make a context in which this thread uses the device, and hidet's runtime launches kernels on the stream."""
-        with self._context():
+        with self.current():
             runtime = self._runtime
             follows_torch = bool(runtime.get_use_torch_cuda_stream())
             runtime.use_torch_cuda_stream(False)
@@ -116,7 +136,8 @@ class CudaMemory:
                 runtime.use_torch_cuda_stream(follows_torch)
 
     @contextmanager
-    def _context(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
+        """Make a context in which this thread can call the driver about the device."""
         before = self.driver.current_context()
         self.driver.set_context(self._resources.context)
         try:
@@ -154,7 +175,7 @@ class CudaMemory:
             When the device has too little memory.
         """
         with os.fdopen(file.descriptor, "rb", buffering=0) as stream:
-            with self._context():
+            with self.current():
                 addresses = self._place([place.nbytes for place in places.values()])
                 copies = [
                     (address, place.begin, place.begin + place.nbytes)
@@ -207,7 +228,7 @@ class CudaMemory:
         """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
         address, size = self._workspace
         if size < nbytes:
-            with self._context():
+            with self.current():
                 if size:
                     self._free(address)
                     self._workspace = (0, 0)
@@ -217,12 +238,12 @@ class CudaMemory:
 
     def reserve(self, nbytes: int) -> int:
         """Allocate ``nbytes`` bytes until :meth:`release` or :meth:`close`; return their address."""
-        with self._context():
+        with self.current():
             return self._allocate(nbytes)
 
     def release(self, address: int) -> None:
         """Free memory of :meth:`reserve`, which no work on the device may use any more."""
-        with self._context():
+        with self.current():
             self._free(address)
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
@@ -285,12 +306,14 @@ class CudaMemory:
         rows = np.empty((communicator.world_size, array.size), array.dtype)
         send = self._slot(_MESSAGE, array.nbytes)
         receive = self._slot(_MESSAGES, rows.nbytes)
-        self.driver.copy(send, array.ctypes.data, array.nbytes, self.stream)
+        stream = self.stream if communicator.stream is None else communicator.stream
+        self.driver.copy(send, array.ctypes.data, array.nbytes, stream)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
         native.all_gather(send, receive, array.size, native.dtype_code(array.dtype.name), whole_mesh)
-        self.wait(communicator)
-        self.driver.copy(rows.ctypes.data, receive, rows.nbytes, self.stream)
-        self.driver.synchronize(self.stream)
+        if communicator.world_size > 1:
+            communicator.wait(stream)
+        self.driver.copy(rows.ctypes.data, receive, rows.nbytes, stream)
+        self.driver.synchronize(stream)
         return rows
 
     def close(self) -> None:

@@ -55,8 +55,8 @@ class Nccl:
         The mesh of all ranks.
     rank, device: int
         This rank of the mesh, and its CUDA device.
-    stream: int
-        The address of a C function that returns the calling thread's current CUDA stream.
+    stream: int | Callable[[], int]
+        A function that returns the CUDA stream of collectives, or the address of a C function that does.
     connect: Callable[[int], int]
         Called with a group's mask when the group is first used; makes its communicator and returns 0. Must not raise.
     timeout_seconds: float
@@ -73,7 +73,7 @@ class Nccl:
         mesh_shape: tuple[int, ...],
         rank: int,
         device: int,
-        stream: int,
+        stream: int | Callable[[], int],
         connect: Callable[[int], int],
         timeout_seconds: float,
     ):
@@ -115,6 +115,14 @@ class Nccl:
         """Exchange a few bytes over a group on ``internal_stream``. Returns a status code."""
         return int(library().hidet_dist_nccl_warm_up(self._handle, group))
 
+    def group_begin(self) -> int:
+        """Begin a group of messages, which become one operation at its end. Returns a status code."""
+        return int(library().hidet_dist_nccl_group_begin(self._handle))
+
+    def group_end(self) -> int:
+        """End the group that was begun, and enqueue its messages. Returns a status code."""
+        return int(library().hidet_dist_nccl_group_end(self._handle))
+
     @property
     def internal_stream(self) -> int:
         """The stream on which ``warm_up`` exchanges bytes."""
@@ -127,6 +135,10 @@ class Nccl:
     def wait(self, stream: int, seconds: float) -> int:
         """Wait for a stream's work. Returns ``OK``, ``IN_PROGRESS`` after ``seconds``, or another code if it failed."""
         return int(library().hidet_dist_nccl_wait(self._handle, stream, seconds))
+
+    def wait_event(self, event: int, seconds: float) -> int:
+        """Wait for the work before an event. Returns as :meth:`wait`."""
+        return int(library().hidet_dist_nccl_wait_event(self._handle, event, seconds))
 
     @property
     def failed_by_peer(self) -> bool:

@@ -239,8 +239,11 @@ NCCL = Header(
         "nccl_begin": Signature(c_int32, (c_void_p, c_int32, c_char_p)),
         "nccl_progress": Signature(c_int32, (c_void_p,)),
         "nccl_warm_up": Signature(c_int32, (c_void_p, c_int32)),
+        "nccl_group_begin": Signature(c_int32, (c_void_p,)),
+        "nccl_group_end": Signature(c_int32, (c_void_p,)),
         "nccl_internal_stream": Signature(c_void_p, (c_void_p,)),
         "nccl_wait": Signature(c_int32, (c_void_p, c_void_p, c_double)),
+        "nccl_wait_event": Signature(c_int32, (c_void_p, c_void_p, c_double)),
         "nccl_failed_by_peer": Signature(c_int32, (c_void_p,)),
         "nccl_close": Signature(None, (c_void_p,)),
         "nccl_destroy": Signature(None, (c_void_p,)),
@@ -298,6 +301,17 @@ INDICES = Header(
 )
 
 
+# labels.h
+
+LABELS = Header(
+    functions={
+        "undominated": Signature(
+            c_int32, (c_int64, c_int64, POINTER(c_int64), POINTER(c_double), c_int64, POINTER(c_uint8))
+        ),
+    }
+)
+
+
 # mapped_file.h
 
 MAPPED_FILE = Header(
@@ -338,7 +352,14 @@ class PairwiseProblem(ctypes.Structure):
 class PairwiseOptions(ctypes.Structure):
     """``hidet_dist_pairwise_options``: the stopping criteria."""
 
-    _fields_ = (("seconds", c_double), ("gap", c_double), ("rounds", c_int64), ("seed", c_int64))
+    _fields_ = (
+        ("seconds", c_double),
+        ("gap", c_double),
+        ("rounds", c_int64),
+        ("seed", c_int64),
+        ("threads", c_int64),
+        ("cpu_time", c_int64),
+    )
 
 
 class PairwiseResult(ctypes.Structure):
@@ -372,6 +393,22 @@ PAIRWISE = Header(
 )
 
 
+# sums.h
+
+SUMS = Header(
+    functions={
+        "least_sums": Signature(
+            c_int32,
+            (
+                *(c_int32, POINTER(c_int64), c_int32),  # dims, shape, tables
+                *(POINTER(c_int64), POINTER(c_int64)),  # addresses, strides
+                *(POINTER(c_int64), POINTER(c_double)),  # result_strides, result
+            ),
+        ),
+    }
+)
+
+
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -381,11 +418,13 @@ HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
     "indices.h": INDICES,
+    "labels.h": LABELS,
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,
     "pairwise.h": PAIRWISE,
     "shared_memory.h": SHARED_MEMORY,
+    "sums.h": SUMS,
     "workspace.h": WORKSPACE,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hidet_dist.runtime import native
-from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.pipeline.channel import Channel
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet
 
 Computed = Mapping[int, np.ndarray]
@@ -37,16 +37,16 @@ class Exchange:
 
     Parameters
     ----------
-    communicator: Communicator
-        The communicator of all ranks for results; it has no other use during the exchange.
+    channel: Channel
+        The channel of results; it has no other use during the exchange.
     routes: sequence of Route
         The routes of one micro-batch, in the order that all ranks share.
     call: int
         The number of the call.
     """
 
-    def __init__(self, communicator: Communicator, routes: Sequence[Route], call: int):
-        self._communicator = communicator
+    def __init__(self, channel: Channel, routes: Sequence[Route], call: int):
+        self._channel = channel
         self._routes = routes
         self._call = call
         self._todo: queue.SimpleQueue[Computed | None] = queue.SimpleQueue()
@@ -76,23 +76,29 @@ class Exchange:
         atexit.unregister(self._abort)
 
     def _abort(self) -> None:
-        self._communicator.interrupt("its process ends within a call")
+        self._channel.communicator.interrupt("its process ends within a call")
         self._todo.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            self._communicator.begin_call(self._call)
-            self._communicator.bind()
-            while (computed := self._todo.get()) is not None:
-                received = {}
-                for route in self._routes:
-                    if route.outlet is not None:
-                        route.outlet.send(self._communicator, computed[route.output])
-                    if route.inlet is not None:
-                        received[route.output] = route.inlet.receive(self._communicator)
-                self._done.put(received)
+            self._channel.communicator.begin_call(self._call)
+            with self._channel.arrays.active():
+                while (computed := self._todo.get()) is not None:
+                    self._done.put(self._exchange(computed))
         except BaseException as error:
             self._done.put(error)
         finally:
             native.bind(None)
+
+    def _exchange(self, computed: Computed) -> dict[int, np.ndarray]:
+        """Send and receive the results of one micro-batch, given those of this rank; return what is received."""
+        ends: list[Inlet | tuple[Outlet, np.ndarray]] = []
+        outputs = []
+        for route in self._routes:
+            if route.outlet is not None:
+                ends.append((route.outlet, computed[route.output]))
+            if route.inlet is not None:
+                ends.append(route.inlet)
+                outputs.append(route.output)
+        return dict(zip(outputs, self._channel.wait(self._channel.begin(ends)), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from hidet_dist.errors import CommunicationError
 from hidet_dist.runtime import native
+from hidet_dist.runtime.arrays import Arrays
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import dtype_bytes
 from hidet_dist.transfer import Box, Transfer, volume, within
@@ -22,13 +22,6 @@ _BYTES = native.dtype_code("uint8")
 def raw_dtype(dtype: str) -> np.dtype:
     """Return the NumPy dtype of unsigned integers whose size is that of a dtype which NumPy may lack."""
     return np.dtype(f"u{dtype_bytes(dtype)}")
-
-
-def raw_view(address: int, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """View the memory of a contiguous tensor as an array of :func:`raw_dtype`; the caller keeps the memory alive."""
-    size = math.prod(shape) * dtype_bytes(dtype)
-    memory = (ctypes.c_char * size).from_address(address)
-    return np.ndarray(tuple(shape), raw_dtype(dtype), memoryview(memory))
 
 
 @dataclass(frozen=True)
@@ -86,16 +79,32 @@ class Outlet:
         ]
         self.nbytes = crossing.nbytes(self._messages)
 
-    def send(self, communicator: Communicator, shard: np.ndarray) -> None:
-        """Send the parts of the shard that other ranks need, over the communicator of all ranks, bound to this thread.
+    def send(self, arrays: Arrays, shard: np.ndarray) -> list[np.ndarray]:
+        """Send the parts of the shard that other ranks need, over the communicator that is bound to this thread.
 
-        Raises CommunicationError.
+        Returns the arrays that are sent, to be kept until then. The communicator records failures.
         """
         shard = shard.reshape(self._local)
+        sent = []
         for rank, box in self._messages:
-            part = np.ascontiguousarray(shard[box])
+            part = arrays.packed(shard[box])
             native.send(part.ctypes.data, part.size * self._scale, self._code, rank, _ALL_RANKS)
-            communicator.check()
+            sent.append(part)
+        return sent
+
+
+@dataclass(frozen=True)
+class Received:
+    """A part that a rank receives.
+
+    Attributes
+    ----------
+    part: flat.
+    pieces: messages' arrays that are to be copied into views of it, once they are received: the view, and the array.
+    """
+
+    part: np.ndarray
+    pieces: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
 class Inlet:
@@ -122,30 +131,28 @@ class Inlet:
         group = 1 if self._gather is None else transfer.target.mesh.group_size(self._gather.mesh_axes)
         self._whole_elements = group * self._elements
 
-    def receive(self, communicator: Communicator) -> np.ndarray:
-        """Receive this rank's part, flat, over the communicator of all ranks, bound to this thread.
-
-        Raises CommunicationError.
-        """
-        part = np.zeros(self._elements, raw_dtype(self._dtype))
+    def receive(self, arrays: Arrays) -> Received:
+        """Receive this rank's part, over the communicator that is bound to this thread, which records failures."""
+        part = arrays.empty([self._elements], raw_dtype(self._dtype))
         view = part[: self._size].reshape(self._part_shape)
+        pieces = []
         for rank, box in self._messages:
             whole = volume(box) == self._size
-            into = view if whole else np.empty(view[box].shape, part.dtype)
+            into = view if whole else arrays.empty(view[box].shape, part.dtype)
             native.recv(into.ctypes.data, into.size * self._scale, self._code, rank, _ALL_RANKS)
-            communicator.check()
             if not whole:
-                view[box] = into
-        return part
+                pieces.append((view[box], into))
+        return Received(part, tuple(pieces))
 
-    def complete(self, communicator: Communicator, part: np.ndarray) -> np.ndarray:
+    def complete(self, arrays: Arrays, communicator: Communicator, part: np.ndarray) -> np.ndarray:
         """Assemble this rank's shard, contiguous, from the parts that the ranks of its group received.
 
-        The communicator is the stage's, bound to this thread. Raises CommunicationError.
+        The communicator is the stage's, bound to this thread. The part must be kept until the shard is used. Raises
+        CommunicationError.
         """
         if self._gather is None:
             return part.reshape(self._local)
-        whole = np.empty(self._whole_elements, part.dtype)
+        whole = arrays.empty([self._whole_elements], part.dtype)
         group = sum(1 << axis for axis in self._gather.mesh_axes)
         native.all_gather(part.ctypes.data, whole.ctypes.data, part.size * self._scale, self._code, group)
         communicator.check()

@@ -1,9 +1,10 @@
 """One rank's part of a pipeline: for each micro-batch, it receives, runs its stage's program, and sends.
 
 A rank receives the tensors that its stage reads of earlier stages, runs the stage's program, and sends the tensors that
-later stages read. Meanwhile, the stage before works on the next micro-batch. A message of more than the transport's
-buffer occupies its sender until the receiver takes it. All ranks share the order of messages (by micro-batch, boundary,
-and reading stage), so that ranks never wait for each other in a circle.
+later stages read. Meanwhile, the stage before works on the next micro-batch. On the host, a message of more than the
+transport's buffer occupies its sender until the receiver takes it. On CUDA devices, messages go from device memory to
+device memory on separate streams, while the stage computes. All ranks share the order of messages
+(:mod:`hidet_dist.runtime.pipeline.arrivals`), so that ranks never wait for each other in a circle.
 
 Two communicators have all ranks: one for messages forward, which the calling thread uses, and one for results
 (:mod:`hidet_dist.runtime.pipeline.exchange`). A failure of any of a rank's communicators ends all of them. The one of
@@ -24,10 +25,13 @@ from hidet_dist.errors import CommunicationError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.agreement import describe
 from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.arrays import HostArrays, raw_view
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
+from hidet_dist.runtime.pipeline.arrivals import Arrival, Arrivals
+from hidet_dist.runtime.pipeline.channel import Channel
 from hidet_dist.runtime.pipeline.exchange import Exchange, Route
-from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet, blamed, raw_dtype, raw_view
+from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet, blamed, raw_dtype
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -44,11 +48,13 @@ class PreparedCall:
     inputs: for each micro-batch, the stage's inputs that are inputs of the graph, by their numbers in the stage.
     results: the outputs as they are returned; empty on ranks that return none.
     outputs: the memory of the outputs, by the numbers of the graph's outputs.
+    buffers: the same, with their devices and owners.
     """
 
     inputs: Sequence[Mapping[int, Buffer]]
     results: list[Any]
     outputs: Mapping[int, np.ndarray]
+    buffers: Mapping[int, Buffer]
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class PipelinedProgram:
     program: Program
         The stage's program.
     memory: Memory
-        The memory of the program's tensors, which is the host's.
+        The memory of the program's tensors.
     world: Communicator
         The communicator of all ranks, for messages forward.
     own: Communicator
@@ -110,6 +116,9 @@ class PipelinedProgram:
         self._rank, self._ranks = rank, manifest.ranks_of(self._number)
         self._program, self._memory = program, memory
         self._world, self._own, self._backward = world, own, backward
+        self._arrays, self._host = memory.arrays(), HostArrays()
+        self._forward = Channel(world, memory.arrays(world.stream))
+        self._results = None if backward is None else Channel(backward, memory.arrays(backward.stream))
         pipeline, number = self._pipeline, self._number
         # The inputs of the graph that the stage reads, with their numbers in the stage.
         self._read = {
@@ -124,7 +133,7 @@ class PipelinedProgram:
         self._output_shapes = [tuple(int(n) for n in self._call_output(place).shape) for place in self._given]
         self._inlets: dict[int, tuple[Inlet, ...]] = {}
         self._outlets: list[tuple[int, Outlet]] = []
-        self._receives: list[tuple[int, Inlet]] = []
+        self._receives: list[Arrival] = []
         for boundary in pipeline.boundaries:
             for reader in boundary.readers:
                 source = boundary.source
@@ -134,9 +143,10 @@ class PipelinedProgram:
                     transfer, dtype = self._transfer(source.stage, source.number, reader.stage, reader.number)
                     peers = manifest.ranks_of(source.stage)
                     inlet = Inlet(Crossing(transfer, self._ranks.index(rank), peers, dtype))
-                    self._receives.append((reader.number, inlet))
+                    self._receives.append(Arrival(source.stage, reader.number, inlet))
         self._routes = self._result_routes()
         self._scratch: dict[int, np.ndarray] = {}
+        self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
 
     @staticmethod
@@ -183,10 +193,16 @@ class PipelinedProgram:
         buffers = self._signature.packed(self._signature.inputs([inputs[place] for place in self._read]))
         if outputs is None:
             kind = self._signature.kind(inputs) if self._given else NUMPY
-            results, places = self._signature.new_outputs(kind, self._output_shapes, buffers)
+            results, places = self._signature.new_outputs(kind, self._output_shapes, self._result_device(inputs))
         else:
             results, places = list(outputs), self._signature.outputs(outputs, self._output_shapes, buffers)
         return self._prepared(buffers, results, places), {}
+
+    def _result_device(self, inputs: Sequence[Any]) -> tuple[int, int]:
+        """Return the device of new outputs: this rank's if the first input is on a device, or else the host."""
+        first = inputs[0] if inputs else None  # which the stage may not read, so that it may be anything
+        on_device = hasattr(first, "__dlpack_device__") and dlpack.device_of(first)[0] == dlpack.CUDA
+        return self._arrays.device if on_device else (dlpack.CPU, 0)
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedCall, Mapping[str, int]]:
         """Prepare a call on zeros whose outputs are thrown away; ``sizes`` of symbolic dims must be empty."""
@@ -222,8 +238,8 @@ class PipelinedProgram:
     def begin(self, number: int) -> None:
         """Begin call, or stream, ``number``."""
         self._own.begin_call(number)
-        if self._backward is not None:
-            self._exchange = Exchange(self._backward, self._routes, number)
+        if self._results is not None:
+            self._exchange = Exchange(self._results, self._routes, number)
 
     def end(self) -> None:
         """End a call, or stream, whose results have all been collected."""
@@ -246,27 +262,31 @@ class PipelinedProgram:
         InputError
             When an earlier stage computed an index outside of a table of this stage.
         """
+        arrivals = Arrivals(self._forward, self._receives, self._number, len(prepared.inputs))
         for micro_batch, given in enumerate(prepared.inputs):
             times = [time.perf_counter_ns()]
-            arguments = {**given, **self._receive()}
+            received = arrivals.take(micro_batch)
+            arguments = {**given, **self._completed(received)}
             times.append(time.perf_counter_ns())
             shards = self._shards(prepared, micro_batch)
             inputs = [arguments[place] for place in range(len(self._stage.inputs))]
             if self._receives:
                 self._checks.check_indices(inputs, {})
             self._own.bind()
-            placed = self._program.place(inputs, [self._buffer(shards[n], n) for n in range(len(shards))])
+            placed = self._program.place(inputs, [buffer for _, buffer in shards])
             _, kernels = self._program.run(placed, self._own, intervals is not None)
+            self._kept.clear()  # a run ends behind them
             times.append(time.perf_counter_ns())
-            self._send(shards)
-            self._deliver(prepared, micro_batch, shards)
+            if self._outlets:
+                self._forward.send([(outlet, shards[number][0]) for number, outlet in self._outlets])
+            self._deliver(prepared, micro_batch, [shard for shard, _ in shards])
             times.append(time.perf_counter_ns())
             if intervals is not None:
-                received, sent = ([end for _, end in ends] for ends in (self._receives, self._outlets))
+                nbytes = _summed([one.inlet for one in self._receives]), _summed([end for _, end in self._outlets])
                 intervals += [
-                    Interval("receive", micro_batch, times[0], times[1], _summed(received)),
+                    Interval("receive", micro_batch, times[0], times[1], nbytes[0]),
                     Interval("run", micro_batch, times[1], times[2], kernels=kernels),
-                    Interval("send", micro_batch, times[2], times[3], _summed(sent)),
+                    Interval("send", micro_batch, times[2], times[3], nbytes[1]),
                 ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
@@ -274,17 +294,20 @@ class PipelinedProgram:
 
         Raises CommunicationError.
         """
-        if self._exchange is None:
-            return prepared.results
-        for micro_batch in range(len(prepared.inputs)):
-            received = self._exchange.take()
-            if received:
-                self._own.bind()
-            for place, inlet in ((route.output, route.inlet) for route in self._routes):
-                if inlet is not None:
-                    shard = inlet.complete(self._own, received[place])
-                    into = self._slice(prepared, place, micro_batch)
-                    into[...] = shard.reshape(into.shape)
+        if self._exchange is not None:
+            for micro_batch in range(len(prepared.inputs)):
+                received = self._exchange.take()
+                if received:
+                    self._own.bind()
+                for place, inlet in ((route.output, route.inlet) for route in self._routes):
+                    if inlet is not None:
+                        shard = inlet.complete(self._arrays, self._own, received[place])
+                        into = self._slice(prepared, place, micro_batch)
+                        self._arrays.copy(into, shard.reshape(into.shape))
+                        self._kept += [shard, received[place]]
+        if self._arrays.deferred:
+            self._arrays.wait(self._arrays.mark(), self._own)
+        self._kept.clear()
         self._world.bind()
         return prepared.results
 
@@ -336,20 +359,16 @@ class PipelinedProgram:
             if not self._receives:
                 self._checks.check_indices([own[n] for n in range(len(self._stage.inputs))], {})
             parts.append(own)
-        outputs = {
-            place: raw_view(buffer.address, buffer.shape, buffer.dtype)
-            for place, buffer in zip(self._given, places, strict=True)
-        }
-        # The buffers keep the memory that the views are of.
-        return PreparedCall(parts, [*results] if results else [], _Kept(outputs, places))
+        outputs = {place: _view(buffer) for place, buffer in zip(self._given, places, strict=True)}
+        return PreparedCall(parts, [*results] if results else [], outputs, dict(zip(self._given, places, strict=True)))
 
     def _part(self, buffer: Buffer, dim: int | None, micro_batch: int) -> Buffer:
         """Make a micro-batch of a contiguous tensor, contiguous as well."""
         if dim is None or self._pipeline.micro_batches == 1:
             return buffer
-        whole = raw_view(buffer.address, buffer.shape, buffer.dtype)
-        part = _cut(whole, dim, micro_batch, self._pipeline.micro_batches)
-        packed = np.ascontiguousarray(part)
+        part = _cut(_view(buffer), dim, micro_batch, self._pipeline.micro_batches)
+        arrays = self._host if buffer.device[0] in (dlpack.CPU, dlpack.CUDA_HOST) else self._arrays
+        packed = arrays.packed(part)
         return replace(
             buffer,
             address=packed.ctypes.data,
@@ -364,31 +383,36 @@ class PipelinedProgram:
             prepared.outputs[place], self._pipeline.outputs[place].batch_dim, micro_batch, self._pipeline.micro_batches
         )
 
-    def _shards(self, prepared: PreparedCall, micro_batch: int) -> list[np.ndarray]:
-        """Find memory for the stage's outputs, within the graph's outputs if possible."""
+    def _shards(self, prepared: PreparedCall, micro_batch: int) -> list[tuple[np.ndarray, Buffer]]:
+        """Find memory for the stage's outputs, within the graph's outputs if possible.
+
+        An output that is sent on a stream is in separate memory, because the call may return before it is taken.
+        """
         travelling = {self._pipeline.outputs[route.output].source.number for route in self._routes if route.outlet}
+        sent_later = {number for number, _ in self._outlets} | travelling if self._arrays.deferred else set()
         shards = []
         for number, signature in enumerate(self._stage.outputs):
-            shape = tuple(int(n) for n in signature.shape)
-            for place in self._given:
+            shape, dtype = tuple(int(n) for n in signature.shape), raw_dtype(_name(signature))
+            for place in () if number in sent_later else self._given:
                 source = self._pipeline.outputs[place].source
                 if (source.stage, source.number) == (self._number, number):
                     direct = self._slice(prepared, place, micro_batch)
                     if direct.flags.c_contiguous:
-                        shards.append(direct)
+                        shards.append((direct, self._buffer(direct, number, prepared.buffers[place].device)))
                         break
             else:
-                if number in travelling:  # it is sent while the next micro-batch is computed
-                    shards.append(np.empty(shape, raw_dtype(_name(signature))))
+                if number in travelling | sent_later:  # it is sent while the next micro-batch is computed
+                    shard = self._arrays.empty(shape, dtype)
                 else:
                     if number not in self._scratch:
-                        self._scratch[number] = np.empty(shape, raw_dtype(_name(signature)))
-                    shards.append(self._scratch[number])
+                        self._scratch[number] = self._arrays.empty(shape, dtype)
+                    shard = self._scratch[number]
+                shards.append((shard, self._buffer(shard, number, self._arrays.device)))
         return shards
 
-    def _buffer(self, shard: np.ndarray, number: int) -> Buffer:
+    def _buffer(self, shard: np.ndarray, number: int, device: tuple[int, int]) -> Buffer:
         dtype = _name(self._stage.outputs[number])
-        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, (dlpack.CPU, 0), False, shard)
+        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, device, False, shard)
 
     def _deliver(self, prepared: PreparedCall, micro_batch: int, shards: Sequence[np.ndarray]) -> None:
         """Copy this rank's outputs of the graph to the call's outputs, and queue them for other ranks."""
@@ -401,30 +425,32 @@ class PipelinedProgram:
             if place in self._given:
                 into = self._slice(prepared, place, micro_batch)
                 if into.size and into.ctypes.data != shard.ctypes.data:
-                    into[...] = shard.reshape(into.shape)
+                    self._arrays.copy(into, shard.reshape(into.shape))
+                    self._kept.append(shard)
         if self._exchange is not None:
             self._exchange.add(computed)
 
     # Messages.
 
-    def _receive(self) -> dict[int, Buffer]:
-        """Receive the stage's inputs that earlier stages computed, by their numbers in the stage."""
-        self._world.bind()
-        parts = [(number, inlet, inlet.receive(self._world)) for number, inlet in self._receives]
+    def _completed(self, received: Sequence[tuple[Arrival, np.ndarray]]) -> dict[int, Buffer]:
+        """Complete the stage's inputs that earlier stages computed, by their numbers in the stage."""
         self._own.bind()
         arguments = {}
-        for number, inlet, part in parts:
-            shard, signature = inlet.complete(self._own, part), self._stage.inputs[number]
+        for arrival, part in received:
+            shard = arrival.inlet.complete(self._arrays, self._own, part)
+            signature = self._stage.inputs[arrival.number]
             shape = tuple(int(n) for n in signature.shape)
-            arguments[number] = Buffer(
-                shard.ctypes.data, shape, _name(signature), shard.nbytes, True, (dlpack.CPU, 0), False, shard
+            arguments[arrival.number] = Buffer(
+                shard.ctypes.data,
+                shape,
+                _name(signature),
+                shard.nbytes,
+                True,
+                self._arrays.device,
+                False,
+                (shard, part),
             )
         return arguments
-
-    def _send(self, shards: Sequence[np.ndarray]) -> None:
-        self._world.bind()
-        for number, outlet in self._outlets:
-            outlet.send(self._world, shards[number])
 
     def _transfer(self, source: int, output: int, target: int, number: int | None) -> tuple[Transfer, str]:
         """Plan the transfer of an output to another stage's input ``number``, or replicated; also return its dtype."""
@@ -460,12 +486,9 @@ class PipelinedProgram:
         return routes
 
 
-class _Kept(dict[int, np.ndarray]):
-    """Views, by number, with the owners of their memory."""
-
-    def __init__(self, views: Mapping[int, np.ndarray], owners: Sequence[Any]):
-        super().__init__(views)
-        self.owners = owners
+def _view(buffer: Buffer) -> np.ndarray:
+    """View the memory of a contiguous tensor, which the view does not keep alive."""
+    return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype))
 
 
 def _summed(ends: Sequence[Inlet | Outlet], times: int = 1) -> dict[int, int]:

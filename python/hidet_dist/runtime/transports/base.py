@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,8 +42,14 @@ class Transport(Protocol):
         All ranks call this with the same groups. A failure is recorded like that of a collective.
         """
 
+    def grouped(self) -> AbstractContextManager[None]:
+        """Make a context whose messages may proceed in any order, at its end at the latest. Failures are recorded."""
+
     def wait(self, stream: int | None = None) -> None:
         """Wait for the collectives on a stream, by default the current one. Failures are recorded."""
+
+    def wait_event(self, event: int) -> None:
+        """Wait for the collectives before a CUDA event. Failures are recorded."""
 
     def close(self) -> None:
         """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -102,7 +103,14 @@ class GlooTransport:
     def warm_up(self, groups: Iterable[int]) -> None:
         """Do nothing: groups are set up when they are first used."""
 
+    def grouped(self) -> AbstractContextManager[None]:
+        """Return an empty context: each message blocks until it is done."""
+        return nullcontext()
+
     def wait(self, stream: int | None = None) -> None:
+        """Do nothing: collectives block until they are done."""
+
+    def wait_event(self, event: int) -> None:
         """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:

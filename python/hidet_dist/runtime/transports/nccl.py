@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
@@ -21,7 +23,7 @@ _SLICE_SECONDS = 1.0  # the interval at which a waiting rank looks for dead ones
 
 
 class NcclTransport:
-    """The implementation of collectives by NCCL between processes with a CUDA device each, on hidet's current stream.
+    """The implementation of collectives by NCCL between processes with a CUDA device each.
 
     A collective returns when it is enqueued on the stream; ``wait`` waits for its end, and detects failures. One thread
     at a time may use it: the one that its communicator is bound to. NCCL's communicators are made by ``warm_up``, or
@@ -34,8 +36,7 @@ class NcclTransport:
     device: int | None
         The CUDA device's number in this process; ``nccl.default_device`` by default.
     stream: int | None
-        The address of a C function that returns the CUDA stream on which the calling thread launches kernels; by
-        default hidet's current stream.
+        The CUDA stream of its collectives; by default hidet's current stream when each is called.
 
     Raises
     ------
@@ -49,11 +50,10 @@ class NcclTransport:
         self._rank = setup.rendezvous.settings.rank
         self._ranks = tuple(range(setup.rendezvous.settings.world_size))
         self.device = nccl.default_device(self._rank) if device is None else device
-        if stream is None:
-            stream = nccl.hidet_stream_function()
+        function = nccl.hidet_stream_function() if stream is None else lambda: stream
         try:
             self._nccl = native.Nccl(
-                setup.mesh_shape, self._rank, self.device, stream, self._recorded(self._make), setup.timeout_seconds
+                setup.mesh_shape, self._rank, self.device, function, self._recorded(self._make), setup.timeout_seconds
             )
         except ValueError as error:
             raise ConfigError(f"rank {self._rank} cannot use CUDA device {self.device}: {error}") from None
@@ -91,10 +91,20 @@ class NcclTransport:
                 if native.group_rank(group) >= 0 and self._nccl.spans(group):
                     self._make(group)
                     self._nccl.warm_up(group)
-                    self._wait(self._nccl.internal_stream)
+                    self._wait(functools.partial(self._nccl.wait, self._nccl.internal_stream))
 
         if self._recorded(run)() != native.OK:
             self._nccl.close()
+
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Make all messages of the block one operation of NCCL, which is enqueued at its end. Failures are recorded."""
+        begun = self._nccl.group_begin() == native.OK
+        try:
+            yield
+        finally:
+            if begun:
+                self._nccl.group_end()
 
     def wait(self, stream: int | None = None) -> None:
         """Wait for all work on a CUDA stream, by default the current one. The stream must not be in capture.
@@ -103,7 +113,11 @@ class NcclTransport:
         has failed, or the time-out has passed.
         """
         handle = self._nccl.current_stream() if stream is None else stream
-        self._recorded(lambda: self._wait(handle))()
+        self._recorded(lambda: self._wait(functools.partial(self._nccl.wait, handle)))()
+
+    def wait_event(self, event: int) -> None:
+        """Wait for the work before a CUDA event, as :meth:`wait` does for a stream's."""
+        self._recorded(lambda: self._wait(functools.partial(self._nccl.wait_event, event)))()
 
     def close(self) -> None:
         """Free NCCL's communicators, or abort them after a failure."""
@@ -122,11 +136,12 @@ class NcclTransport:
 
         return recorded
 
-    def _wait(self, stream: int) -> None:
+    def _wait(self, wait: Callable[[float], int]) -> None:
+        """Wait by a function that does so for some seconds and returns a status code; look for dead ranks between."""
         watch: SilenceWatch | None = None
         others = tuple(rank for rank in self._ranks if rank != self._rank)
         store = self._setup.rendezvous.store
-        while self._nccl.wait(stream, _SLICE_SECONDS) == native.IN_PROGRESS:
+        while wait(_SLICE_SECONDS) == native.IN_PROGRESS:
             if watch is None:
                 watch = SilenceWatch(store, others)
             gone = watch.gone(others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from hidet_dist.runtime import native
@@ -67,7 +68,14 @@ class SharedMemoryTransport:
     def warm_up(self, groups: Iterable[int]) -> None:
         """Do nothing: groups are set up when they are first used."""
 
+    def grouped(self) -> AbstractContextManager[None]:
+        """Return an empty context: each message blocks until it is done."""
+        return nullcontext()
+
     def wait(self, stream: int | None = None) -> None:
+        """Do nothing: collectives block until they are done."""
+
+    def wait_event(self, event: int) -> None:
         """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from hidet_dist.runtime.native.signatures import PairwiseOptions, PairwiseProgre
 from hidet_dist.runtime.native.signatures import PairwiseProblem as NativeProblem
 from hidet_dist.search.pairwise.problem import FORBIDDEN, Ints, PairwiseProblem
 
-_SOLVED, _OUT_OF_TIME, _INFEASIBLE = 0, 1, 2  # the statuses of the native function
+_SOLVED, _OUT_OF_TIME, _INFEASIBLE, _TOO_LARGE = 0, 1, 2, 3  # the statuses of the native function
 _UNLIMITED_BYTES = 2.0**62
+
+Clock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,17 @@ def solve(
     rounds: int | None = None,
     gap: float = 1e-9,
     seed: int = 0,
+    threads: int = 1,
+    clock: Clock = "wall",
     on_incumbent: Callable[[float, float, float], bool | None] | None = None,
 ) -> PairwiseSolution:
     """Find an assignment of low cost within the limit, and a lower bound.
 
-    Memory is priced at every program point. Messages between nodes and edges bound the priced problem (TRW-S; V.
-    Kolmogorov, PAMI 28(10), 2006), prices follow the excess of memory, and induced forests of the graph are solved
-    exactly, for priced costs at first, then within the limit. With ``rounds`` alone, the result depends only on the
-    arguments; with ``seconds`` it depends on the machine.
+    Nodes whose strategies follow from a neighbour's are merged into it. Memory is priced at every program point.
+    Messages between nodes and edges bound the priced problem (TRW-S; V. Kolmogorov, PAMI 28(10), 2006), and prices
+    follow the excess of memory. Induced forests of the graph are solved exactly, for priced costs at first, then within
+    the limit. With ``rounds`` alone, the result depends only on the arguments; with ``seconds`` it depends on the
+    machine.
 
     Parameters
     ----------
@@ -70,6 +76,11 @@ def solve(
         Stop once (cost - bound) / cost is at most this.
     seed: int
         The seed of random choices.
+    threads: int
+        1, or 2 to bound and search at the same time.
+    clock: str
+        What ``seconds`` are: of the clock on the wall, or of this process's CPU time, divided by the threads ("cpu"),
+        which does not depend on what else the machine does.
     on_incumbent: callable, optional
         Called as ``(seconds, cost, bound)`` at the first assignment and after each round; the cost is infinite as long
         as there is no assignment. If it returns True, the search ends with the best assignment so far. An exception
@@ -78,11 +89,11 @@ def solve(
     Raises
     ------
     ConfigError
-        When no limit, or an unfit one, is given.
+        When no limit, or an unfit one, threads or a clock is given.
     InfeasibleError
         When the forbidden pairs leave no assignment.
     SolverError
-        When no assignment within the limit was found in time.
+        When no assignment within the limit exists, or was found in time.
     """
     if seconds is None and rounds is None:
         raise ConfigError("Say when to stop: seconds, rounds, or both.")
@@ -90,6 +101,10 @@ def solve(
         raise ConfigError(f"seconds must be above 0; got {seconds!r}.")
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds must be 1 or more; got {rounds!r}.")
+    if threads not in (1, 2):
+        raise ConfigError(f"threads must be 1 or 2; got {threads!r}.")
+    if clock not in get_args(Clock):
+        raise ConfigError(f"clock must be one of {', '.join(get_args(Clock))}; got {clock!r}.")
     raised: list[BaseException] = []
 
     def progress(_context: int | None, elapsed: float, cost: float, bound: float) -> int:
@@ -112,7 +127,7 @@ def solve(
         min(problem.byte_limit, _UNLIMITED_BYTES),
         FORBIDDEN,
     )
-    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed)
+    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed, threads, int(clock == "cpu"))
     assignment, result = np.zeros(problem.nodes, dtype=np.int32), PairwiseResult()
     status = library().hidet_dist_pairwise_solve(
         ctypes.byref(native),
@@ -126,6 +141,8 @@ def solve(
         raise raised[0]
     if status == _INFEASIBLE:
         raise InfeasibleError("The forbidden pairs of strategies leave no assignment, whatever the limit of bytes.", 0)
+    if status == _TOO_LARGE:
+        raise SolverError(f"No assignment fits within {problem.byte_limit:.0f} bytes. Allow more bytes.")
     if status == _OUT_OF_TIME:
         raise SolverError(
             f"No assignment within {problem.byte_limit:.0f} bytes was found in {result.seconds:.1f} s and "

@@ -1,0 +1,130 @@
+#include "branching.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "ascent.hpp"
+#include "merge.hpp"
+
+namespace hidet_dist::pairwise {
+
+namespace {
+
+constexpr int kLeastSteps = 10, kMostSteps = 200;  // of the bound of a part
+constexpr int kWindow = 10;                        // steps over which progress is looked at
+constexpr double kLeastProgress = 0.02;            // of the bound in a window, as a part of the gap, to go on
+constexpr double kMostRemoved = 0.2;               // of the strategies, until the part is merged anew
+constexpr double kVariance = 1e-4;                 // of priced bytes, as a part of the squared gap, that matters
+constexpr double kSure = 0.999;                    // weights above are not fractional
+
+// Divides the strategies of one node: 1 for those of one side, 2 for those of the other, 0 for other nodes'. Where the
+// fractional assignment mixes strategies that hold different bytes, the node whose priced bytes vary most is divided at
+// their mean; otherwise one that is undecided and has many edges, into its best strategy and the others.
+std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std::vector<double> &prices, double gap) {
+  std::vector<double> sums(static_cast<std::size_t>(problem.points) + 1, 0.0), priced(problem.cost.size(), 0.0);
+  for (int t = 0; t < problem.points; ++t) sums[t + 1] = sums[t] + prices[t];
+  int by_bytes = -1, by_weight = -1;
+  double most_variance = 0, most_undecided = -1, mean_there = 0;
+  for (int v = 0; v < problem.nodes; ++v) {
+    const int begin = problem.strategy_begin[v], end = problem.strategy_begin[v + 1];
+    problem.add_priced(v, sums, &priced[begin]);
+    double greatest = 0, mean = 0, square = 0, low = priced[begin], high = priced[begin];
+    int left = 0;
+    for (int s = begin; s < end; ++s) {
+      const double weight = bounds.weights()[s];
+      greatest = std::max(greatest, weight);
+      mean += weight * priced[s];
+      square += weight * priced[s] * priced[s];
+      if (bounds.removed()[s]) continue;
+      low = left == 0 ? priced[s] : std::min(low, priced[s]);
+      high = left == 0 ? priced[s] : std::max(high, priced[s]);
+      ++left;
+    }
+    if (left < 2) continue;
+    if (square - mean * mean > most_variance && low <= mean && high > mean) {
+      most_variance = square - mean * mean;
+      mean_there = mean;
+      by_bytes = v;
+    }
+    const double score = std::max(1 - greatest, 1 - kSure) * (1 + problem.degree(v));
+    if (score > most_undecided) most_undecided = score, by_weight = v;
+  }
+  std::vector<char> side(problem.cost.size(), 0);
+  const bool memory_binds = most_variance > kVariance * (gap * gap);
+  const int node = memory_binds ? by_bytes : by_weight;
+  const int begin = problem.strategy_begin[node], end = problem.strategy_begin[node + 1];
+  int best = begin;
+  for (int s = begin; s < end; ++s)
+    if (!bounds.removed()[s] && (bounds.removed()[best] || bounds.weights()[s] > bounds.weights()[best])) best = s;
+  for (int s = begin; s < end; ++s) side[s] = memory_binds ? (priced[s] <= mean_there ? 1 : 2) : (s == best ? 1 : 2);
+  return side;
+}
+
+}  // namespace
+
+Branching::Branching(const Problem &problem, const std::vector<double> &prices, double bound) {
+  push({bound, std::make_shared<const Problem>(problem), std::make_shared<const std::vector<double>>(prices), {}});
+}
+
+void Branching::push(Part part) {
+  open_.push_back(std::move(part));
+  std::push_heap(open_.begin(), open_.end());
+}
+
+Branching::Part Branching::pop() {
+  std::pop_heap(open_.begin(), open_.end());
+  Part part = std::move(open_.back());
+  open_.pop_back();
+  return part;
+}
+
+void Branching::step(double cutoff) {
+  if (!best_.empty()) cutoff = std::min(cutoff, best_cost_);
+  Part part = pop();
+  if (part.bound >= cutoff) return;
+  std::shared_ptr<const Problem> problem = part.problem;
+  std::vector<double> prices = *part.prices;
+  double bound = part.bound;
+  std::vector<char> removed = std::move(part.removed);
+  for (bool merge_anew = !removed.empty();;) {
+    if (merge_anew) {
+      auto made = std::make_shared<Problem>();
+      if (!without(*problem, removed, *made)) return;
+      problem = std::move(made);
+    }
+    if (problem->nodes == 0) {
+      if (problem->base_cost < cutoff) {
+        best_ = problem->given_strategies({});
+        best_cost_ = problem->base_cost;
+      }
+      return;
+    }
+    Ascent ascent(*problem, prices, bound);
+    double before = -std::numeric_limits<double>::infinity();
+    for (int step = 1; step <= kMostSteps; ++step) {
+      ascent.step(cutoff);
+      if (ascent.bound() >= cutoff) return;
+      if (ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size())) break;
+      if (step % kWindow != 0 || step < kLeastSteps) continue;
+      if (ascent.bound() < before + kLeastProgress * (cutoff - ascent.bound())) break;
+      before = ascent.bound();
+    }
+    bound = ascent.bound();
+    prices = ascent.prices();
+    removed = ascent.bounds().removed();
+    merge_anew = ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size());
+    if (merge_anew) continue;
+    const auto shared_prices = std::make_shared<const std::vector<double>>(prices);
+    const std::vector<char> chosen = divide(*problem, ascent.bounds(), prices, cutoff - bound);
+    for (const int side : {0, 1}) {
+      Part half{bound, problem, shared_prices, removed};
+      for (std::size_t s = 0; s < chosen.size(); ++s)
+        if (chosen[s] == 1 + side) half.removed[s] = 1;
+      push(std::move(half));
+    }
+    return;
+  }
+}
+
+}  // namespace hidet_dist::pairwise

@@ -1,0 +1,46 @@
+// Branch and bound, for problems that are small enough: the open part of least bound is bounded better, by messages and
+// prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into those of few bytes and those of many where memory is what binds.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "problem.hpp"
+
+namespace hidet_dist::pairwise {
+
+class Branching {
+ public:
+  Branching(const Problem &problem, const std::vector<double> &prices, double bound);
+
+  // Treats one open part, for assignments that cost less than `cutoff`.
+  void step(double cutoff);
+
+  bool done() const { return open_.empty(); }
+  // The least bound of the open parts, if there are any.
+  double bound() const { return open_.front().bound; }
+
+  // The best assignment found, of the nodes as given; empty if there is none.
+  const std::vector<int> &best() const { return best_; }
+  double cost() const { return best_cost_; }
+
+ private:
+  struct Part {
+    double bound;
+    std::shared_ptr<const Problem> problem;
+    std::shared_ptr<const std::vector<double>> prices;
+    std::vector<char> removed;  // strategies of the problem that the part does without
+
+    bool operator<(const Part &other) const { return bound > other.bound; }  // the least is the first of the heap
+  };
+
+  void push(Part part);
+  Part pop();
+
+  std::vector<Part> open_;  // a heap
+  std::vector<int> best_;
+  double best_cost_ = 0;
+};
+
+}  // namespace hidet_dist::pairwise
