@@ -193,11 +193,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
                 _without_activations(state, tables)
             finally:
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
-            if not state.done() and _is_wide(state, tables):
-                if not state.best:
-                    state.known_plans.append(_any_plan(state))
-                _divide(state, [0.0] * problem.activations.points)
-            elif not state.done():
+            if not state.done():
                 plans, mixture = _relax(state, tables)
                 state.second_per_byte = tuple(mixture.prices)
                 state.known_plans = plans
@@ -225,7 +221,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
 
 
 def _is_wide(state: _State, tables: Tables) -> bool:
-    """Tell whether the plans are to be divided: frontiers have too many labels on a wide graph."""
+    """Tell whether the graph is so wide that frontiers have too many labels, and not too large to be divided."""
     return tables.widest > tuning.WIDE_WORK and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_CHOICES
 
 
@@ -429,6 +425,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
             _narrow(state, tables, prices)
             _exhaust(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
+        return
+    if _is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
+        _divide(state, mixture.prices)
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
@@ -841,7 +840,7 @@ def _divide(state: _State, second_per_byte: Sequence[float]) -> None:
         solved = _solve_part(state, capacity, part)
         if solved is None:
             continue
-        bound, prices, kept, halves = solved
+        bound, prices, halves = solved
         for resident, half in halves:
             number += 1
             heapq.heappush(waiting, _Part(bound, number, resident, half, prices))
@@ -854,12 +853,10 @@ def _divide(state: _State, second_per_byte: Sequence[float]) -> None:
 _Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
 
 
-def _solve_part(
-    state: _State, capacity: Capacity, part: _Part
-) -> tuple[float, list[float], list[list[int]], list[_Half]] | None:
+def _solve_part(state: _State, capacity: Capacity, part: _Part) -> tuple[float, list[float], list[_Half]] | None:
     """Bound the plans of a part, and record those found on the way; None if none of them is better than the best.
 
-    Returns the bound, the prices for it, the choices left, and two parts of the part, if it can be divided.
+    Returns the bound, the prices for it, and the parts that the part is divided into, if it can be.
     """
     problem = state.problem
     forbidden = tuning.FORBIDDEN_COSTS * state.seconds
@@ -883,7 +880,7 @@ def _solve_part(
     if inner.done():
         return None
     divide = _halves if part.number else _ranges
-    return inner.bound, mixture.prices, inner.kept, list(divide(inner, fitting.resident, mixture))
+    return inner.bound, mixture.prices, list(divide(inner, fitting.resident, mixture))
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:
