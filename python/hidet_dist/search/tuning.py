@@ -62,7 +62,7 @@ CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 
 # Parts of the plans (optimum.py).
 FEW_WIDE_CHOICES = 600  # choices left, up to which the integer program decides about a wide graph sooner
-DIVIDED_CHOICES = 20_000  # choices of all entities, up to which plans are divided into parts
+DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divided into parts
 FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
 RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
 PARTS = 60  # parts looked at
