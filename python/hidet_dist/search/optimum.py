@@ -413,12 +413,17 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
+    far = state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds
+    if far and not mixture.over:
+        # The plans below the best one are many. Those combined of known ones are few, and better.
+        _combine(state, tables, prices, mixture)
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     if not _exhaust(state, tables, prices) and not mixture.over:
         best = state.seconds
-        _combine(state, tables, prices, mixture)
+        if not far:
+            _combine(state, tables, prices, mixture)
         if state.seconds == best:
             _mix(state, tables, mixture)
         if state.seconds < best:
@@ -431,6 +436,8 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
+        if state.seconds - state.bound <= tuning.WINDOWS_GAP * state.options.gap * state.seconds:
+            return
         gap = 0.0
         _polish(state, tables, prices)
         _narrow(state, tables, prices)
@@ -569,8 +576,10 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     seen: set[tuple[int, ...]] = set()
     coarse = True
     gaps: list[float] = []
+    # What refuses a budget need not be exact, if the graph is large.
+    near = tuning.PEAK_NEAR if state.open_choices() > tuning.FEW_CHOICES else 0.0
     for _ in range(tuning.PROBES):
-        if best.peak <= max(enough, bound + 0.5):
+        if best.peak <= max(enough, bound + 0.5) or (bound > enough and best.peak <= bound * (1 + near)):
             break
         gaps.append(best.peak / max(bound, 1.0) - 1)
         stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
@@ -700,10 +709,17 @@ def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
     """Keep only the choices that a plan better than the best one so far could contain."""
     if state.done() or not state.best:
         return
-    bounds = _bounds(state, tables, prices)
-    if bounds is not None:
-        limit = state.cutoff() + prices.total * state.problem.budget
-        state.kept = _below(state, bounds, limit)
+    # Bounds for earlier prices leave fewer choices to bound anew, if a better plan was found since.
+    _drop_above_cutoff(state)
+    if _bounds(state, tables, prices) is not None:
+        _drop_above_cutoff(state)
+
+
+def _drop_above_cutoff(state: _State) -> None:
+    """Drop the choices whose last bounds reach the cutoff."""
+    if state.bounds is not None:
+        prices, bounds = state.bounds
+        state.kept = _below(state, bounds, state.cutoff() + prices.total * state.problem.budget)
         state.narrowed = True
 
 
@@ -977,8 +993,13 @@ def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
     if not state.best:
         return
     recombined = [probe.choices for probe in plans[-tuning.RECOMBINED_PLANS :]] + [state.best]
-    used = [{plan[entity] for plan in recombined} for entity in range(len(state.problem.cost))]
-    kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
+    kept: list[list[int]] = []
+    while True:
+        used = [set(chosen) for chosen in zip(*recombined, strict=True)]
+        kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
+        if _count_open(kept) <= tuning.FEW_CHOICES or len(recombined) <= 2:
+            break
+        del recombined[0]
     state.limits.check()
     try:
         solution = solve(

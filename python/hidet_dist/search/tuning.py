@@ -40,6 +40,7 @@ PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least mem
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.01  # relative gap between the least peak so far and its bound, above which more plans are searched
+PEAK_NEAR = 1e-3  # such a gap at which the least peak of a graph of more than FEW_CHOICES is near enough for a refusal
 PEAK_STALL = 4  # prices after which the gap must be smaller, or targets are tried
 PEAK_PROGRESS = 0.5  # the share of the gap that must be left then, at most
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
@@ -69,19 +70,20 @@ PARTS = 60  # parts looked at
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
-MOST_LABELS = 2**19  # partial plans at one step, above which there are too many plans between bound and best plan
+MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
 COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
-FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
+FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
 FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
 # Windows of operators that are replanned (optimum.py).
+WINDOWS_GAP = 2.0  # gap, relative to the one asked for, above which windows are worth their time
 WINDOW = 80  # operators to each side of the middle
 WINDOWS = 24  # replanned at most
 WINDOW_PRICES = (1.0, 0.7, 0.4)  # factors of the best prices, where there is room for more
 
 # Recombination, and the integer program (optimum.py, ilp.py).
-RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined
+RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined: fewer if they have more than FEW_CHOICES
 RECOMBINATION_NODES = 200  # nodes of the solver's search tree
 ROUGH_GAP = 0.01  # gap of a recombination that only serves to drop choices before the integer program
 NEAR_BUDGET = 0.95  # share of the budget: points that hold more may exceed it in a better plan
