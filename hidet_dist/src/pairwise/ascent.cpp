@@ -13,10 +13,10 @@ constexpr double kFirstStep = 0.1, kMostStep = 0.5, kLeastStep = 1e-6;  // of th
 constexpr double kStepGrowth = 1.05, kStepCut = 0.5;
 constexpr int kPatience = 20;             // passes without a better bound until the step is cut
 constexpr double kAveraging = 0.3;        // weight of the last pass in the direction of the prices
-constexpr double kAssumedGap = 0.1;       // the greatest gap to the cost of an assignment that steps of the prices assume
-constexpr double kLeastGap = 1e-3;        // the least gap that steps of the prices assume
-constexpr double kLeastProgress = 0.01;   // of the bound, as a part of the gap, that counts as one
-constexpr double kRounding = 1e-9;        // relative, of bounds: they are sums of many terms
+constexpr double kAssumedGap = 0.1;  // the greatest gap to the cost of an assignment that steps of the prices assume
+constexpr double kLeastGap = 1e-3;  // the least gap that steps of the prices assume
+constexpr double kLeastProgress = 0.01;  // of the bound, as a part of the gap, that counts as one
+constexpr double kRounding = 1e-9;  // relative, of bounds: they are sums of many terms
 
 }  // namespace
 
