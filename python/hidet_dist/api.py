@@ -20,6 +20,7 @@ from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
+from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
@@ -123,10 +124,10 @@ def auto_parallel(
     if plan is not None:
         request.check_given(plan)
     destination = check_destination(out_dir, request.optimization.recompile)
-    build = request.prepared()
-    files = build.weight_files()
-    check_weights(build.view().tensors.values(), files)
-    with Progress() as progress:
+    with older_objects_kept(), copies_in_one_thread(), Progress() as progress:
+        build = request.prepared()
+        files = build.weight_files()
+        check_weights(build.view().tensors.values(), files)
         begin = time.perf_counter()
         plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()
@@ -333,12 +334,18 @@ class _Request:
                     f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the "
                     "two out."
                 )
+        if plan.pipeline is not None and self.target.name != "cpu" and plan.stages[0].symbols:
+            raise ConfigError(
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}."
+            )
         for stage in plan.stages:
             if stage.mesh.is_uneven():
                 _check_shares(self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
+        count = 1 if plan.pipeline is None else plan.pipeline.micro_batches
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
-            if declared.setdefault(symbol.name, symbol) != symbol:
+            whole = declared.setdefault(symbol.name, symbol)
+            if symbol not in (whole, whole.cut(count)):  # a pipeline's symbols are those of one micro-batch
                 raise PlanError(
                     f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
                     f"{symbol.multiple_of}; optimization_config['symbols'] declares another."

@@ -318,12 +318,17 @@ class OptimizationConfig:
                     "optimization_config['objective'] is for a search of stages, but the stages are given whole. Leave "
                     "it out, or give the stages in part."
                 )
-            for key in ("pins", "input_specs", "output_specs", "symbols"):
+            for key in ("pins", "input_specs", "output_specs"):
                 if getattr(self, key):
                     raise ConfigError(
                         f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of "
-                        "each stage in 'stages', and trace the graph for one size."
+                        "each stage in 'stages'."
                     )
+        if self.target != "cpu" and self.symbols:
+            raise ConfigError(
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target!r}: leave "
+                "'stages' and 'objective' out, or trace the graph for one size."
+            )
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import hidet
@@ -15,6 +15,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import Element
 from hidet_dist.rewriting import Subgraph, subgraph
+from hidet_dist.rules.rule import signature_of
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan
@@ -159,7 +160,11 @@ class GraphView:
         Raises ConfigError when the view has no such operators.
         """
         part = subgraph(self.graph, operators)
-        return replace(part, graph=NormalGraph.of(part.graph))
+        return replace(part, graph=NormalGraph.of(part.graph, graph_symbols(self.graph)))
+
+    def signature(self, number: int) -> Hashable:
+        """Make a key of an operator that is equal for operators of the same definition and shapes, symbolic or not."""
+        return signature_of(self.operators[number])
 
     def uses(self) -> Iterator[tuple[str, Use]]:
         """Yield the uses of tensors by name, in execution order, graph outputs last."""
@@ -184,7 +189,9 @@ class GraphView:
 
 
 def graph_symbols(graph: FlowGraph) -> list[str]:
-    """The symbolic dims of a graph's inputs, in the order of their first use."""
+    """The symbolic dims of a graph's inputs, in the order of their first use; of a part, those of the whole graph."""
+    if isinstance(graph, NormalGraph) and graph.symbols:
+        return list(graph.symbols)
     return symbols_in([extent for x in graph.inputs or [] for extent in extents_of(x)])
 
 
@@ -197,9 +204,10 @@ def check_symbols(graph: FlowGraph, known: Sequence[str]) -> None:
         When there is such a dim.
     """
     in_inputs = graph_symbols(graph)
+    is_part = isinstance(graph, NormalGraph) and bool(graph.symbols)
     for number, x in enumerate(graph.inputs or []):
         for extent in extents_of(x):
-            if not isinstance(extent, int | SymbolVar):
+            if not isinstance(extent, int | SymbolVar) and not is_part:
                 raise ConfigError(
                     f"Input {number} has the dim {extent}; a dim of an input must be a number or a single symbol."
                 )

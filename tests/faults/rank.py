@@ -110,6 +110,18 @@ def call_torch(inputs: list[Any]) -> list[Any]:
     return [y.float().tolist() for y in model.run([torch.tensor(x) for x in inputs])]
 
 
+def call_on_device(inputs: list[Any], shapes: list[list[int]]) -> list[Any]:
+    """Call it on tensors of its device, on float32 inputs, into outputs of these shapes."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
+    from on_device import OnDevice
+
+    assert model is not None
+    device = int(os.environ["RANK"])
+    outputs = [np.full(shape, -1, np.float32) for shape in shapes]
+    model.run([OnDevice(x, device) for x in _arrays(inputs)], outputs=[OnDevice(y, device) for y in outputs])
+    return [y.tolist() for y in outputs]
+
+
 def call_elsewhere(inputs: list[Any]) -> list[Any]:
     """Call it from a thread that has not attached."""
     with ThreadPoolExecutor(1) as pool:
@@ -297,6 +309,7 @@ FUNCTIONS = (
     load,
     call,
     call_typed,
+    call_on_device,
     call_repeated,
     stream,
     stream_forever,

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from .conftest import Rank, Start, assert_blames, load_all
+from hidet_dist.artifacts import Manifest
+
+from .conftest import SHORT_SECONDS, Rank, Start, assert_blames, load_all
 from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
@@ -61,7 +64,19 @@ def _call_all(ranks: list[Rank], x: np.ndarray = X) -> None:
         assert_right(rank.answer(), x)
 
 
-def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevices, pipeline: Path) -> None:
+def _call_on_devices(ranks: list[Rank], x: np.ndarray, results: Sequence[int] = range(RANKS)) -> None:
+    for number, rank in enumerate(ranks):
+        shapes = [X.shape] * 2 if number in results else []
+        rank.send("call_on_device", inputs=[x.tolist(), MASK.tolist()], shapes=shapes)
+    for number, rank in enumerate(ranks):
+        answer = rank.answer()
+        if number in results:
+            assert_right(answer, x)
+        else:
+            assert answer.get("result") == [], answer
+
+
+def test_ranks_give_the_results_until_one_is_killed(start_on_devices: StartOnDevices, pipeline: Path) -> None:
     ranks = start_on_devices()
     load_all(ranks, pipeline)
     _call_all(ranks)
@@ -73,23 +88,41 @@ def test_every_rank_gives_what_the_graph_computes(start_on_devices: StartOnDevic
         assert "error" not in answer, answer
         for x, result in zip(batches, answer["result"], strict=True):
             assert_right({"result": result}, np.array(x, np.float32))
-    _call_all(ranks, X * 2)
+    for n in range(3):
+        _call_on_devices(ranks, X * n)
     for rank in ranks:
         rank.send("trace", inputs=[X.tolist(), MASK.tolist()])
     profiles = [rank.answer()["result"] for rank in ranks]
     assert all(0 < one["busy"] < 1 for one in profiles), profiles
+    _kill_within_a_stream(ranks, 2)
+
+
+@pytest.mark.slow
+def test_stages_are_graphs_and_the_last_one_alone_gives_results(
+    start_on_devices: StartOnDevices, pipeline: Path, tmp_path: Path
+) -> None:
+    """Each stage is captured in its second run, while messages are pending on other streams."""
+    copy = as_cuda(Path(shutil.copytree(pipeline, tmp_path / "copy")), cuda_graph=True)
+    manifest = Manifest.load(copy)
+    assert manifest.pipeline is not None
+    replace(manifest, pipeline=replace(manifest.pipeline, results="last")).save(copy)
+    ranks = start_on_devices()
+    load_all(ranks, copy)
+    for n in range(4):
+        _call_on_devices(ranks, X + n, range(3, 5))
+    for rank in ranks:
+        rank.send("stream", batches=[[(X * n).tolist(), MASK.tolist()] for n in range(9)])
+    answers = [rank.answer() for rank in ranks]
+    assert [answer.get("result") for answer in answers[:3]] == [[None] * 9] * 3, answers
+    for answer in answers[3:]:
+        for n, result in enumerate(answer["result"]):
+            assert_right({"result": result}, X * np.float32(n))
     for rank in ranks:
         rank.do("close")
 
 
-@pytest.mark.parametrize(
-    "victim", [2, *(pytest.param(victim, marks=pytest.mark.slow) for victim in (0, 4))], ids="rank {}".format
-)
-def test_all_stages_name_a_rank_that_is_killed_within_a_stream(
-    start_on_devices: StartOnDevices, pipeline: Path, victim: int
-) -> None:
-    ranks = start_on_devices()
-    load_all(ranks, pipeline)
+def _kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
+    """All other ranks, of all stages, name it."""
     for rank in ranks:
         rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
     for rank in ranks:
@@ -101,3 +134,25 @@ def test_all_stages_name_a_rank_that_is_killed_within_a_stream(
     other = ranks[1]
     other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 4])
+def test_a_rank_of_the_first_or_last_stage_is_killed(
+    start_on_devices: StartOnDevices, pipeline: Path, victim: int
+) -> None:
+    ranks = start_on_devices()
+    load_all(ranks, pipeline)
+    _kill_within_a_stream(ranks, victim)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_is_named_within_the_time_out(start_on_devices: StartOnDevices, pipeline: Path) -> None:
+    ranks = start_on_devices()
+    load_all(ranks, pipeline, SHORT_SECONDS)
+    _call_all(ranks)
+    for rank in (*ranks[:2], *ranks[3:]):
+        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
+    for rank in (*ranks[:2], *ranks[3:]):
+        answer = rank.answer()
+        assert answer.get("error") == "CommunicationError" and answer["ranks"] == [2], answer

@@ -234,6 +234,28 @@ def cuda_bad_rank(mesh: list[int], how: str, who: int, when: str) -> float:
     return _sum(comm, whole)
 
 
+def cuda_grouped(wrong: bool) -> list[float]:
+    """Every rank sends to all others, and only then receives: alone, each message would block its rank for ever.
+
+    With ``wrong``, the last rank's second message is refused while the group is open.
+    """
+    with _communicator([3], timeout_seconds=20) as comm:
+        stream = _stream(_driver())
+        comm.warm_up([])
+        others = [rank for rank in range(3) if rank != comm.rank]
+        value, received = np.full(1, comm.rank + 1, np.float32), np.zeros(3, np.float32)
+        comm.bind()
+        with comm.grouped():
+            for number, other in enumerate(others):
+                unknown = wrong and comm.rank == 2 and number == 1
+                native.send(address(value), 1, 99 if unknown else F32, other, 1)
+            for other in others:
+                native.recv(address(received[other:]), 1, F32, other, 1)
+            assert not received.any()  # nothing is exchanged before the end
+        comm.wait(stream)
+        return received.tolist()
+
+
 def cuda_error() -> float:
     """NCCL reports an asynchronous error to one rank, while the others wait for it."""
     comm = _communicator([2], timeout_seconds=20)
@@ -278,6 +300,7 @@ SCENARIOS: tuple[Callable[..., Any], ...] = (
     cuda_overlap,
     cuda_overlap_unjoined,
     cuda_bad_rank,
+    cuda_grouped,
     cuda_error,
     cuda_wrong_call,
     cuda_refused,

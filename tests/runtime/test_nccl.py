@@ -135,6 +135,16 @@ def test_a_rank_that_calls_wrongly_is_named(ranks: Ranks) -> None:
         assert ranks.log(rank) == ["init 2", "abort"]
 
 
+def test_messages_of_a_group_do_not_wait_for_each_other(ranks: Ranks) -> None:
+    assert results(ranks("cuda_grouped", 3, wrong=False)) == [[0, 2, 3], [1, 0, 3], [1, 2, 0]]
+
+
+def test_a_refused_message_ends_its_group_on_all_ranks(ranks: Ranks) -> None:
+    for answer in ranks("cuda_grouped", 3, wrong=True):
+        assert_blamed(answer, [2])
+        assert "unknown dtype 99" in answer["message"]
+
+
 def test_a_library_that_is_missing_or_too_old_is_refused_with_what_to_install(ranks: Ranks) -> None:
     ranks.environment["FAKE_NCCL_VERSION"] = "21703"
     for answer in ranks("cuda_refused", 2):

@@ -190,7 +190,7 @@ def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]
     options = SearchOptions(mem_budget=120_000, time_limit_seconds=FOREVER, clock=clock)
     search_family([mlp, mlp], toy(), options=options)
     families = 0
-    for deadline in cut_off_points(clock.now, 3):
+    for deadline in cut_off_points(clock.now):
         clock = Clock()
         try:
             own = replace(options, time_limit_seconds=float(deadline), clock=clock)

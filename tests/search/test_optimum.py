@@ -190,3 +190,12 @@ def test_a_graph_too_wide_to_eliminate_is_left_to_the_integer_program(monkeypatc
     expected = optimize(tight, SolveOptions(gap=1e-6)).seconds
     monkeypatch.setattr(tuning, "WORK_LIMIT", 0)
     assert optimize(tight, SolveOptions(gap=1e-6)).seconds == pytest.approx(expected)
+
+
+def test_choices_with_which_no_plan_fits_leave_no_gap() -> None:
+    """A mixture of a plan far above the budget and one far below would fit, at half of the cost."""
+    entities = 400  # more choices than the integer program decides at once
+    problem = Problem([[0.0, 100.0]] + [[1.0, 2.0]] * entities, [[500, 0]] + [[1, 0]] * entities, 450, [])
+    solution = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+    assert solution.seconds == 100 + entities
+    assert solution.gap <= 1e-6

@@ -18,6 +18,7 @@ from hidet_dist.errors import SpecError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.formula import check_formula
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
@@ -140,7 +141,7 @@ def check(manifest: Manifest) -> None:
     )
     _require(len(manifest.stages) > 0, "stages", [], "at least one")
     for number, stage in enumerate(manifest.stages):
-        _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target)
+        _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target, manifest.pipeline is not None)
         _check_interface(f"stages[{number}]", stage, manifest.pipeline or stage)
         for name in (*stage.libraries_of(), *(name for rank in range(stage.size) for name in stage.data_of(rank))):
             _require(
@@ -163,7 +164,8 @@ def _require(condition: bool, what: str, value: Any, requirement: str) -> None:
         raise ValueError(f"{what} is {shown(value)}; it must be {requirement}")
 
 
-def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> None:
+def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_part: bool) -> None:
+    """Check a stage; ``is_part`` says whether it is one of a pipeline, whose inputs may have computed dims."""
     _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as a path within the artifact folder")
     try:
         mesh = stage.mesh
@@ -193,6 +195,7 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
         for dim, extent in enumerate(tensor.shape):
             axes = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim[dim]
             known = isinstance(extent, int) or any(extent == symbol.name for symbol in local) or mesh.is_uneven(axes)
+            known = known or is_part
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
@@ -232,8 +235,10 @@ def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pip
 
 
 def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
+    symbols = manifest.stages[0].symbols
     for number, stage in enumerate(manifest.stages):
-        _require(not stage.symbols, f"stages[{number}].symbols", stage.symbols, "empty in a pipeline")
+        _require(stage.symbols == symbols, f"stages[{number}].symbols", stage.symbols, "those of stages[0]")
+        _check_formulas(f"stages[{number}]", stage)
         _require(not stage.mesh_shares, f"stages[{number}].mesh_shares", stage.mesh_shares, "empty in a pipeline")
 
     def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
@@ -248,6 +253,19 @@ def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
         pipeline.check(stages)
     except SpecError as error:
         raise ValueError(f"pipeline does not fit: {error}") from error
+
+
+def _check_formulas(what: str, stage: StageManifest) -> None:
+    """Check that the whole shapes of a pipeline's tensors can be computed from the sizes of its symbolic dims."""
+    known = {symbol.name for symbol in stage.symbols}
+    for kind, tensors in (("inputs", stage.inputs), ("outputs", stage.outputs)):
+        for number, tensor in enumerate(tensors):
+            for dim, extent in enumerate(tensor.whole_shape):
+                try:
+                    fits = isinstance(extent, int) or check_formula(extent) <= known
+                except SpecError:
+                    fits = False
+                _require(fits, f"{what}.{kind}[{number}].whole_shape[{dim}]", extent, "a size computed from symbols")
 
 
 def _check_kernels(what: str, stage: StageManifest, target: str) -> None:

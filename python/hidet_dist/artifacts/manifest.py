@@ -18,6 +18,7 @@ from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.formula import evaluate_formula
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
@@ -44,6 +45,14 @@ class TensorSignature:
     def is_symbolic(self) -> bool:
         """True if the shape depends on symbolic dims."""
         return any(isinstance(extent, str) for extent in self.shape)
+
+    def whole_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Compute the whole shape at these whole sizes of symbolic dims. Raises SpecError if one is missing."""
+        return tuple(n if isinstance(n, int) else evaluate_formula(n, sizes) for n in self.whole_shape)
+
+    def local_at(self, sizes: Mapping[str, int], mesh: DeviceMesh) -> tuple[int, ...]:
+        """Compute the shape of a shard at these whole sizes of symbolic dims. Raises SpecError."""
+        return TensorShardSpec.parse(self.spec).local_shape(self.whole_at(sizes), mesh)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hidet.graph import FlowGraph
 
 from hidet_dist.normalize.empties import drop_empty_parts
@@ -15,12 +17,21 @@ class NormalGraph(FlowGraph):
 
     :func:`normalize` makes it from a traced graph. A pass whose result must not be rewritten again, such as a part of a
     normal graph, declares its result normal by :meth:`of`.
+
+    Attributes
+    ----------
+    symbols: the symbolic dims whose sizes are known from outside the graph. A part of a graph has those of the whole
+        graph; its inputs may have dims that are computed from them. Empty for a graph whose inputs have all sizes.
     """
 
+    symbols: tuple[str, ...] = ()
+
     @classmethod
-    def of(cls, graph: FlowGraph) -> NormalGraph:
-        """Declare ``graph`` to be in normal form, without rewriting it."""
-        return cls(graph.outputs, graph.inputs)
+    def of(cls, graph: FlowGraph, symbols: Sequence[str] = ()) -> NormalGraph:
+        """Declare ``graph`` to be in normal form, without rewriting it; ``symbols`` are those known from outside."""
+        normal = cls(graph.outputs, graph.inputs)
+        normal.symbols = tuple(symbols)
+        return normal
 
 
 def normalize(graph: FlowGraph) -> NormalGraph:

@@ -3,15 +3,21 @@
 The proof is that of sharding. A micro-batch is like a rank that holds a part of the batch and does not communicate. So
 the batch is split over a mesh with one device per micro-batch, and every operator must have a choice by its rule
 (:mod:`hidet_dist.rules`) without a reduce function, a conversion, or a use of the device's coordinate.
+
+A symbolic batch is cut into parts of any sizes, and the graph of a micro-batch is the graph itself, for a smaller size.
+The proof splits the batch over two devices. Besides, each operator on a shard must have the definition of the operator
+itself for a batch of the shard's size. The batch is then the major digit of each dim that it splits, and no operator
+reads it other than at the index of its result; so what holds for two equal parts holds for any consecutive parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.tensor import symbol_like
+from hidet.ir.expr import SymbolVar
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
@@ -19,7 +25,9 @@ from hidet_dist.rewriting import uses_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
-from hidet_dist.view import GraphView, graph_symbols
+from hidet_dist.spec.symbols import SymbolPlan, SymbolSize
+from hidet_dist.symbolic.planning import SymbolicRules, TwinView, planning_view
+from hidet_dist.view import GraphView, check_symbols, graph_symbols
 from hidet_dist.weights.named import is_weight
 
 
@@ -30,14 +38,21 @@ class MicroBatch:
     Attributes
     ----------
     graph: the graph, with the same operator numbers and the same weights as the whole graph.
-    count: the number of micro-batches.
+    count: the number of micro-batches; the most that there may be of a symbolic batch.
     input_dims, output_dims: the dim of each graph input and output that micro-batches split, or None.
+    symbols: the symbolic dims, with the sizes of the largest micro-batch to plan for.
     """
 
     graph: NormalGraph
     count: int
     input_dims: tuple[int | None, ...]
     output_dims: tuple[int | None, ...]
+    symbols: tuple[SymbolPlan, ...] = ()
+
+    @property
+    def declared(self) -> dict[str, SymbolSize]:
+        """The declarations of the symbolic dims of one micro-batch."""
+        return {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in self.symbols}
 
 
 def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:
@@ -46,8 +61,41 @@ def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:
     return tuple(0 if size is not None and str(size) == str(sizes[0]) else None for size in sizes)
 
 
-def micro_batch(graph: NormalGraph, count: int, dims: Sequence[int | None] | None = None) -> MicroBatch:
-    """Cut the batch of a graph into ``count`` equal micro-batches, and make the graph of one.
+def batch_symbol(graph: NormalGraph, dims: Sequence[int | None]) -> str | None:
+    """Return the symbolic dim that micro-batches split; None if the split dims have fixed sizes.
+
+    Raises
+    ------
+    ConfigError
+        When one split dim is symbolic and another is not the same symbolic dim, or the symbolic dim is one of an input
+        that is not split.
+    """
+    inputs = _inputs(graph)
+    extents = [
+        x.shape[dim] if dim is not None and dim < len(x.shape) else None for x, dim in zip(inputs, dims, strict=True)
+    ]
+    names = {extent.name for extent in extents if isinstance(extent, SymbolVar)}
+    if not names:
+        return None
+    name = sorted(names)[0]
+    for number, (x, dim) in enumerate(zip(inputs, dims, strict=True)):
+        for place, extent in enumerate(x.shape):
+            if (place == dim) != (isinstance(extent, SymbolVar) and extent.name == name):
+                raise ConfigError(
+                    f"The graph cannot be cut into micro-batches of its symbolic dim {name}: input {number} has the "
+                    f"shape [{', '.join(map(str, x.shape))}], and micro-batches "
+                    + ("split no dim of it." if dim is None else f"split its dim {dim}.")
+                    + " Use one micro-batch."
+                )
+    return name
+
+
+def micro_batch(
+    graph: NormalGraph, count: int, dims: Sequence[int | None] | None = None, symbols: Sequence[SymbolPlan] = ()
+) -> MicroBatch:
+    """Cut the batch of a graph into ``count`` micro-batches, and make the graph of one.
+
+    The parts of a batch of fixed size are equal; those of a symbolic one are as :func:`micro_sizes` says.
 
     Parameters
     ----------
@@ -58,24 +106,24 @@ def micro_batch(graph: NormalGraph, count: int, dims: Sequence[int | None] | Non
     dims: sequence of int or None, optional
         The dim of each graph input to split, None for an input that all micro-batches have whole; by default
         :func:`batch_dims`.
+    symbols: sequence of SymbolPlan
+        The symbolic dims of the graph, with the sizes of the whole batch to plan for.
 
     Raises
     ------
     ConfigError
-        When a dim does not divide, the graph has symbolic dims, or an operator mixes the batch; it names the operator.
+        When a dim does not divide, the graph has symbolic dims but its batch is none of them, or an operator mixes the
+        batch; it names the operator.
     """
     dims = batch_dims(graph) if dims is None else tuple(dims)
     inputs = _inputs(graph)
     if count == 1:
         whole: tuple[int | None, ...] = (None,) * len(graph.outputs)
-        return MicroBatch(graph, 1, (None,) * len(inputs), whole)
+        return MicroBatch(graph, 1, (None,) * len(inputs), whole, tuple(symbols))
     if len(dims) != len(inputs):
         raise ConfigError(f"The graph has {len(inputs)} inputs; {len(dims)} batch dims are given.")
     if graph_symbols(graph):
-        raise ConfigError(
-            "Micro-batches are of graphs without symbolic dims: trace the model for the batch of one micro-batch, and "
-            "stream batches of that size."
-        )
+        return _symbolic_micro_batch(graph, count, dims, symbols)
     for number, (x, dim) in enumerate(zip(inputs, dims, strict=True)):
         if dim is not None and not (0 <= dim < len(x.shape) and int(x.shape[dim]) % count == 0):
             raise ConfigError(
@@ -87,6 +135,76 @@ def micro_batch(graph: NormalGraph, count: int, dims: Sequence[int | None] | Non
     given = {name: _split(len(view.shape(name)), dim) for name, dim in zip(view.inputs, dims, strict=True)}
     chosen = _Choices(view, mesh, given).run()
     return _built(view, mesh, given, chosen, dims, count)
+
+
+def recut(batch: MicroBatch, count: int, symbols: Sequence[SymbolPlan]) -> MicroBatch:
+    """Cut a symbolic batch, which is proven to be cut into several micro-batches, into ``count`` of them.
+
+    ``symbols`` are those of the whole batch. Raises ConfigError when the batch to plan for is too small.
+    """
+    name = batch_symbol(batch.graph, batch.input_dims)
+    assert name is not None and batch.count > 1
+    return replace(batch, count=count, symbols=_cut_symbols(symbols, name, count))
+
+
+def _cut_symbols(symbols: Sequence[SymbolPlan], name: str, count: int) -> tuple[SymbolPlan, ...]:
+    known = {symbol.name: symbol for symbol in symbols}
+    units = known[name].size // known[name].multiple_of
+    if units < count:
+        raise ConfigError(
+            f"A batch of {name} = {known[name].size}, the expected size, cannot be cut into {count} micro-batches of "
+            f"a multiple of {known[name].multiple_of}. Expect a larger batch in optimization_config['symbols'], or "
+            f"use at most {units} micro-batches."
+        )
+    return tuple(symbol.cut(count) if symbol.name == name else symbol for symbol in symbols)
+
+
+def _symbolic_micro_batch(
+    graph: NormalGraph, count: int, dims: tuple[int | None, ...], symbols: Sequence[SymbolPlan]
+) -> MicroBatch:
+    """Cut a symbolic batch. Raises ConfigError as :func:`micro_batch` does."""
+    name = batch_symbol(graph, dims)
+    if name is None:
+        raise ConfigError(
+            "Of a graph with symbolic dims, micro-batches can split only a symbolic dim, and the batch (dim 0 of the "
+            f"first input) has a fixed size; the symbolic dims are {', '.join(graph_symbols(graph))}. Use one "
+            "micro-batch, or make the batch symbolic."
+        )
+    known = {symbol.name: symbol for symbol in symbols}
+    check_symbols(graph, list(known))
+    cut = _cut_symbols(symbols, name, count)
+    return MicroBatch(graph, count, dims, _independent(graph, name, dims, known), cut)
+
+
+def _independent(
+    graph: NormalGraph, batch: str, dims: Sequence[int | None], known: Mapping[str, SymbolPlan]
+) -> tuple[int | None, ...]:
+    """Prove that no operator mixes the symbolic dim ``batch``; return the dim of each output that it splits, or None.
+
+    Raises ConfigError, with the operator's name, when one mixes it.
+    """
+    mesh = DeviceMesh((2,), ("micro_batch",))
+    declared = {
+        name: SymbolSize(2 * symbol.size, 2 * symbol.multiple_of)
+        if name == batch
+        else SymbolSize(symbol.size, symbol.multiple_of)
+        for name, symbol in known.items()
+    }
+    view = planning_view(graph, declared, mesh)
+    assert isinstance(view, TwinView)
+    given = {name: _split(len(view.shape(name)), dim) for name, dim in zip(view.inputs, dims, strict=True)}
+    rules = SymbolicRules(view, mesh)
+    chosen = _Choices(view, mesh, given, rules).run()
+    split = dict(given)
+    for number, (op, spec) in enumerate(zip(view.operators, chosen, strict=True)):
+        if not rules.is_same_on_shards(number, spec, batch):
+            raise ConfigError(
+                f"The graph cannot be cut into micro-batches: operator {number}, {op.name}, depends on the size of the "
+                "batch. Use one micro-batch, or put the whole batch into one stage."
+            )
+        split.update(zip((view.names[y] for y in op.outputs), spec.out_specs, strict=True))
+    axes = [split[name].mesh_axes_per_dim if name in split else () for name in view.outputs]
+    return tuple(next((dim for dim, of_dim in enumerate(one) if of_dim), None) for one in axes)
 
 
 def _inputs(graph: NormalGraph) -> list[Tensor]:
@@ -102,9 +220,15 @@ def _split(ndim: int, dim: int | None) -> TensorShardSpec:
 class _Choices:
     """The choice of a spec for each operator without conversions on edges: by arc consistency, then by trial."""
 
-    def __init__(self, view: GraphView, mesh: DeviceMesh, given: Mapping[str, TensorShardSpec]):
+    def __init__(
+        self,
+        view: GraphView,
+        mesh: DeviceMesh,
+        given: Mapping[str, TensorShardSpec],
+        rules: RuleTable | None = None,
+    ):
         self._view = view
-        rules = RuleTable(mesh)
+        rules = RuleTable(mesh) if rules is None else rules
         self._specs: list[list[OpShardSpec]] = []
         for op in view.operators:
             shapes = [view.shape(view.names[x]) for x in (*op.inputs, *op.outputs)]
@@ -123,7 +247,7 @@ class _Choices:
             name: frozenset([given.get(name, TensorShardSpec.replicated(len(view.shape(name))))])
             for name in (*view.inputs, *view.weights)
         }
-        uses = uses_of(view.graph)
+        uses = uses_of(view.graph)  # of a twin, the graph of its operators
         place = {op: number for number, op in enumerate(view.operators)}
         self._near = [
             sorted(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph import Tensor
 
-from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch, micro_batch
-from hidet_dist.rewriting import subgraph
+from hidet_dist.partitioning.micro_batches import MicroBatch, batch_symbol, micro_batch
+from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.spec import Plan
+from hidet_dist.spec.extents import extents_of, symbols_in
+from hidet_dist.spec.formula import check_formula
 from hidet_dist.spec.pipeline import ALL, Boundary, Pipeline, PipelineInput, PipelineOutput, PipelineStage, Port
 from hidet_dist.view import GraphView, graph_symbols
 from hidet_dist.weights.named import is_weight
@@ -61,14 +63,12 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     Raises
     ------
     ConfigError
-        When an operator is not in exactly one stage, a stage reads a tensor of a later one, the graph has symbolic
-        dims, or an output of the graph is an input or a weight.
+        When an operator is not in exactly one stage, a stage reads a tensor of a later one, an output of the graph is
+        an input or a weight, or a stage cannot know the size of a symbolic dim at the time of a call.
     """
     graph = batch.graph
     graph.update_nodes()
-    view = GraphView(graph)
-    if graph_symbols(graph):
-        raise ConfigError("A graph with symbolic dims cannot be cut into stages; trace it for one size.")
+    view = GraphView(graph, batch.symbols)
     numbers = [number for of_stage in operators for number in of_stage]
     if sorted(numbers) != list(range(len(graph.nodes))):
         raise ConfigError(f"The stages must have each of the operators 0 to {len(graph.nodes) - 1} once.")
@@ -94,8 +94,11 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     ]
     inputs = [view.tensors[name] for name in view.inputs]
     outputs = [view.tensors[name] for name in view.outputs]
+    symbols = graph_symbols(graph)
+    if symbols:
+        _check_sizes(view, parts, inputs, readers, [*view.outputs, *(one.tensor for one in boundaries)])
     return Cut(
-        tuple(NormalGraph.of(part.graph) for part in parts),
+        tuple(NormalGraph.of(part.graph, symbols) for part in parts),
         tuple(tuple(_names(view.names, tensors)) for tensors in read),
         tuple(tuple(_names(view.names, part.outputs)) for part in parts),
         tuple(boundaries),
@@ -103,6 +106,40 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
         tuple(PipelineOutput(computed[y], dim) for y, dim in zip(outputs, batch.output_dims, strict=True)),
         batch,
     )
+
+
+def _check_sizes(
+    view: GraphView,
+    parts: Sequence[Subgraph],
+    inputs: Sequence[Tensor],
+    readers: Mapping[Tensor, Sequence[Port]],
+    sent: Sequence[str],
+) -> None:
+    """Check that a stage knows the sizes of symbolic dims, from inputs of the graph that it or a stage before it reads.
+
+    ``sent`` are the tensors whose shapes receivers compute from these sizes. Raises ConfigError.
+    """
+    known: dict[str, int] = {}  # the first stage that reads an input with the symbolic dim
+    for x in inputs:
+        for name in symbols_in(extents_of(x)):
+            for port in readers.get(x, ()):
+                known[name] = min(port.stage, known.get(name, port.stage))
+    for stage, part in enumerate(parts):
+        tensors = [x for node in part.graph.nodes for x in (*node.inputs, *node.outputs)]
+        for name in symbols_in([extent for x in tensors for extent in extents_of(x)]):
+            if known.get(name, len(parts)) > stage:
+                where = f"stage {known[name]} is the first to read one" if name in known else "no operator reads one"
+                raise ConfigError(
+                    f"Stage {stage} has tensors of the symbolic dim {name}, whose size is known from inputs of the "
+                    f"graph, and {where}. Put the operators that read it into stage {stage}, or trace the graph for "
+                    "one size."
+                )
+    for tensor in sent:
+        for extent in view.written(tensor):
+            try:
+                check_formula(str(extent))
+            except SpecError as error:
+                raise ConfigError(f"{tensor} cannot cross between stages: {error}") from error
 
 
 def _names(names: Mapping[Tensor, str], tensors: Sequence[Tensor]) -> list[str]:
@@ -142,8 +179,12 @@ def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
     plan.check_pipeline()
     operators = [stage.operators for stage in pipeline.stages]
     try:
-        dims = [x.batch_dim for x in pipeline.inputs] if pipeline.micro_batches > 1 else None
-        cut = cut_graph(micro_batch(graph, pipeline.micro_batches, dims), operators)
+        count, symbols = pipeline.micro_batches, plan.stages[0].symbols
+        dims = [x.batch_dim for x in pipeline.inputs] if count > 1 else None
+        if dims is not None and len(dims) == len([x for x in graph.inputs or [] if not is_weight(x)]):
+            batch = batch_symbol(graph, dims)
+            symbols = tuple(replace(one, size=one.size * count) if one.name == batch else one for one in symbols)
+        cut = cut_graph(micro_batch(graph, count, dims, symbols), operators)
     except ConfigError as error:
         raise PlanError(f"The plan's pipeline does not fit the graph: {error}") from error
     for what, planned, actual in (

@@ -16,15 +16,17 @@ from typing import Any
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.transfer import transfer_seconds
-from hidet_dist.errors import InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage, StagePart
 from hidet_dist.rules.rule import RuleTable, signature_of
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
@@ -136,7 +138,7 @@ class BranchSearch(StageSearch):
 
     def _prepare(self) -> None:
         self._tables: dict[Cluster, RuleTable] = {}
-        self._parts: dict[tuple[int, ...], StagePart] = {}
+        self._parts: dict[tuple[tuple[int, ...], DeviceMesh], StagePart] = {}
 
     def _search(self, best_value: float) -> None:
         branching = find_branches(self.view, self.cluster)
@@ -147,6 +149,8 @@ class BranchSearch(StageSearch):
         for parts in tilings(self.cluster, len(branching.branches) + 1):
             for order in itertools.permutations(branching.branches):
                 operators = (*order, branching.join)
+                if self.view.symbols and not self._can_cut(operators):
+                    continue
                 floor = self._value([0.0] * len(parts), self._least_messages(operators, parts), parts[-1])
                 if floor >= self._least(best_value):
                     bound = min(bound, floor)
@@ -156,6 +160,14 @@ class BranchSearch(StageSearch):
                     bound = min(bound, pipeline.bound_seconds)
                     self._keep(pipeline)
         self.bound = bound  # until all candidates were tried there is none
+
+    def _can_cut(self, operators: Sequence[tuple[int, ...]]) -> bool:
+        """Tell whether all stages know the sizes of their symbolic dims at the time of a call."""
+        try:
+            cut_graph(self.micro, operators)
+        except ConfigError:
+            return False
+        return True
 
     def _pipeline(self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]) -> PipelineResult | None:
         """Plan the stages with these operators on these slices; None if one of them cannot be planned."""
@@ -186,14 +198,15 @@ class BranchSearch(StageSearch):
         least = free.bound_seconds + math.fsum(message.seconds for message in sent)
         if not sent:
             return free, least
-        names = {name: made for made, name in self._part(operators).names.items()}
+        mesh = sub_cluster(self.cluster, part).mesh
+        names = {name: made for made, name in self._part(operators, mesh).names.items()}
         specs_of = {names[tensor.name]: tensor.spec for tensor in free.plan.stages[0].outputs}
         best, value = free, free.plan.stages[0].seconds
         value += math.fsum(self._sent_seconds(one.tensor, specs_of[one.tensor], part, last) for one in sent)
         if len(sent) > 1:
             return best, least
         (message,) = sent
-        specs = _layouts(self.view.shape(message.tensor), sub_cluster(self.cluster, part).mesh)
+        specs = _layouts(self.view.pieces(message.tensor)[0], mesh)
         candidates = [(self._sent_seconds(message.tensor, spec, part, last), spec) for spec in specs]
         bound = math.inf
         for seconds, spec in sorted(candidates, key=lambda candidate: candidate[0]):
@@ -214,15 +227,18 @@ class BranchSearch(StageSearch):
         """Plan a stage with the given specs of its outputs, or return the plan of the same stage on an equal slice."""
         self.limits.check()
         cluster = sub_cluster(self.cluster, part)
-        rules = self._tables.setdefault(cluster, RuleTable(cluster.mesh, self.rules))
-        stage = self._part(operators)
+        if cluster not in self._tables:
+            self._tables[cluster] = rule_table(self.view, cluster.mesh, self.rules)
+        rules = self._tables[cluster]
+        stage = self._part(operators, cluster.mesh)
         pins = {f"y{stage.view.outputs.index(stage.names[name])}": str(spec) for name, spec in specs}
         return self._plan_once((operators, cluster, specs), stage, cluster, replace(self.options, pins=pins), rules)
 
-    def _part(self, operators: tuple[int, ...]) -> StagePart:
-        if operators not in self._parts:
-            self._parts[operators] = StagePart.of(self.view, operators)
-        return self._parts[operators]
+    def _part(self, operators: tuple[int, ...], mesh: DeviceMesh) -> StagePart:
+        key = operators, mesh
+        if key not in self._parts:
+            self._parts[key] = StagePart.of(self.view, operators, mesh)
+        return self._parts[key]
 
     def _sent_seconds(self, name: str, spec: TensorShardSpec, part: MeshSlice, last: MeshSlice) -> float:
         """Predict the seconds to send a tensor from a slice, where it is in ``spec``, to the last one, replicated."""

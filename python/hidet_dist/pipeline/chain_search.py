@@ -267,7 +267,7 @@ class ChainSearch(StageSearch):
         self, key: Hashable, stage: ChainStage, cluster: Cluster, bounds: StageBounds
     ) -> SearchResult | InfeasibleError:
         """Plan a stage as a separate graph; return the error if nothing fits its memory budget."""
-        part = StagePart.of(self.view, self._operators(stage))
+        part = StagePart.of(self.view, self._operators(stage), cluster.mesh)
         given = self.given.of_part(self.view, part.names, part.view, self._operators(stage), cluster.mesh)
         entering = part.names.get(self.units[stage.begin].entering)
         specs = list(given.input_specs or [None] * len(part.view.inputs))

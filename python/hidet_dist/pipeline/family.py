@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
-from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
@@ -241,7 +240,7 @@ class _FamilySearch:
         left = budget
         for g, (micro, stage) in enumerate(zip(micros, stages, strict=True)):
             view = GraphView(micro.graph)
-            part = StagePart.of(view, stage.operators)
+            part = StagePart.of(view, stage.operators, cluster.mesh)
             given = GraphOptions(
                 parse_pins(self.members[g].pins),
                 self.named[g],
@@ -261,7 +260,7 @@ class _FamilySearch:
             left -= budget - memory_budget(cluster, own.mem_budget)
             members.append(
                 FamilyMember(
-                    NormalGraph.of(part.view.graph),
+                    part.graph,
                     self.members[g].weight,
                     self.named[g],
                     own.pins,

@@ -161,7 +161,10 @@ def plan_given(
             f"The meshes of the stages have {devices} devices together; the machine's mesh {cluster.mesh} has "
             f"{cluster.mesh.size}."
         )
-    cut = cut_graph(micro_batch(graph, micro_batches, batch_dims), [stage.operators for stage in stages])
+    symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
+    batch = micro_batch(graph, micro_batches, batch_dims, symbols)
+    options = replace(options, symbols=batch.declared)
+    cut = cut_graph(batch, [stage.operators for stage in stages])
     planned = []
     for number, (stage, stage_graph) in enumerate(zip(stages, cut.graphs, strict=True)):
         try:

@@ -7,6 +7,7 @@ and independent branches side by side (:mod:`hidet_dist.pipeline.branches`), for
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch
+from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch, recut
 from hidet_dist.pipeline.branches import BranchSearch
 from hidet_dist.pipeline.chain_search import ChainSearch
 from hidet_dist.pipeline.options import PipelineOptions
@@ -24,7 +25,8 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import search_result
-from hidet_dist.view import GraphView
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.view import graph_symbols
 
 ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
 
@@ -59,20 +61,26 @@ def search_pipeline(
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(options, pipeline, cluster)
     limits = options.limits()
+    symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
+    proven: MicroBatch | None = None  # a symbolic batch, cut
     best: PipelineResult | None = None
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
     rules = RuleTable(cluster.mesh)
-    for count in _counts(graph, pipeline):
+    for count in _counts(graph, pipeline, symbols):
         if best is not None and limits.expired():
             bound = 0.0
             break
         try:
-            micro = micro_batch(graph, count)
+            micro = micro_batch(graph, count, symbols=symbols) if proven is None else recut(proven, count, symbols)
         except ConfigError:
-            if pipeline.micro_batches is not None:
+            if pipeline.micro_batches is not None or count == 1:
                 raise
+            if symbols:
+                break  # an operator mixes the batch, in any number of parts
             continue  # an operator mixes the batch
+        if symbols and count > 1:
+            proven = micro
         several = pipeline.stages != 1 and cluster.mesh.size > 1
         if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
             try:
@@ -112,10 +120,6 @@ def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) 
     """Raise ConfigError for options with which several stages cannot be searched."""
     if pipeline.stages == 1 or cluster.mesh.size == 1:
         return
-    if options.symbols:
-        raise ConfigError(
-            "Stages are not searched for graphs with symbolic dims yet: give stages = 1, or plan for fixed sizes."
-        )
     if options.mode != "search":
         raise ConfigError("Stages are searched: mode = 'propagate' needs stages = 1.")
     given = pipeline.stages
@@ -129,14 +133,18 @@ def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) 
                 )
 
 
-def _counts(graph: NormalGraph, pipeline: PipelineOptions) -> list[int]:
+def _counts(graph: NormalGraph, pipeline: PipelineOptions, symbols: Sequence[SymbolPlan]) -> list[int]:
     """List the numbers of micro-batches to try."""
     if pipeline.micro_batches is not None:
         return [pipeline.micro_batches]
     if pipeline.objective == "latency" or pipeline.stages == 1:
         return [1]
     sizes = [x.shape[dim] for x, dim in zip(graph.inputs or [], batch_dims(graph), strict=False) if dim is not None]
-    batch = math.gcd(*(int(size) for size in sizes)) if sizes else 1
+    if graph_symbols(graph):
+        units = {symbol.name: symbol.size // symbol.multiple_of for symbol in symbols}
+        batch = units.get(str(sizes[0]), 1) if sizes else 1  # a batch of fixed size is not cut
+    else:
+        batch = math.gcd(*(int(size) for size in sizes)) if sizes else 1
     return [count for count in range(1, batch + 1) if batch % count == 0]
 
 
@@ -151,15 +159,14 @@ def _one_stage(
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
-    changed = replace(options, time_limit_seconds=part.seconds_left())
+    changed = replace(options, time_limit_seconds=part.seconds_left(), symbols=micro.declared or None)
     result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
-    view = GraphView(micro.graph)
     whole = MeshSlice(0, cluster.mesh.size)
     return PipelineResult(
         micro,
-        (PlannedStage(range(len(view.operators)), whole, cluster, stage),),
+        (PlannedStage(range(len(stage.operators)), whole, cluster, stage),),
         (),
         0.0,
         times * stage.seconds,

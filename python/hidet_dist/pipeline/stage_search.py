@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
@@ -25,7 +26,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.planner import SearchResult
-from hidet_dist.view import GraphView
+from hidet_dist.symbolic.planning import planning_view
 
 
 class StageSearch(ABC):
@@ -47,9 +48,10 @@ class StageSearch(ABC):
         limits: Limits,
         rules: RuleTable,
     ):
-        self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.micro, self.cluster, self.pipeline, self.limits = micro, cluster, pipeline, limits
+        self.options = replace(options, symbols=micro.declared or None)
         self.rules = rules
-        self.view = GraphView(micro.graph)
+        self.view = planning_view(micro.graph, micro.declared, cluster.mesh)
         self.best: PipelineResult | None = None
         self.bound = 0.0
         self.errors: list[InfeasibleError | SolverError] = []

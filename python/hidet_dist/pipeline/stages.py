@@ -21,8 +21,9 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult, memory_budget
-from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.pipeline import PipelineSearch
+from hidet_dist.symbolic.planning import part_view, planning_view
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
@@ -34,24 +35,25 @@ class StagePart:
     Attributes
     ----------
     operators: the numbers of its operators in the graph, ascending.
-    view: the view of the part as a separate graph.
+    graph: the part as a separate graph.
+    view: the view in which it is planned.
     names: the names of tensors in the part, by those in the graph.
     delivered: the tensors of the part, by their names in it, that are outputs of the graph.
     """
 
     operators: Sequence[int]
+    graph: NormalGraph
     view: GraphView
     names: Mapping[str, str]
     delivered: frozenset[str]
 
     @classmethod
-    def of(cls, whole: GraphView, operators: Sequence[int]) -> StagePart:
-        """Cut operators out of a graph."""
-        part = whole.subgraph(operators)
-        view = GraphView(part.graph)
+    def of(cls, whole: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> StagePart:
+        """Cut operators out of a graph, to be planned for ``mesh``."""
+        part, view = part_view(whole, operators, mesh)
         names = part_names(whole, part, view, operators)
         delivered = frozenset(names[name] for name in whole.outputs if name in names)
-        return cls(operators, view, names, delivered)
+        return cls(operators, part.graph, view, names, delivered)
 
     def plan(
         self, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None, buffered: bool
@@ -69,9 +71,8 @@ class StagePart:
         InfeasibleError
             When nothing fits the memory budget.
         """
-        graph = NormalGraph.of(self.view.graph)
         changed = self.options(cluster, options, limits, buffered)
-        return find_plan(graph, cluster, changed, report=False, overlap=False, rules=rules)
+        return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules)
 
     def options(self, cluster: Cluster, options: SearchOptions, limits: Limits, buffered: bool) -> SearchOptions:
         """Make the options of the stage's search: without the buffers' bytes, and with any specs of what it sends.
@@ -229,7 +230,7 @@ def pipeline_of(
     micro: MicroBatch, cluster: Cluster, options: PipelineOptions, stages: Sequence[PlannedStage], bound: float = 0.0
 ) -> PipelineResult:
     """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
-    view = GraphView(micro.graph)
+    view = planning_view(micro.graph, micro.declared, cluster.mesh)
     messages = tuple(messages_between(view, cluster, stages))
     delivery = delivered_seconds(view, cluster, options, stages[-1].part)
     seconds = [stage.plan.seconds for stage in stages]
@@ -241,7 +242,7 @@ def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[Planned
     """Find the tensors that are sent between stages, in the order of their targets; outputs go to the last stage."""
     stage_of = {operator: k for k, stage in enumerate(stages) for operator in stage.operators}
     source_of = {view.names[y]: stage_of[n] for n, op in enumerate(view.operators) for y in op.outputs}
-    names = [StagePart.of(view, stage.operators).names for stage in stages]
+    names = [StagePart.of(view, stage.operators, stage.cluster.mesh).names for stage in stages]
     inputs = [{tensor.name: tensor.spec for tensor in stage.plan.inputs} for stage in stages]
     results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
 

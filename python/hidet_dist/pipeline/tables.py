@@ -34,6 +34,7 @@ from hidet_dist.search.presolve import Presolve
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem
 from hidet_dist.spec import TensorShardSpec
+from hidet_dist.symbolic.planning import part_view, rule_table
 from hidet_dist.view import GraphView
 
 Table = npt.NDArray[np.float64]
@@ -138,7 +139,7 @@ class StageBounds:
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
         self.options, self.budget, self.limits = options, budget, limits
         self.model = PredictedCost(cluster)
-        self.rules = RuleTable(cluster.mesh, rules)
+        self.rules = rule_table(view, cluster.mesh, rules)
         self._whole = self.model.fused(view)
         self._formulated: dict[Hashable, _Formulated] = {}
         self._known: dict[Hashable, Table] = {}
@@ -198,8 +199,7 @@ class StageBounds:
     def _formulate(self, n: int) -> _Formulated:
         unit = self.units[n]
         if unit.key not in self._formulated:
-            part = self.view.subgraph(unit.operators)
-            view = GraphView(part.graph)
+            part, view = part_view(self.view, unit.operators, self.cluster.mesh)
             part_tensors = part_names(self.view, part, view, unit.operators)
             begin = unit.operators.start
             fused = {

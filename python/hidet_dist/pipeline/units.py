@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from hidet_dist.rules.rule import signature_of
+from hidet_dist.errors import SpecError
+from hidet_dist.spec.formula import check_formula
 from hidet_dist.view import GraphView
 
 LONG_LIVED_SHARE = 0.25  # of the operators: tensors alive for longer do not prevent a cut
@@ -74,7 +75,10 @@ def find_units(view: GraphView) -> list[Unit]:
         for place in range(crossings.begin[name] + 1, last + 1):
             alive[place].append(name)
     cuts: list[tuple[int, str]] = []
+    barred = _barred(view)
     for place in range(1, count):
+        if place in barred:
+            continue
         carrying = alive[place]
         if len(carrying) > 1:
             carrying = [name for name in carrying if crossings.end[name] - crossings.begin[name] <= long]
@@ -93,6 +97,40 @@ def find_units(view: GraphView) -> list[Unit]:
         )
         for n in range(len(places) - 1)
     ]
+
+
+def _barred(view: GraphView) -> frozenset[int]:
+    """Find the places of cuts behind which a stage would not know the size of a symbolic dim, or before which.
+
+    A stage knows sizes from the graph's inputs that it or an earlier stage reads, and computes from them the shapes of
+    tensors that cross (:mod:`hidet_dist.spec.formula`).
+    """
+    if not view.symbols:
+        return frozenset()
+    barred: set[int] = set()
+    read: dict[str, int] = {}  # the first operator that reads an input of the graph with the symbol
+    found: dict[str, int] = {}  # the first operator with a tensor of the symbol
+    inputs = set(view.inputs)
+    crossings = Crossings.of(view)
+    for number, op in enumerate(view.operators):
+        for x in (*op.inputs, *op.outputs):
+            name = view.names[x]
+            for extent in view.written(name):
+                if isinstance(extent, int):
+                    continue
+                try:
+                    symbols = check_formula(extent)
+                except SpecError:  # it cannot cross
+                    symbols = frozenset()
+                    if name in crossings.begin:
+                        barred.update(range(crossings.begin[name] + 1, crossings.end.get(name, -1) + 1))
+                for symbol in symbols:
+                    found.setdefault(symbol, number)
+                    if name in inputs:
+                        read.setdefault(symbol, number)
+    for symbol, number in found.items():
+        barred.update(range(number + 1, read.get(symbol, len(view.operators)) + 1))
+    return frozenset(barred)
 
 
 def _units_that_read(view: GraphView, places: list[int]) -> dict[str, int]:
@@ -129,5 +167,5 @@ def _key(view: GraphView, operators: range, entering: str, leaving: str, readers
             name = view.names[y]
             inside[name] = f"{number - operators.start}.{o}"
             made.append((name in outputs, name == leaving))
-        lines.append((signature_of(op), tuple(read), tuple(made)))
+        lines.append((view.signature(number), tuple(read), tuple(made)))
     return tuple(lines)

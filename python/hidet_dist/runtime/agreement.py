@@ -36,8 +36,9 @@ class _State(enum.IntEnum):
 class Agreement:
     """One exchange of a row of int64 from each rank, of the same length in every call.
 
-    A row holds the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim, and
-    the reason (UTF-8) why a rank cannot make the call. All ranks see all rows, and so come to the same decision.
+    A row holds the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim (0
+    where a rank of a pipeline does not know it from its inputs), and the reason (UTF-8) why a rank cannot make the
+    call. All ranks see all rows, and so come to the same decision.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class Agreement:
         row = self._row
         row[0], row[1], row[2] = _MARK | call, _State.READY, purpose
         for place, name in enumerate(self._symbols, 3):
-            row[place] = sizes[name]
+            row[place] = sizes.get(name, 0)
         rows = self._memory.all_gather(self._communicator, row)
         if rows.tobytes() == row.tobytes() * len(rows):
             return None
@@ -116,7 +117,8 @@ class Agreement:
             return CallError(f"Rank {rank} could not make this call, so no rank has made it: {reason}")
         return None
 
-    def _different(self, rows: np.ndarray) -> HidetDistError:
+    def _different(self, rows: np.ndarray) -> HidetDistError | None:
+        """Return the error for rows that differ; None if ranks only lack sizes that others know."""
         here = self._communicator.rank
         for rank, row in enumerate(rows):
             if row[2] != rows[here, 2]:
@@ -125,13 +127,18 @@ class Agreement:
                     f"All ranks must make the same calls; rank {here} is {names[rows[here, 2]]}, but rank {rank} "
                     f"{names[row[2]]}."
                 )
-            for name, size, other in zip(self._symbols, rows[here, 3:], row[3:], strict=False):
-                if size != other:
+        for place, name in enumerate(self._symbols, 3):
+            knowing = [rank for rank, size in enumerate(rows[:, place]) if size]
+            first = here if here in knowing else min(knowing, default=here)
+            for rank in knowing:
+                if rows[rank, place] != rows[first, place]:
                     return InputError(
-                        f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank {here} but "
-                        f"{other} on rank {rank}."
+                        f"The symbolic dim {name} must be the same on all ranks; it is {rows[first, place]} on rank "
+                        f"{first} but {rows[rank, place]} on rank {rank}."
                     )
-        raise CommunicationError(f"rank {here}: the rows of the ranks differ in their padding")
+        if rows[:, self._reason_at :].any():
+            raise CommunicationError(f"rank {here}: the rows of the ranks differ in their padding")
+        return None
 
 
 def describe(error: BaseException) -> str:

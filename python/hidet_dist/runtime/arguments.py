@@ -11,7 +11,7 @@ from hidet_dist.runtime.dlpack import DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
-from hidet_dist.spec.symbols import bind
+from hidet_dist.spec.symbols import bind, known_sizes
 
 
 class Signature:
@@ -68,6 +68,12 @@ class Signature:
         written = [x.shape for x in self._stage.inputs]
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
+
+    def known_sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
+        """Compute the whole size of each symbolic dim that the inputs have. Raises InputError as :meth:`sizes`."""
+        written = [x.shape for x in self._stage.inputs]
+        shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
+        return known_sizes(self._stage.symbols, self._stage.local_symbols, shapes, self._numbers)
 
     def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
         """Raise InputError where inputs hold indices out of range, given the sizes of local symbols."""

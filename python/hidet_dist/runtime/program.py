@@ -139,9 +139,14 @@ class Program:
         buffers = self._signature.scratch(self._checked_shapes(local))
         return self._placed(local, arguments, [], buffers), local
 
-    def place(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Prepared:
-        """Prepare a run of a program without symbolic dims, on tensors that are known to fit it."""
-        return self._placed({}, inputs, [], outputs)
+    def output_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Return the outputs' shapes at these sizes of local symbols. Raises InputError if one of them is empty."""
+        return self._checked_shapes(sizes)
+
+    def place(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], sizes: Mapping[str, int]) -> Prepared:
+        """Prepare a run on tensors that are known to fit the program at these ``sizes`` of local symbols."""
+        self._shapes_at(sizes)
+        return self._placed(sizes, inputs, [], outputs)
 
     def run(
         self, prepared: Prepared, communicator: Communicator, record: bool = False

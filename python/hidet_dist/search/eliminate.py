@@ -26,6 +26,7 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from hidet_dist.runtime.native.sums import lower_by_sums
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
@@ -63,6 +64,7 @@ class Tables:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
         self.nbytes = 0
+        self.widest = 0.0  # additions of the largest step so far
         self.tables: list[Table] = []
         self.quantum = 0.0
         self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: the resulting table, and its offset
@@ -286,6 +288,7 @@ class Network:
                 order, work, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
+        self.tables.widest = max(self.tables.widest, most)
         return order
 
     def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
@@ -362,43 +365,24 @@ def sum_of(parts: Sequence[Table]) -> Table:
 
 
 def _least(parts: Sequence[Table], shape: tuple[int, ...], kept: Sequence[int], limits: Limits) -> Table:
-    """Minimise the sum of ``parts``, which broadcast to ``shape``, over all dims but ``kept``, in ascending order.
-
-    Chunks that fit the processor's cache are summed one at a time. The other dims come first, so that the minimum is
-    one of long lines, entry by entry.
-    """
+    """Minimise the sum of ``parts``, which broadcast to ``shape``, over all dims but ``kept``, in ascending order."""
+    entries = math.prod(shape)
     left = sorted(kept)
-    dropped = [dim for dim in range(len(shape)) if dim not in left]
-    order = (*dropped, *left)
-    turned = tuple(shape[dim] for dim in order)
-    if dropped and dropped[-1] >= len(dropped):
-        parts = [np.ascontiguousarray(part.transpose(order)) for part in parts]
-    return _least_chunk(parts, turned, len(dropped), limits)
-
-
-def _least_chunk(parts: Sequence[Table], shape: tuple[int, ...], dropped: int, limits: Limits) -> Table:
-    """Minimise a sum over its first ``dropped`` dims, in chunks: first of the other dims, then of these."""
-    if math.prod(shape) <= tuning.CHUNK_ENTRIES:
+    if entries <= tuning.NATIVE_ENTRIES:
+        dropped = tuple(dim for dim in range(len(shape)) if dim not in left)
         total = np.broadcast_to(sum_of(parts), shape)
-        return total.min(axis=tuple(range(dropped))) if dropped else total
-    limits.check()
-    long = [dim for dim in range(dropped, len(shape)) if shape[dim] > 1]
-    if math.prod(shape[dropped:]) <= tuning.LINE_ENTRIES or not long:
-        long = [dim for dim in range(dropped) if shape[dim] > 1]
-    dim = long[0]
-    step = max(1, tuning.CHUNK_ENTRIES * shape[dim] // math.prod(shape))
-    result: Table = np.empty(shape[dropped:])
-    for i in range(0, shape[dim], step):
-        at = (slice(None),) * dim + (slice(i, i + step),)
-        size = min(step, shape[dim] - i)
-        rest = (*shape[:dim], size, *shape[dim + 1 :])
-        chunk = _least_chunk([p[at] if p.shape[dim] > 1 else p for p in parts], rest, dropped, limits)
-        if dim >= dropped:
-            result[at[dropped:]] = chunk
-        elif i:
-            np.minimum(result, chunk, out=result)
-        else:
-            result = np.array(chunk)
+        return total.min(axis=dropped) if dropped else total
+    result = np.full([shape[dim] for dim in left], np.inf)
+    # Pieces of the longest dim, so that the clock is looked at in time.
+    cut = max(range(len(shape)), key=shape.__getitem__)
+    step = max(1, tuning.PIECE_ENTRIES * shape[cut] // entries)
+    for begin in range(0, shape[cut], step):
+        if begin:
+            limits.check()
+        at = (slice(None),) * cut + (slice(begin, begin + step),)
+        pieces = [part[at] if part.shape[cut] > 1 else part for part in parts] if step < shape[cut] else parts
+        piece = (*shape[:cut], min(step, shape[cut] - begin), *shape[cut + 1 :])
+        lower_by_sums(pieces, piece, left, result[at[cut - left.index(cut) :]] if cut in left else result)
     return result
 
 

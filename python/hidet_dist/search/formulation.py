@@ -87,7 +87,7 @@ def formulate(
     allow: callable, optional
         Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
     rules: RuleTable, optional
-        The rules for the mesh, where they are shared with other graphs without symbolic dims.
+        Rules for any mesh, where they are shared with other graphs.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def formulate(
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, rules or rule_table(view, mesh), pins, allow, limits)
+    choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits)
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)

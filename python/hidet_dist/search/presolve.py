@@ -158,7 +158,7 @@ class Presolve:
             if not any(waiting):
                 break
             for entity, choices in enumerate(left_choices):
-                if limits is not None:
+                if limits is not None and not entity % tuning.CHECK_STEPS:
                     limits.check()
                 if not waiting[entity]:
                     continue

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from hidet.ffi import runtime_api
 
 from hidet_dist.partitioning import Program
 from hidet_dist.simulate.simulator import assemble, check_inputs, simulate_shards, split
+from hidet_dist.spec.formula import evaluate_formula
 from hidet_dist.spec.pipeline import Pipeline, PipelineInput, Port
+from hidet_dist.spec.symbols import LocalSymbol, known_sizes, local_sizes, micro_sizes
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 
 
@@ -36,39 +39,74 @@ def simulate_pipeline(
     Raises
     ------
     InputError
-        When the inputs do not fit the pipeline.
+        When the inputs do not fit the pipeline, or a symbolic dim may not have its size.
     PartitionError
         When two ranks hold the same piece of an output with different values.
     """
     count = pipeline.micro_batches
     check_inputs("pipeline", inputs, [list(_expected(entry, programs, count)) for entry in pipeline.inputs])
+    sizes, batch = _sizes(pipeline, programs, inputs)
+    symbols = {symbol.name: symbol for symbol in programs[0].symbols}
+    if batch is None:
+        of_micro = [sizes] * count
+        extents = None
+    else:
+        extents = micro_sizes(sizes[batch], symbols[batch].multiple_of, count)
+        of_micro = [{**sizes, batch: extent} for extent in extents]
     parts = [
-        [x] * count if entry.batch_dim is None else np.split(x, count, entry.batch_dim)
+        [x] * len(of_micro)
+        if entry.batch_dim is None
+        else np.split(x, count if extents is None else np.cumsum(extents)[:-1], entry.batch_dim)
         for x, entry in zip(inputs, pipeline.inputs, strict=True)
     ]
-    results = [_micro_batch(pipeline, programs, [entry[number] for entry in parts]) for number in range(count)]
+    results = [
+        _micro_batch(pipeline, programs, [entry[number] for entry in parts], own) for number, own in enumerate(of_micro)
+    ]
     return [
         results[0][number] if y.batch_dim is None else np.concatenate([entry[number] for entry in results], y.batch_dim)
         for number, y in enumerate(pipeline.outputs)
     ]
 
 
-def _expected(entry: PipelineInput, programs: Sequence[Program], count: int) -> Iterator[tuple[str, list[int]]]:
+def _expected(entry: PipelineInput, programs: Sequence[Program], count: int) -> Iterator[tuple[str, list[int | str]]]:
     """Yield the dtype and whole shape, of all micro-batches, that each stage requires of an input."""
     for reader in entry.readers:
         plan = programs[reader.stage].inputs[reader.number]
-        shape = list(plan.shape)
+        shape: list[int | str] = list(plan.written or plan.shape)
         if entry.batch_dim is not None:
-            shape[entry.batch_dim] *= count
+            extent = shape[entry.batch_dim]
+            shape[entry.batch_dim] = extent * count if isinstance(extent, int) else extent
         yield plan.dtype, shape
 
 
-def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _sizes(
+    pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]
+) -> tuple[dict[str, int], str | None]:
+    """Return the sizes of symbolic dims, and the one that micro-batches split, if any. Raises InputError."""
+    batch = None
+    written = []
+    for entry in pipeline.inputs:
+        plans = [programs[reader.stage].inputs[reader.number] for reader in entry.readers]
+        shape = (plans[0].written or plans[0].shape) if plans else ()
+        extent = shape[entry.batch_dim] if plans and entry.batch_dim is not None else None
+        batch = extent if isinstance(extent, str) else batch
+        written.append(shape)
+    symbols = programs[0].symbols
+    whole = [LocalSymbol(symbol.name, symbol.name, 1) for symbol in symbols]
+    shapes = [(shape, x.shape[: len(shape)]) for shape, x in zip(written, inputs, strict=True)]
+    return known_sizes(symbols, whole, shapes), batch
+
+
+def _micro_batch(
+    pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray], sizes: Mapping[str, int]
+) -> list[np.ndarray]:
     source_of = {reader: one.source for one in pipeline.boundaries for reader in one.readers}
     input_of = {reader: x for x, entry in zip(inputs, pipeline.inputs, strict=True) for reader in entry.readers}
     computed: dict[Port, list[np.ndarray]] = {}
     for stage, program in enumerate(programs):
         mesh, shards = program.mesh, []
+        for name, size in local_sizes(program.local_symbols, sizes).items():
+            runtime_api.set_symbol_value(name, size)
         for number, plan in enumerate(program.inputs):
             port = Port(stage, number)
             if port in input_of:
@@ -77,8 +115,11 @@ def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequen
                 source = source_of[port]
                 sender = programs[source.stage]
                 sent = MeshLayout(sender.mesh, sender.outputs[source.number].spec)
-                transfer = plan_transfer(plan.shape, sent, MeshLayout(mesh, plan.spec))
-                local = plan.spec.local_shape(plan.shape, mesh)
+                shape = tuple(
+                    n if isinstance(n, int) else evaluate_formula(n, sizes) for n in plan.written or plan.shape
+                )
+                transfer = plan_transfer(shape, sent, MeshLayout(mesh, plan.spec))
+                local = plan.spec.local_shape(shape, mesh)
                 moved = transferred(transfer, [np.atleast_1d(shard) for shard in computed[source]])
                 shards.append([shard.reshape(local) for shard in moved])
         for number, entry in enumerate(simulate_shards(program, shards)):

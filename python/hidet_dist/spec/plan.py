@@ -489,6 +489,10 @@ class Plan:
                 raise PlanError(
                     f"Stage {number} of the plan's pipeline is on {stage.mesh}; its mesh must have no shares."
                 )
+            if stage.symbols != self.stages[0].symbols:
+                raise PlanError(
+                    f"Stage {number} of the plan's pipeline has other symbolic dims than stage 0; all must be the same."
+                )
         try:
             self.pipeline.check([stage.tensors() for stage in self.stages])
         except SpecError as error:

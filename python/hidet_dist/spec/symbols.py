@@ -35,6 +35,10 @@ class SymbolPlan:
     multiple_of: int
     size: int
 
+    def cut(self, count: int) -> SymbolPlan:
+        """Make the symbol of the largest of ``count`` micro-batches; see :func:`micro_sizes`."""
+        return SymbolPlan(self.name, self.multiple_of, micro_sizes(self.size, self.multiple_of, count)[0])
+
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
         return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size}
@@ -53,6 +57,17 @@ class LocalSymbol:
     name: str
     symbol: str
     shards: int
+
+
+def micro_sizes(size: int, multiple_of: int, count: int) -> tuple[int, ...]:
+    """Divide a batch of ``size`` elements into at most ``count`` micro-batches; the first are the largest.
+
+    Each is a positive multiple of ``multiple_of``, which divides ``size``, and they differ by at most that number. A
+    batch of fewer than ``count`` such units has one micro-batch per unit.
+    """
+    units = size // multiple_of
+    number = min(count, units)
+    return tuple((units // number + (place < units % number)) * multiple_of for place in range(number))
 
 
 def local_name(symbol: str, shards: int) -> str:
@@ -78,16 +93,45 @@ def bind(
     local_symbols: Sequence[LocalSymbol],
     inputs: Iterable[tuple[Sequence[int | str], Sequence[int]]],
 ) -> dict[str, int]:
-    """Determine the size of each local symbol from the inputs' shapes.
+    """Determine the size of each local symbol from the inputs' shapes, which have all of them.
+
+    Parameters and errors are those of :func:`known_sizes`.
+    """
+    return local_sizes(local_symbols, known_sizes(symbols, local_symbols, inputs))
+
+
+def local_sizes(local_symbols: Sequence[LocalSymbol], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Compute the size of each local symbol from the sizes of the symbols."""
+    return {local.name: sizes[local.symbol] // local.shards for local in local_symbols}
+
+
+def check_sizes(symbols: Sequence[SymbolPlan], sizes: Mapping[str, int]) -> None:
+    """Check the sizes of symbols. Raises InputError for one that is not a multiple of the declared number."""
+    for symbol in symbols:
+        size, multiple = sizes[symbol.name], symbol.multiple_of
+        if not 1 <= size <= INT32_MAX or size % multiple:
+            wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
+            raise InputError(f"The symbolic dim {symbol.name} must be {wanted}, and at most {INT32_MAX}; got {size}.")
+
+
+def known_sizes(
+    symbols: Sequence[SymbolPlan],
+    local_symbols: Sequence[LocalSymbol],
+    inputs: Iterable[tuple[Sequence[int | str], Sequence[int]]],
+    numbers: Sequence[int] | None = None,
+) -> dict[str, int]:
+    """Determine the sizes of those symbols that the inputs' shapes have.
 
     Parameters
     ----------
     symbols: sequence of SymbolPlan
         The declarations.
     local_symbols: sequence of LocalSymbol
-        The symbols in the shapes, whose sizes are returned.
+        The symbols in the shapes.
     inputs: iterable of (shape, shape)
         For each input, its declared shape, with names of local symbols, and its actual shape.
+    numbers: sequence of int, optional
+        The numbers of the inputs in errors; from 0 on by default.
 
     Raises
     ------
@@ -98,7 +142,8 @@ def bind(
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     sizes: dict[str, int] = {}
     first: dict[str, str] = {}
-    for number, (written, shape) in enumerate(inputs):
+    for place, (written, shape) in enumerate(inputs):
+        number = place if numbers is None else numbers[place]
         for dim, (extent, given) in enumerate(zip(written, shape, strict=True)):
             if isinstance(extent, int):
                 continue
@@ -118,4 +163,4 @@ def bind(
                     f"{name} = {sizes[name]}."
                 )
             first.setdefault(name, where)
-    return {local.name: sizes[local.symbol] // local.shards for local in local_symbols}
+    return sizes

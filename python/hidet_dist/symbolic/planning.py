@@ -8,7 +8,7 @@ the second twin's operator, rebuilt on its shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import hidet
@@ -18,12 +18,13 @@ from hidet.ir.expr import Expr
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import Element
+from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import Choice, Rule, RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
-from hidet_dist.spec.extents import Extent, extents_of, local_extent
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.symbolic.twin import concrete, prime_sizes
@@ -95,6 +96,14 @@ class TwinView(GraphView):
         """Return the shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
         return self.symbolic.written(name)
 
+    def subgraph(self, operators: Sequence[int]) -> Subgraph:
+        """Cut operators out of the symbolic graph; see :meth:`GraphView.subgraph`."""
+        return self.symbolic.subgraph(operators)
+
+    def signature(self, number: int) -> Hashable:
+        """Make a key of an operator; see :meth:`GraphView.signature`."""
+        return super().signature(number), str(self.symbolic.operators[number])
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the symbolic graph, which identifies the graph of a plan."""
         return self.symbolic.fingerprint()
@@ -118,9 +127,22 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
     return TwinView(graph, declared, mesh)
 
 
-def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:
-    """Make the table of rules for a view's operators; with symbolic dims, only of choices that hold for all sizes."""
-    return SymbolicRules(view, mesh) if isinstance(view, TwinView) else RuleTable(mesh)
+def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tuple[Subgraph, GraphView]:
+    """Cut operators out of a graph, and make the view in which they are planned by themselves for ``mesh``."""
+    part = view.subgraph(operators)
+    graph = NormalGraph.of(part.graph, graph_symbols(part.graph))
+    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in view.symbols}
+    return part, planning_view(graph, declared, mesh)
+
+
+def rule_table(view: GraphView, mesh: DeviceMesh, like: RuleTable | None = None) -> RuleTable:
+    """Make the table of rules for a view's operators; with symbolic dims, only of choices that hold for all sizes.
+
+    Rules and proofs are shared with the table ``like``, for any mesh and graph; choices too if it is for the same mesh.
+    """
+    if isinstance(view, TwinView):
+        return SymbolicRules(view, mesh, like)
+    return like if like is not None and like.mesh == mesh else RuleTable(mesh, like)
 
 
 def check_specs(
@@ -152,16 +174,19 @@ def check_specs(
 class SymbolicRules(RuleTable):
     """The rules of a twin's operators, with only the choices that hold for all sizes of the symbols."""
 
-    def __init__(self, view: TwinView, mesh: DeviceMesh):
-        super().__init__(mesh)
+    def __init__(self, view: TwinView, mesh: DeviceMesh, like: RuleTable | None = None):
+        super().__init__(mesh, like)
         self._view = view
         self._number = {id(op): number for number, op in enumerate(view.operators)}
-        self._prime_table = RuleTable(mesh)
+        self._prime_table = RuleTable(mesh, like)
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
+        if isinstance(like, SymbolicRules) and like.mesh == mesh and like._view.symbols == view.symbols:
+            self._choices, self._choice_of = like._choices, like._choice_of
+            self._prime_table, self._sound, self._sound_choice = like._prime_table, like._sound, like._sound_choice
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
         """Return the rule of an operator of the twin, and its choices that hold for all sizes."""
@@ -186,6 +211,48 @@ class SymbolicRules(RuleTable):
             specs = {spec} if self._prime_table.choice(prime, spec) is not None else set()
             self._sound_choice[key] = next(self._hold(symbolic, prime, [choice], specs), None)
         return self._sound_choice[key]
+
+    def is_same_on_shards(self, number: int, spec: OpShardSpec, symbol: str) -> bool:
+        """Tell whether an operator on shards is the operator itself for a size of ``symbol`` that the shards have.
+
+        Parameters
+        ----------
+        number: int
+            The number of the operator.
+        spec: OpShardSpec
+            The spec of a choice of it without reduce functions, which splits dims of that symbol over all devices.
+        symbol: str
+            The symbolic dim.
+        """
+        op = self._view.symbolic.operators[number]
+        parts = self.mesh.size
+        sizes = {**self._view.prime_sizes, symbol: self._view.prime_sizes[symbol] // parts}
+        specs = (*spec.in_specs, *spec.out_specs)
+        for x, tensor_spec in zip((*op.inputs, *op.outputs), specs, strict=True):
+            local = self._shape(x, tensor_spec)
+            if local is None:
+                return False
+            if [evaluate(e, self._sizes) for e in local] != [evaluate(e, sizes) for e in extents_of(x)]:
+                return False
+        if not self._mentions(op, symbol):
+            return True
+        shards = [
+            hidet.symbol(list(self._shape(x, one) or ()), x.dtype, x.device)
+            for x, one in zip(op.inputs, spec.in_specs, strict=True)
+        ]
+        shapes = [self._shape(y, one) or () for y, one in zip(op.outputs, spec.out_specs, strict=True)]
+        try:
+            local_op = localize(op, shards, spec.in_specs, shapes, self.mesh, self._coordinate)[0].op
+            smaller = rename(analyze(definition_of(op), sizes).canonical, {})
+        except (UnsupportedDefinition, ValueError):
+            return False
+        return bool(self._definition(local_op) == smaller)
+
+    @staticmethod
+    def _mentions(op: Operator, symbol: str) -> bool:
+        """Tell whether a shape or an attribute of an operator has a symbolic dim; an attribute may hide others."""
+        extents = [extent for x in (*op.inputs, *op.outputs) for extent in extents_of(x)]
+        return symbol in symbols_in(extents) or symbol in str(op)
 
     def _twins(self, op: Operator) -> tuple[Operator | None, Operator]:
         """Return the symbolic operator, None if all of its shapes are fixed, and the prime twin's operator."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+from on_device import OnDevice
 
 import hidet_dist
 from hidet_dist.errors import InputError
@@ -14,20 +15,6 @@ from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.partition import LoadedPartition
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
-
-
-class OnDevice:
-    """A tensor in the stand-in's device memory, which is the host's: what has DLPack, but says that it is on CUDA."""
-
-    def __init__(self, array: np.ndarray, device: int):
-        self.array = array
-        self._device = device
-
-    def __dlpack__(self, **arguments: object) -> object:
-        return self.array.__dlpack__()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self._device
 
 
 def answers(model: LoadedPartition) -> object:

@@ -16,7 +16,9 @@ from stand_in_artifacts import as_cuda, compile_against, serve
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.cuda import nccl
+from hidet_dist.runtime.cuda.driver import check_connections
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -98,6 +100,17 @@ def test_a_machine_without_devices_is_named(stand_ins: Path, program: Path) -> N
     assert "ConfigError: There is no CUDA device" in error
     (error,) = serve(stand_ins, "answers", program, **{nccl.DRIVER_VARIABLE: "libnosuchcuda.so.1"})
     assert "is a CUDA driver installed?" in error
+
+
+def test_streams_of_a_pipeline_must_not_share_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    for allowed in (None, "8", "32"):
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+        if allowed is not None:
+            monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", allowed)
+        check_connections()
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(ConfigError, match="CUDA_DEVICE_MAX_CONNECTIONS is 1, but a pipeline needs at least 8"):
+        check_connections()
 
 
 def test_two_ranks_share_a_product(stand_ins: Path, tmp_path: Path) -> None:

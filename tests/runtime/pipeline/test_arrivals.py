@@ -50,7 +50,7 @@ def steps_of(stage: int, edges: Edges, micro_batches: int, calls: int, deferred:
     sends = [("outlet", None) for source, _ in edges if source == stage]
     for call in range(calls):
         channel.call = call
-        arriving = Arrivals(channel, arrivals, stage, micro_batches)
+        arriving = Arrivals(channel, [arrivals] * micro_batches, stage)
         for micro_batch in range(micro_batches):
             taken = arriving.take(micro_batch)
             assert sorted(one.number for one, _ in taken) == [one.number for one in arrivals]

@@ -393,6 +393,22 @@ PAIRWISE = Header(
 )
 
 
+# sums.h
+
+SUMS = Header(
+    functions={
+        "least_sums": Signature(
+            c_int32,
+            (
+                *(c_int32, POINTER(c_int64), c_int32),  # dims, shape, tables
+                *(POINTER(c_int64), POINTER(c_int64)),  # addresses, strides
+                *(POINTER(c_int64), POINTER(c_double)),  # result_strides, result
+            ),
+        ),
+    }
+)
+
+
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -408,6 +424,7 @@ HEADERS: dict[str, Header] = {
     "overlap.h": OVERLAP,
     "pairwise.h": PAIRWISE,
     "shared_memory.h": SHARED_MEMORY,
+    "sums.h": SUMS,
     "workspace.h": WORKSPACE,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

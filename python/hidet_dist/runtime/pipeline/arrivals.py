@@ -36,21 +36,20 @@ class Arrivals:
     ----------
     channel: Channel
         The channel of messages forward.
-    arrivals: sequence of Arrival
-        The inputs.
+    arrivals: sequence of sequences of Arrival
+        The inputs, for each micro-batch of the call.
     stage: int
         The number of the stage.
-    micro_batches: int
-        Their number in the call.
     """
 
-    def __init__(self, channel: Channel, arrivals: Sequence[Arrival], stage: int, micro_batches: int):
+    def __init__(self, channel: Channel, arrivals: Sequence[Sequence[Arrival]], stage: int):
         self._channel = channel
-        self._by_source = {source: [one for one in arrivals if one.source == source] for source in _sources(arrivals)}
+        self._arrivals = arrivals
+        sources = sorted({one.source for of_micro_batch in arrivals for one in of_micro_batch})
         # For each operation: the micro-batch at which it is due, the sending stage, and its micro-batch.
-        ahead = {source: stage - source if channel.arrays.deferred else 0 for source in self._by_source}
+        ahead = {source: stage - source if channel.arrays.deferred else 0 for source in sources}
         self._due = deque(
-            sorted((number - ahead[source], source, number) for number in range(micro_batches) for source in ahead)
+            sorted((number - ahead[source], source, number) for number in range(len(arrivals)) for source in ahead)
         )
         self._begun: dict[int, list[tuple[list[Arrival], Transit]]] = {}
 
@@ -64,14 +63,10 @@ class Arrivals:
         """
         while self._due and self._due[0][0] <= micro_batch:
             _, source, number = self._due.popleft()
-            arrivals = self._by_source[source]
+            arrivals = [one for one in self._arrivals[number] if one.source == source]
             transit = self._channel.begin([one.inlet for one in arrivals])
             self._begun.setdefault(number, []).append((arrivals, transit))
         taken: list[tuple[Arrival, np.ndarray]] = []
         for arrivals, transit in self._begun.pop(micro_batch, []):
             taken += zip(arrivals, self._channel.wait(transit), strict=True)
         return taken
-
-
-def _sources(arrivals: Sequence[Arrival]) -> list[int]:
-    return sorted({one.source for one in arrivals})

@@ -19,9 +19,6 @@ from hidet_dist.runtime import native
 from hidet_dist.runtime.pipeline.channel import Channel
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet
 
-Computed = Mapping[int, np.ndarray]
-"""This rank's shards of the graph's outputs, by their numbers."""
-
 
 @dataclass(frozen=True)
 class Route:
@@ -32,6 +29,20 @@ class Route:
     inlet: Inlet | None
 
 
+@dataclass(frozen=True)
+class Computed:
+    """A rank's results of one micro-batch.
+
+    Attributes
+    ----------
+    shards: its shards of the graph's outputs, by their numbers.
+    routes: the deliveries that it takes part in, in the order that all ranks share.
+    """
+
+    shards: Mapping[int, np.ndarray]
+    routes: Sequence[Route]
+
+
 class Exchange:
     """The exchange of results in one call, or one stream.
 
@@ -39,15 +50,12 @@ class Exchange:
     ----------
     channel: Channel
         The channel of results; it has no other use during the exchange.
-    routes: sequence of Route
-        The routes of one micro-batch, in the order that all ranks share.
     call: int
         The number of the call.
     """
 
-    def __init__(self, channel: Channel, routes: Sequence[Route], call: int):
+    def __init__(self, channel: Channel, call: int):
         self._channel = channel
-        self._routes = routes
         self._call = call
         self._todo: queue.SimpleQueue[Computed | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[dict[int, np.ndarray] | BaseException] = queue.SimpleQueue()
@@ -95,9 +103,9 @@ class Exchange:
         """Send and receive the results of one micro-batch, given those of this rank; return what is received."""
         ends: list[Inlet | tuple[Outlet, np.ndarray]] = []
         outputs = []
-        for route in self._routes:
+        for route in computed.routes:
             if route.outlet is not None:
-                ends.append((route.outlet, computed[route.output]))
+                ends.append((route.outlet, computed.shards[route.output]))
             if route.inlet is not None:
                 ends.append(route.inlet)
                 outputs.append(route.output)

@@ -30,31 +30,57 @@ from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.pipeline.arrivals import Arrival, Arrivals
 from hidet_dist.runtime.pipeline.channel import Channel
-from hidet_dist.runtime.pipeline.exchange import Exchange, Route
-from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet, blamed, raw_dtype
+from hidet_dist.runtime.pipeline.ends import Ends, RankEnds, dtype_name
+from hidet_dist.runtime.pipeline.exchange import Computed, Exchange
+from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype
+from hidet_dist.runtime.pipeline.sizes import Sizes
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
-from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import Pipeline
-from hidet_dist.transfer import MeshLayout, Transfer, plan_transfer
+from hidet_dist.spec.symbols import check_sizes, local_sizes
 
 
 @dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch of a call.
+
+    Attributes
+    ----------
+    sizes: the whole sizes of symbolic dims in it.
+    inputs: the stage's inputs that are inputs of the graph, by their numbers in the stage.
+    outputs: the memory of its part of the outputs, by the numbers of the graph's outputs.
+    buffers: that of the whole outputs, with their devices and owners.
+    """
+
+    sizes: Mapping[str, int]
+    inputs: Mapping[int, Buffer]
+    outputs: Mapping[int, np.ndarray]
+    buffers: Mapping[int, Buffer]
+
+
+@dataclass
 class PreparedCall:
     """A call whose inputs and outputs are checked and in memory.
 
     Attributes
     ----------
-    inputs: for each micro-batch, the stage's inputs that are inputs of the graph, by their numbers in the stage.
+    inputs: the inputs of the graph that the stage reads, contiguous, for all micro-batches.
+    sizes: the sizes of symbolic dims that they have.
+    device: the device of new outputs.
+    kind: the library of new outputs; None if the caller gives the outputs.
     results: the outputs as they are returned; empty on ranks that return none.
-    outputs: the memory of the outputs, by the numbers of the graph's outputs.
-    buffers: the same, with their devices and owners.
+    discards: whether the outputs are thrown away.
+    micro_batches: the call's micro-batches; empty until the sizes of all symbolic dims are known.
     """
 
-    inputs: Sequence[Mapping[int, Buffer]]
+    inputs: Sequence[Buffer]
+    sizes: Mapping[str, int]
+    device: tuple[int, int]
+    kind: str | None
     results: list[Any]
-    outputs: Mapping[int, np.ndarray]
-    buffers: Mapping[int, Buffer]
+    discards: bool = False
+    micro_batches: Sequence[MicroBatch] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +139,7 @@ class PipelinedProgram:
         self._manifest, self._pipeline = manifest, manifest.pipeline
         self._number = manifest.stage_of(rank)
         self._stage = manifest.stages[self._number]
-        self._rank, self._ranks = rank, manifest.ranks_of(self._number)
+        self._mesh, self._rank = self._stage.mesh, rank
         self._program, self._memory = program, memory
         self._world, self._own, self._backward = world, own, backward
         self._arrays, self._host = memory.arrays(), HostArrays()
@@ -130,21 +156,15 @@ class PipelinedProgram:
         self._given = [place for place in range(len(pipeline.outputs)) if pipeline.gives_results(number)]
         self._signature = Signature(self._call_signature(), memory, list(self._read))
         self._checks = Signature(self._stage, memory)
-        self._output_shapes = [tuple(int(n) for n in self._call_output(place).shape) for place in self._given]
-        self._inlets: dict[int, tuple[Inlet, ...]] = {}
-        self._outlets: list[tuple[int, Outlet]] = []
-        self._receives: list[Arrival] = []
-        for boundary in pipeline.boundaries:
-            for reader in boundary.readers:
-                source = boundary.source
-                if number == source.stage:
-                    self._outlets.append((source.number, self._outlet(source.number, reader.stage, reader.number)))
-                if number == reader.stage:
-                    transfer, dtype = self._transfer(source.stage, source.number, reader.stage, reader.number)
-                    peers = manifest.ranks_of(source.stage)
-                    inlet = Inlet(Crossing(transfer, self._ranks.index(rank), peers, dtype))
-                    self._receives.append(Arrival(source.stage, reader.number, inlet))
-        self._routes = self._result_routes()
+        self._sizes = Sizes(manifest, rank)
+        self._ends = RankEnds(manifest, rank)
+        self._receives = any(reader.stage == number for one in pipeline.boundaries for reader in one.readers)
+        self._travelling = {
+            y.source.number
+            for y in pipeline.outputs
+            for target in range(len(pipeline.stages))
+            if y.source.stage == number != target and pipeline.gives_results(target)
+        }
         self._scratch: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
@@ -178,7 +198,7 @@ class PipelinedProgram:
 
         Returns
         -------
-        The call, and the sizes of symbolic dims: none, as pipelines have no symbolic dims.
+        The call, and the sizes of those symbolic dims that this rank knows.
 
         Raises
         ------
@@ -190,13 +210,17 @@ class PipelinedProgram:
         count = len(self._pipeline.inputs)
         if len(inputs) != count:
             raise InputError(f"The program takes {count} inputs; {len(inputs)} were given.")
-        buffers = self._signature.packed(self._signature.inputs([inputs[place] for place in self._read]))
+        given = self._signature.inputs([inputs[place] for place in self._read])
+        sizes = self._signature.known_sizes(given)
+        buffers = self._signature.packed(given)
+        kind = None
         if outputs is None:
             kind = self._signature.kind(inputs) if self._given else NUMPY
-            results, places = self._signature.new_outputs(kind, self._output_shapes, self._result_device(inputs))
-        else:
-            results, places = list(outputs), self._signature.outputs(outputs, self._output_shapes, buffers)
-        return self._prepared(buffers, results, places), {}
+        device = self._result_device(inputs)
+        prepared = PreparedCall(buffers, sizes, device, kind, [] if outputs is None else list(outputs))
+        if self._sizes.complete(sizes):
+            self._place(prepared, sizes)
+        return prepared, sizes
 
     def _result_device(self, inputs: Sequence[Any]) -> tuple[int, int]:
         """Return the device of new outputs: this rank's if the first input is on a device, or else the host."""
@@ -205,11 +229,22 @@ class PipelinedProgram:
         return self._arrays.device if on_device else (dlpack.CPU, 0)
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedCall, Mapping[str, int]]:
-        """Prepare a call on zeros whose outputs are thrown away; ``sizes`` of symbolic dims must be empty."""
-        if sizes:
-            raise InputError(f"The program has no symbolic dim {', '.join(sorted(sizes))}; it has none.")
-        places = self._signature.scratch(self._output_shapes)
-        return self._prepared(self._signature.zeros({}), [], places), {}
+        """Prepare a call on zeros whose outputs are thrown away.
+
+        ``sizes`` has whole sizes of symbolic dims, by name; the others have the sizes that the plan was made for.
+        """
+        whole = self._sizes.planned
+        unknown = sorted(set(sizes) - set(whole))
+        if unknown:
+            raise InputError(
+                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
+            )
+        whole.update(sizes)
+        check_sizes(self._stage.symbols, whole)
+        buffers = self._signature.zeros(local_sizes(self._stage.local_symbols, whole))
+        prepared = PreparedCall(buffers, whole, self._arrays.device, None, [], discards=True)
+        self._place(prepared, whole)
+        return prepared, whole
 
     def run(self, prepared: PreparedCall, number: int, record: bool = False) -> tuple[list[Any], list[Interval]]:
         """Make call ``number``; return the outputs and, with ``record``, this rank's steps.
@@ -222,12 +257,12 @@ class PipelinedProgram:
         intervals: list[Interval] = []
         self.begin(number)
         try:
-            self.process(prepared, intervals if record else None)
+            self.process(prepared, intervals if record else None, agreed=True)
             processed = time.perf_counter_ns()
             results = self.collect(prepared)
             if record and self._exchange is not None:
-                inlets = [route.inlet for route in self._routes if route.inlet is not None]
-                nbytes = _summed(inlets, len(prepared.inputs))
+                routes = [route for one in prepared.micro_batches for route in self._ends.at(one.sizes).routes]
+                nbytes = _summed([route.inlet for route in routes if route.inlet is not None])
                 intervals.append(Interval("results", None, processed, time.perf_counter_ns(), nbytes))
         except BaseException as error:
             self.fail(error)
@@ -239,7 +274,7 @@ class PipelinedProgram:
         """Begin call, or stream, ``number``."""
         self._own.begin_call(number)
         if self._results is not None:
-            self._exchange = Exchange(self._results, self._routes, number)
+            self._exchange = Exchange(self._results, number)
 
     def end(self) -> None:
         """End a call, or stream, whose results have all been collected."""
@@ -252,41 +287,52 @@ class PipelinedProgram:
         if self._exchange is not None:
             self.fail(RuntimeError("the partition was closed within a stream"))
 
-    def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None) -> None:
+    def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None, *, agreed: bool = False) -> None:
         """Run this rank's stage on all micro-batches of a call, receiving and sending.
+
+        ``agreed`` says whether all ranks have agreed on the sizes of symbolic dims.
 
         Raises
         ------
         CommunicationError
             When a message or a collective failed.
         InputError
-            When an earlier stage computed an index outside of a table of this stage.
+            When an earlier stage computed an index outside of a table of this stage, or ranks of a stream have
+            different sizes of a symbolic dim.
+        MemoryError
+            When there is not enough memory for outputs whose sizes were not known before.
         """
-        arrivals = Arrivals(self._forward, self._receives, self._number, len(prepared.inputs))
-        for micro_batch, given in enumerate(prepared.inputs):
+        if self._stage.symbols:
+            sizes = self._sizes.exchange(prepared.sizes, self._world, self._own, self._memory, agreed)
+            if not prepared.micro_batches:
+                self._place(prepared, sizes)
+        ends_of = [self._ends.at(micro_batch.sizes) for micro_batch in prepared.micro_batches]
+        arrivals = Arrivals(self._forward, [ends.arrivals for ends in ends_of], self._number)
+        for number, (micro_batch, ends) in enumerate(zip(prepared.micro_batches, ends_of, strict=True)):
+            sizes = local_sizes(self._stage.local_symbols, micro_batch.sizes)
             times = [time.perf_counter_ns()]
-            received = arrivals.take(micro_batch)
-            arguments = {**given, **self._completed(received)}
+            received = arrivals.take(number)
+            arguments = {**micro_batch.inputs, **self._completed(received)}
             times.append(time.perf_counter_ns())
-            shards = self._shards(prepared, micro_batch)
+            shards = self._shards(micro_batch, ends, sizes)
             inputs = [arguments[place] for place in range(len(self._stage.inputs))]
             if self._receives:
-                self._checks.check_indices(inputs, {})
+                self._checks.check_indices(inputs, sizes)
             self._own.bind()
-            placed = self._program.place(inputs, [buffer for _, buffer in shards])
+            placed = self._program.place(inputs, [buffer for _, buffer in shards], sizes)
             _, kernels = self._program.run(placed, self._own, intervals is not None)
             self._kept.clear()  # a run ends behind them
             times.append(time.perf_counter_ns())
-            if self._outlets:
-                self._forward.send([(outlet, shards[number][0]) for number, outlet in self._outlets])
-            self._deliver(prepared, micro_batch, [shard for shard, _ in shards])
+            if ends.outlets:
+                self._forward.send([(outlet, shards[place][0]) for place, outlet in ends.outlets])
+            self._deliver(micro_batch, ends, [shard for shard, _ in shards])
             times.append(time.perf_counter_ns())
             if intervals is not None:
-                nbytes = _summed([one.inlet for one in self._receives]), _summed([end for _, end in self._outlets])
+                nbytes = _summed([one.inlet for one in ends.arrivals]), _summed([end for _, end in ends.outlets])
                 intervals += [
-                    Interval("receive", micro_batch, times[0], times[1], nbytes[0]),
-                    Interval("run", micro_batch, times[1], times[2], kernels=kernels),
-                    Interval("send", micro_batch, times[2], times[3], nbytes[1]),
+                    Interval("receive", number, times[0], times[1], nbytes[0]),
+                    Interval("run", number, times[1], times[2], kernels=kernels),
+                    Interval("send", number, times[2], times[3], nbytes[1]),
                 ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
@@ -295,14 +341,14 @@ class PipelinedProgram:
         Raises CommunicationError.
         """
         if self._exchange is not None:
-            for micro_batch in range(len(prepared.inputs)):
+            for micro_batch in prepared.micro_batches:
                 received = self._exchange.take()
                 if received:
                     self._own.bind()
-                for place, inlet in ((route.output, route.inlet) for route in self._routes):
+                for place, inlet in ((route.output, route.inlet) for route in self._ends.at(micro_batch.sizes).routes):
                     if inlet is not None:
                         shard = inlet.complete(self._arrays, self._own, received[place])
-                        into = self._slice(prepared, place, micro_batch)
+                        into = micro_batch.outputs[place]
                         self._arrays.copy(into, shard.reshape(into.shape))
                         self._kept += [shard, received[place]]
         if self._arrays.deferred:
@@ -338,35 +384,67 @@ class PipelinedProgram:
             _times(self._stage.inputs[number], self._pipeline.inputs[place].batch_dim, count)
             for place, number in self._read.items()
         )
-        outputs = tuple(self._call_output(place) for place in self._given)
+        outputs = tuple(
+            _times(self._output(place), self._pipeline.outputs[place].batch_dim, count) for place in self._given
+        )
         return replace(self._stage, inputs=inputs, outputs=outputs, index_checks=())
 
-    def _call_output(self, place: int) -> TensorSignature:
-        """An output of the graph on this rank."""
+    def _output(self, place: int) -> TensorSignature:
+        """An output of the graph on this rank, in one micro-batch."""
         y = self._pipeline.outputs[place]
         signature = self._manifest.stages[y.source.stage].outputs[y.source.number]
-        if y.source.stage != self._number:  # it is replicated
-            signature = replace(signature, shape=signature.whole_shape)
-        return _times(signature, y.batch_dim, self._pipeline.micro_batches)
+        if y.source.stage == self._number:
+            return signature
+        whole = TensorShardSpec.replicated(len(signature.whole_shape))
+        return replace(signature, shape=signature.whole_shape, spec=str(whole))
 
-    def _prepared(self, buffers: Sequence[Buffer], results: list[Any], places: Sequence[Buffer]) -> PreparedCall:
-        parts: list[dict[int, Buffer]] = []
-        for micro_batch in range(self._pipeline.micro_batches):
-            own = {
-                number: self._part(buffer, self._pipeline.inputs[place].batch_dim, micro_batch)
-                for (place, number), buffer in zip(self._read.items(), buffers, strict=True)
+    def _place(self, prepared: PreparedCall, sizes: Mapping[str, int]) -> None:
+        """Find memory for the outputs of a call with these ``sizes``, and cut it into micro-batches.
+
+        Raises
+        ------
+        InputError
+            When the given outputs do not fit, or an input holds an index out of range.
+        MemoryError
+            When there is not enough memory.
+        """
+        of_micro = self._sizes.of_micro_batches(sizes)
+        shapes = [[self._output(place).local_at(one, self._mesh) for place in self._given] for one in of_micro]
+        dims = [self._pipeline.outputs[place].batch_dim for place in self._given]
+        wholes = [_joined([of[n] for of in shapes], dim) for n, dim in enumerate(dims)]
+        for number, whole in enumerate(wholes):
+            if min(whole, default=1) < 1:
+                raise InputError(f"The inputs are too small: output {number} would be {list(whole)}.")
+        if prepared.discards:
+            places = self._signature.scratch(wholes)
+        elif prepared.kind is not None:
+            prepared.results, places = self._signature.new_outputs(prepared.kind, wholes, prepared.device)
+        else:
+            places = self._signature.outputs(prepared.results, wholes, prepared.inputs)
+        parts = []
+        for number, one in enumerate(of_micro):
+            inputs = {
+                own: self._part(buffer, place, own, of_micro, number)
+                for (place, own), buffer in zip(self._read.items(), prepared.inputs, strict=True)
             }
             if not self._receives:
-                self._checks.check_indices([own[n] for n in range(len(self._stage.inputs))], {})
-            parts.append(own)
-        outputs = {place: _view(buffer) for place, buffer in zip(self._given, places, strict=True)}
-        return PreparedCall(parts, [*results] if results else [], outputs, dict(zip(self._given, places, strict=True)))
+                local = local_sizes(self._stage.local_symbols, one)
+                self._checks.check_indices([inputs[n] for n in range(len(self._stage.inputs))], local)
+            outputs = {}
+            for n, (place, buffer) in enumerate(zip(self._given, places, strict=True)):
+                outputs[place] = _cut(_view(buffer), dims[n], [of[n] for of in shapes], number)
+            parts.append(MicroBatch(one, inputs, outputs, dict(zip(self._given, places, strict=True))))
+        prepared.micro_batches = parts
 
-    def _part(self, buffer: Buffer, dim: int | None, micro_batch: int) -> Buffer:
-        """Make a micro-batch of a contiguous tensor, contiguous as well."""
-        if dim is None or self._pipeline.micro_batches == 1:
+    def _part(
+        self, buffer: Buffer, place: int, own: int, sizes: Sequence[Mapping[str, int]], micro_batch: int
+    ) -> Buffer:
+        """Make a micro-batch of a contiguous input of the graph, contiguous as well."""
+        dim = self._pipeline.inputs[place].batch_dim
+        if dim is None or len(sizes) == 1:
             return buffer
-        part = _cut(_view(buffer), dim, micro_batch, self._pipeline.micro_batches)
+        shapes = [self._stage.inputs[own].local_at(one, self._mesh) for one in sizes]
+        part = _cut(_view(buffer), dim, shapes, micro_batch)
         arrays = self._host if buffer.device[0] in (dlpack.CPU, dlpack.CUDA_HOST) else self._arrays
         packed = arrays.packed(part)
         return replace(
@@ -377,44 +455,37 @@ class PipelinedProgram:
             owner=(packed, buffer),
         )
 
-    def _slice(self, prepared: PreparedCall, place: int, micro_batch: int) -> np.ndarray:
-        """View the part of an output of the graph that a micro-batch has."""
-        return _cut(
-            prepared.outputs[place], self._pipeline.outputs[place].batch_dim, micro_batch, self._pipeline.micro_batches
-        )
-
-    def _shards(self, prepared: PreparedCall, micro_batch: int) -> list[tuple[np.ndarray, Buffer]]:
+    def _shards(self, micro_batch: MicroBatch, ends: Ends, sizes: Mapping[str, int]) -> list[tuple[np.ndarray, Buffer]]:
         """Find memory for the stage's outputs, within the graph's outputs if possible.
 
         An output that is sent on a stream is in separate memory, because the call may return before it is taken.
         """
-        travelling = {self._pipeline.outputs[route.output].source.number for route in self._routes if route.outlet}
-        sent_later = {number for number, _ in self._outlets} | travelling if self._arrays.deferred else set()
+        sent_later = {number for number, _ in ends.outlets} | self._travelling if self._arrays.deferred else set()
         shards = []
-        for number, signature in enumerate(self._stage.outputs):
-            shape, dtype = tuple(int(n) for n in signature.shape), raw_dtype(_name(signature))
+        for number, shape in enumerate(self._program.output_shapes(sizes)):
+            dtype = raw_dtype(dtype_name(self._stage.outputs[number]))
             for place in () if number in sent_later else self._given:
                 source = self._pipeline.outputs[place].source
                 if (source.stage, source.number) == (self._number, number):
-                    direct = self._slice(prepared, place, micro_batch)
+                    direct = micro_batch.outputs[place]
                     if direct.flags.c_contiguous:
-                        shards.append((direct, self._buffer(direct, number, prepared.buffers[place].device)))
+                        shards.append((direct, self._buffer(direct, number, micro_batch.buffers[place].device)))
                         break
             else:
-                if number in travelling | sent_later:  # it is sent while the next micro-batch is computed
+                if number in self._travelling | sent_later:  # it is sent while the next micro-batch is computed
                     shard = self._arrays.empty(shape, dtype)
                 else:
-                    if number not in self._scratch:
+                    if number not in self._scratch or self._scratch[number].shape != shape:
                         self._scratch[number] = self._arrays.empty(shape, dtype)
                     shard = self._scratch[number]
                 shards.append((shard, self._buffer(shard, number, self._arrays.device)))
         return shards
 
     def _buffer(self, shard: np.ndarray, number: int, device: tuple[int, int]) -> Buffer:
-        dtype = _name(self._stage.outputs[number])
+        dtype = dtype_name(self._stage.outputs[number])
         return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, device, False, shard)
 
-    def _deliver(self, prepared: PreparedCall, micro_batch: int, shards: Sequence[np.ndarray]) -> None:
+    def _deliver(self, micro_batch: MicroBatch, ends: Ends, shards: Sequence[np.ndarray]) -> None:
         """Copy this rank's outputs of the graph to the call's outputs, and queue them for other ranks."""
         computed = {}
         for place, y in enumerate(self._pipeline.outputs):
@@ -423,12 +494,12 @@ class PipelinedProgram:
             shard = shards[y.source.number]
             computed[place] = shard
             if place in self._given:
-                into = self._slice(prepared, place, micro_batch)
+                into = micro_batch.outputs[place]
                 if into.size and into.ctypes.data != shard.ctypes.data:
                     self._arrays.copy(into, shard.reshape(into.shape))
                     self._kept.append(shard)
         if self._exchange is not None:
-            self._exchange.add(computed)
+            self._exchange.add(Computed(computed, ends.routes))
 
     # Messages.
 
@@ -438,12 +509,10 @@ class PipelinedProgram:
         arguments = {}
         for arrival, part in received:
             shard = arrival.inlet.complete(self._arrays, self._own, part)
-            signature = self._stage.inputs[arrival.number]
-            shape = tuple(int(n) for n in signature.shape)
             arguments[arrival.number] = Buffer(
                 shard.ctypes.data,
-                shape,
-                _name(signature),
+                shard.shape,
+                dtype_name(self._stage.inputs[arrival.number]),
                 shard.nbytes,
                 True,
                 self._arrays.device,
@@ -452,71 +521,42 @@ class PipelinedProgram:
             )
         return arguments
 
-    def _transfer(self, source: int, output: int, target: int, number: int | None) -> tuple[Transfer, str]:
-        """Plan the transfer of an output to another stage's input ``number``, or replicated; also return its dtype."""
-        stages = self._manifest.stages
-        y = stages[source].outputs[output]
-        shape = tuple(int(n) for n in y.whole_shape)
-        replicated = TensorShardSpec.replicated(len(shape))
-        spec = replicated if number is None else TensorShardSpec.parse(stages[target].inputs[number].spec)
-        layouts = (
-            MeshLayout(DeviceMesh(stages[source].mesh_shape), TensorShardSpec.parse(y.spec)),
-            MeshLayout(DeviceMesh(stages[target].mesh_shape), spec),
-        )
-        return plan_transfer(shape, *layouts), _name(y)
-
-    def _outlet(self, output: int, target: int, number: int | None) -> Outlet:
-        transfer, dtype = self._transfer(self._number, output, target, number)
-        return Outlet(Crossing(transfer, self._ranks.index(self._rank), self._manifest.ranks_of(target), dtype))
-
-    def _result_routes(self) -> list[Route]:
-        """List the routes of results that this rank takes part in, in the order that all ranks share."""
-        routes = []
-        for place, y in enumerate(self._pipeline.outputs):
-            for target in range(len(self._pipeline.stages)):
-                if target == y.source.stage or not self._pipeline.gives_results(target):
-                    continue
-                if self._number == y.source.stage:
-                    routes.append(Route(place, self._outlet(y.source.number, target, None), None))
-                elif self._number == target:
-                    transfer, dtype = self._transfer(y.source.stage, y.source.number, target, None)
-                    senders = self._manifest.ranks_of(y.source.stage)
-                    inlet = Inlet(Crossing(transfer, self._ranks.index(self._rank), senders, dtype))
-                    routes.append(Route(place, None, inlet))
-        return routes
-
 
 def _view(buffer: Buffer) -> np.ndarray:
     """View the memory of a contiguous tensor, which the view does not keep alive."""
     return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype))
 
 
-def _summed(ends: Sequence[Inlet | Outlet], times: int = 1) -> dict[int, int]:
-    """Sum the bytes that cross at several ends, by the other rank, in so many micro-batches."""
+def _summed(ends: Sequence[Inlet | Outlet]) -> dict[int, int]:
+    """Sum the bytes that cross at several ends, by the other rank."""
     result: dict[int, int] = {}
     for end in ends:
         for rank, nbytes in end.nbytes.items():
-            result[rank] = result.get(rank, 0) + times * nbytes
+            result[rank] = result.get(rank, 0) + nbytes
     return result
 
 
 def _times(signature: TensorSignature, dim: int | None, count: int) -> TensorSignature:
-    """Make the signature of a tensor of ``count`` micro-batches from that of one."""
+    """Make the signature of a tensor of ``count`` micro-batches from that of one; a symbolic dim has any size."""
     if dim is None:
         return signature
-    shape, whole = list(signature.shape), list(signature.whole_shape)
-    shape[dim], whole[dim] = int(shape[dim]) * count, int(whole[dim]) * count
-    return replace(signature, shape=tuple(shape), whole_shape=tuple(whole))
+
+    def times(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        return tuple(n * count if place == dim and isinstance(n, int) else n for place, n in enumerate(shape))
+
+    return replace(signature, shape=times(signature.shape), whole_shape=times(signature.whole_shape))
 
 
-def _cut(whole: np.ndarray, dim: int | None, number: int, count: int) -> np.ndarray:
-    """Return part ``number`` of ``count`` along a dim, or the whole tensor without a dim."""
-    if dim is None or count == 1:
+def _joined(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
+    """Return the shape of a tensor whose parts along a dim have these shapes; without a dim, that of one part."""
+    if dim is None:
+        return shapes[0]
+    return (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
+
+
+def _cut(whole: np.ndarray, dim: int | None, shapes: Sequence[tuple[int, ...]], number: int) -> np.ndarray:
+    """Return part ``number`` of a tensor whose parts along a dim have these shapes; without a dim, the whole tensor."""
+    if dim is None or len(shapes) == 1:
         return whole
-    extent = whole.shape[dim] // count
-    return whole[(slice(None),) * dim + (slice(number * extent, (number + 1) * extent),)]
-
-
-def _name(signature: TensorSignature) -> str:
-    """Return the name of a tensor's dtype in NumPy."""
-    return "bool" if signature.dtype == "boolean" else signature.dtype
+    begin = sum(shape[dim] for shape in shapes[:number])
+    return whole[(slice(None),) * dim + (slice(begin, begin + shapes[number][dim]),)]
