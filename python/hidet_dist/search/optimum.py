@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
@@ -388,6 +389,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
+    _recombine(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
+    if state.done():
+        return
     far = state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds
     if far and not mixture.over:
         # The plans below the best one are many. Those combined of known ones are few, and better.
@@ -729,15 +733,16 @@ def _try_plans_below(
         return None
     try:
         frontier = Frontier(state.problem, kept, tables, prices, limit)
-        _record_frontier(state, frontier)
-        if frontier.relaxed and len(frontier) and not state.done():
-            narrowed = [list(choices) for choices in kept]
-            for tensor in frontier.relaxed:
-                fix_required(state.groups[tensor], state.best, narrowed, False)
-            most = min(state.seconds, limit * (1 + state.options.gap))
-            _record_frontier(state, Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed))
     except TooWide:
         return None
+    _record_frontier(state, frontier)
+    if frontier.relaxed and len(frontier) and not state.done():
+        narrowed = [list(choices) for choices in kept]
+        for tensor in frontier.relaxed:
+            fix_required(state.groups[tensor], state.best, narrowed, False)
+        most = min(state.seconds, limit * (1 + state.options.gap))
+        with suppress(TooWide):
+            _record_frontier(state, Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed))
     return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
 
 
@@ -748,8 +753,8 @@ def _record_frontier(state: _State, frontier: Frontier) -> None:
             return
 
 
-def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
-    """Find the best plan, to a gap, among combinations of the last plans' choices: few, so quickly solved."""
+def _recombine(state: _State, plans: Sequence[_Probe], gap: float, most: int = tuning.FEW_CHOICES) -> None:
+    """Find the best plan, to a gap, among combinations of the choices of the last plans that have at most so many."""
     if not state.best:
         return
     recombined = [probe.choices for probe in plans[-tuning.RECOMBINED_PLANS :]] + [state.best]
@@ -757,9 +762,11 @@ def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
     while True:
         used = [set(chosen) for chosen in zip(*recombined, strict=True)]
         kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-        if _count_open(kept) <= tuning.FEW_CHOICES or len(recombined) <= 2:
+        if _count_open(kept) <= most:
             break
         del recombined[0]
+        if len(recombined) == 1:
+            return
     state.limits.check()
     try:
         solution = solve(
