@@ -53,6 +53,7 @@ LAYERS: tuple[str, ...] = (
     "rewriting",
     "toolchain",
     "progress",
+    "frugal",
     "files",
     "checks",
     "limits",

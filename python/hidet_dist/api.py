@@ -20,6 +20,7 @@ from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
+from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
@@ -123,10 +124,10 @@ def auto_parallel(
     if plan is not None:
         request.check_given(plan)
     destination = check_destination(out_dir, request.optimization.recompile)
-    build = request.prepared()
-    files = build.weight_files()
-    check_weights(build.view().tensors.values(), files)
-    with Progress() as progress:
+    with older_objects_kept(), copies_in_one_thread(), Progress() as progress:
+        build = request.prepared()
+        files = build.weight_files()
+        check_weights(build.view().tensors.values(), files)
         begin = time.perf_counter()
         plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()

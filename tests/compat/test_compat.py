@@ -339,6 +339,24 @@ def test_hidet_still_cannot_make_scalars():
         hidet.asarray(1.0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_graphs_are_analysed_as_hidet_does(seed):
+    rng = np.random.default_rng(seed)
+    inputs = [hidet.symbol([4], "float32", "cpu") for _ in range(2)]
+    known = [*inputs, hidet.ones([4], device="cpu")]
+    for _ in range(30):
+        a, b = (known[number] for number in rng.integers(0, len(known), 2))
+        known += hidet.ops.split(a + b, 2, 0) if rng.random() < 0.2 and a.shape == b.shape == (4,) else []
+        known += [a * b] if a.shape == b.shape else []
+    outputs = [known[number] for number in rng.integers(3, len(known), 3)]
+    cut = [] if seed % 2 else [known[int(rng.integers(3, len(known)))]]  # a result at which the graph begins
+    for stop in (None, [*inputs, *cut]):
+        ours, hidets = named_weights.analyze(outputs, stop), named_weights.hidet_analyze(outputs, stop)
+        for mine, its in zip(ours, hidets, strict=True):
+            assert list(map(id, mine)) == list(map(id, its))
+        assert list(ours[2].values()) == list(hidets[2].values())
+
+
 def test_hidet_still_takes_weights_without_data_for_inputs():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.matmul(x, hidet.distributed.weight("w", [8, 6]))

@@ -68,6 +68,7 @@ Branching::Branching(const Problem &problem, const std::vector<double> &prices, 
 }
 
 void Branching::push(Part part) {
+  const std::lock_guard lock(mutex_);
   open_.push_back(std::move(part));
   std::push_heap(open_.begin(), open_.end());
 }
@@ -79,9 +80,16 @@ Branching::Part Branching::pop() {
   return part;
 }
 
-void Branching::step(double cutoff) {
+void Branching::step(double cutoff, const std::function<bool()> &stop) {
+  std::unique_lock lock(mutex_);
   if (!best_.empty()) cutoff = std::min(cutoff, best_cost_);
+  if (open_.empty()) return;
   Part part = pop();
+  lock.unlock();
+  treat(std::move(part), cutoff, stop);
+}
+
+void Branching::treat(Part part, double cutoff, const std::function<bool()> &stop) {
   if (part.bound >= cutoff) return;
   std::shared_ptr<const Problem> problem = part.problem;
   std::vector<double> prices = *part.prices;
@@ -92,9 +100,11 @@ void Branching::step(double cutoff) {
       auto made = std::make_shared<Problem>();
       if (!without(*problem, removed, *made)) return;
       problem = std::move(made);
+      removed.assign(problem->cost.size(), 0);
     }
     if (problem->nodes == 0) {
-      if (problem->base_cost < cutoff) {
+      const std::lock_guard lock(mutex_);
+      if (problem->base_cost < cutoff && (best_.empty() || problem->base_cost < best_cost_)) {
         best_ = problem->given_strategies({});
         best_cost_ = problem->base_cost;
       }
@@ -103,12 +113,13 @@ void Branching::step(double cutoff) {
     Ascent ascent(*problem, prices, bound);
     double before = -std::numeric_limits<double>::infinity();
     for (int step = 1; step <= kMostSteps; ++step) {
+      if (stop()) return push({bound, problem, std::make_shared<const std::vector<double>>(prices), removed});
       ascent.step(cutoff);
       if (ascent.bound() >= cutoff) return;
       if (ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size())) break;
       if (step % kWindow != 0 || step < kLeastSteps) continue;
-      if (ascent.bound() < before + kLeastProgress * (cutoff - ascent.bound())) break;
-      before = ascent.bound();
+      if (ascent.reached() < before + kLeastProgress * (cutoff - ascent.reached())) break;
+      before = ascent.reached();
     }
     bound = ascent.bound();
     prices = ascent.prices();

@@ -145,10 +145,10 @@ def _compiled(header: Path) -> Path:
 
 
 @functools.cache
-def content_of(directory: str) -> str:
-    """Digest the headers in a folder."""
+def content_of(directory: str, suffix: str = ".h") -> str:
+    """Digest the files of one kind in a folder: the headers by default."""
     digest = hashlib.sha256(directory.encode())
-    for file in sorted(Path(directory).rglob("*.h")):
+    for file in sorted(Path(directory).rglob(f"*{suffix}")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -1,13 +1,15 @@
 """hidet 0.6.1 requires every symbolic tensor that no operator computes to be among a graph's inputs.
 
 Weights by name (:func:`hidet_dist.weights.weight`) are symbolic, so that hidet computes nothing from missing data, but
-they are not inputs. The analysis is corrected for the whole process. It also looks inputs up in a list, which takes
-most of its time for a graph with many weights; here it gets a set.
+they are not inputs. The analysis is replaced for the whole process. hidet's also looks inputs up in a list, which takes
+most of its time for a graph with many weights, calls itself once per operator of the longest path, and asks each tensor
+for its operator several times.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.impl import graph_impl
@@ -15,12 +17,78 @@ from hidet.graph.impl import graph_impl
 hidet_analyze = graph_impl.graph_analyze
 
 
-def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
-    """Analyse a graph as hidet does, without counting weights among its free variables."""
+def analyze(
+    outputs: list[Tensor], stop_tensors: Iterable[Tensor] | None = None
+) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
+    """Analyse the graph that ends in ``outputs``, as hidet does, without counting weights among its free variables.
+
+    Returns
+    -------
+    free_variables: list of Tensor
+        The symbolic tensors that no operator computes, without weights and ``stop_tensors``.
+    operators: list of Operator
+        The operators, each after those whose results it reads, in hidet's order.
+    uses: dict of Tensor to int
+        How often each tensor is read by an operator, or is an output.
+
+    Raises
+    ------
+    ValueError
+        When a tensor is not the output that its trace says.
+    """
     from hidet_dist.weights.named import is_weight  # lazy, since that module may be the one that imports hidet
 
-    free, nodes, uses = hidet_analyze(outputs, stop_tensors=set(stop_tensors or ()))
-    return [tensor for tensor in free if not is_weight(tensor)], nodes, uses
+    stop = set(stop_tensors or ())
+
+    def maker(x: Tensor) -> Operator | None:
+        return x.trace[0] if x.trace and x not in stop else None
+
+    makers: dict[Operator, list[Operator | None]] = {}  # of each operator's inputs, in the order in which they are met
+    for y in outputs:
+        first = maker(y)
+        if first is None or first in makers:
+            continue
+        makers[first] = [maker(x) for x in first.inputs]
+        pending: list[Iterator[Operator | None]] = [iter(makers[first])]
+        while pending:
+            op = next((op for op in pending[-1] if op is not None and op not in makers), None)
+            if op is None:
+                pending.pop()
+            else:
+                makers[op] = [maker(x) for x in op.inputs]
+                pending.append(iter(makers[op]))
+
+    readers = dict.fromkeys(makers, 0)
+    ends = [op for op in map(maker, outputs) if op is not None]
+    for op in (*ends, *(op for ops in makers.values() for op in ops)):
+        if op is not None:
+            readers[op] += 1
+    uses: dict[Tensor, int] = defaultdict(int)
+    for op in makers:
+        for x in op.inputs:
+            uses[x] += 1
+    for y in outputs:
+        uses[y] += 1
+
+    def read(op: Operator) -> bool:
+        readers[op] -= 1
+        return not readers[op]
+
+    free: dict[Tensor, None] = {}
+    operators: list[Operator] = []
+    ready = [op for op in ends if read(op)]
+    while ready:
+        reader = ready.pop()
+        operators.append(reader)
+        for x, op in zip(reader.inputs, makers[reader], strict=True):
+            if op is not None:
+                if x is not op.outputs[x.trace[1]]:
+                    raise ValueError(f"The trace of an input of {reader.name} is broken.")
+                if read(op):
+                    ready.append(op)
+            elif x.storage is None and x not in stop and not x.trace and not is_weight(x):
+                free[x] = None
+    return list(free), operators[::-1], uses
 
 
 def install() -> None:

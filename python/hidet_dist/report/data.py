@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
@@ -282,16 +281,12 @@ class Report:
     origin: dict[str, str] = field(default_factory=dict)
     mesh_shares: tuple[tuple[int, ...], ...] = ()
 
-    def to_data(self) -> dict[str, Any]:
-        """Convert to plain JSON values; those of an even mesh have no shares."""
-        data = {"format": FORMAT, **asdict(self)}
+    def to_json(self) -> str:
+        """Convert to JSON text; equal reports have equal text. Those of an even mesh have no shares."""
+        data = {"format": FORMAT, **vars(self)}
         if not self.mesh_shares:
             del data["mesh_shares"]
-        return data
-
-    def to_json(self) -> str:
-        """Convert to JSON text; equal reports have equal text."""
-        return json.dumps(self.to_data(), separators=(",", ":")) + "\n"
+        return json.dumps(data, separators=(",", ":"), default=vars) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:

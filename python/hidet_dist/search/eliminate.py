@@ -64,6 +64,7 @@ class Tables:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
         self.nbytes = 0
+        self.widest = 0.0  # additions of the largest step so far
         self.tables: list[Table] = []
         self.quantum = 0.0
         self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: the resulting table, and its offset
@@ -309,6 +310,7 @@ class Network:
                 order, work, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
+        self.tables.widest = max(self.tables.widest, most)
         return order
 
     def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:

@@ -10,13 +10,15 @@ integer program decides among the others.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning, wide
+from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.descent import descend
 from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, fix_required, marginals
 from hidet_dist.search.frontier import Frontier
@@ -26,7 +28,18 @@ from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, peaks, readers, restricted, without_costs
+from hidet_dist.search.problem import (
+    Activations,
+    LiveInterval,
+    Problem,
+    Solution,
+    evaluate,
+    held_bytes,
+    peaks,
+    readers,
+    restricted,
+    without_costs,
+)
 from hidet_dist.search.ties import charge_collectives
 
 
@@ -62,6 +75,8 @@ class _State:
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
+    divided: bool = False  # whether the plans were divided into parts (_divide), as far as that is useful
+    outer: _State | None = None  # the state of the whole problem, if this is the state of a part of its plans
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
     def __post_init__(self) -> None:
@@ -95,7 +110,10 @@ class _State:
     def record(self, choices: tuple[int, ...]) -> _Probe:
         """Cost a plan, and keep it as the best one if it fits and takes less time."""
         probe = _Probe(choices, evaluate(self.problem, choices), held_bytes(self.problem, self.groups, choices))
-        if probe.peak <= self.problem.budget and probe.seconds < self.seconds:
+        if self.outer is not None:
+            self.outer.record(choices)
+            self.best, self.seconds = self.outer.best, self.outer.seconds
+        elif probe.peak <= self.problem.budget and probe.seconds < self.seconds:
             self.best, self.seconds = choices, probe.seconds
             self.tell()
         return probe
@@ -203,11 +221,18 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     )
 
 
+def _is_wide(state: _State, tables: Tables) -> bool:
+    """Tell whether the graph is so wide that frontiers have too many labels, and not too large to be divided."""
+    return tables.widest > tuning.WIDE_WORK and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_CHOICES
+
+
 def _is_worth_a_program(state: _State) -> bool:
     """Tell whether the integer program is likely to find a better plan, or a proof."""
     choices = state.open_choices()
     if not state.best or choices <= tuning.VERY_FEW_CHOICES:
         return True
+    if state.divided:
+        return False
     # Among many choices it takes longer to be presolved than all before took, and a gap this small seldom closes.
     near = state.seconds - state.bound <= tuning.ROUGH_GAP * state.seconds
     return state.options.prove and not (near and choices > tuning.FEW_CHOICES)
@@ -315,7 +340,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
         near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
-                if not coarse:
+                if not coarse or state.outer is not None:
                     break
                 coarse = False
                 continue
@@ -409,6 +434,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
             _narrow(state, tables, prices)
             _exhaust(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
+        return
+    if _is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
+        _divide(state, mixture.prices)
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
@@ -551,11 +579,16 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
     coarse = True
+    gaps: list[float] = []
     # What refuses a budget need not be exact, if the graph is large.
     near = tuning.PEAK_NEAR if state.open_choices() > tuning.FEW_CHOICES else 0.0
     for _ in range(tuning.PROBES):
         if best.peak <= max(enough, bound + 0.5) or (bound > enough and best.peak <= bound * (1 + near)):
             break
+        gaps.append(best.peak / max(bound, 1.0) - 1)
+        stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
+        if stalled and len(gaps) > tuning.PEAK_STALL:
+            break  # prices alone make little progress
         prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
         probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
@@ -576,22 +609,65 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
         seen.add(probe.choices)
         total = sum(master.duals)
         weights = [dual / total for dual in master.duals]
-    rise = tuning.PEAK_RISE
-    for _ in range(tuning.PEAK_RISES):
-        target = max(enough, bound * (1 + tuning.PEAK_GAP / 2))
+    return _halve(state, best, bound, enough)
+
+
+def _halve(state: _State, best: _Probe, bound: float, enough: int) -> tuple[_Probe, float]:
+    """Halve the interval between the least peak so far and its bound, until the two are near."""
+    capacity = Capacity(state.problem)
+    for _ in range(tuning.PEAK_TARGETS):
         if best.peak <= max(enough, bound * (1 + tuning.PEAK_GAP)):
             break
-        # Points above the target become dearer: such prices prove less, but other plans are the best for them.
-        total = sum(weights)
-        prices = Prices([(weight + spread / count) / total for weight in weights])
-        probe = state.probe(tables, prices, coarse=True)
-        state.known_plans.append(probe)
-        best = min(best, probe, key=lambda p: p.peak)
-        for point, nbytes_ in enumerate(probe.nbytes):
-            if nbytes_ > target:
-                weights[point] += rise * (nbytes_ - target) / (probe.peak - target)
-        rise *= tuning.PEAK_RISE_GROWTH
+        # What is enough decides first; then the least is looked for.
+        target = enough if bound <= enough else int(bound + best.peak) // 2
+        reached = _reach(state, capacity, target)
+        if reached is None:
+            bound = target + 1
+        elif reached.peak < best.peak:
+            best = reached
+        if reached is not None and reached.peak > target:
+            break
+        state.bound = max(state.bound, bound)
     return best, bound
+
+
+def _reach(state: _State, capacity: Capacity, target: int) -> _Probe | None:
+    """Find a plan that holds at most ``target`` bytes; None if there is none, another plan if the search ends.
+
+    Choices that need more are dropped, which makes the rest a smaller problem with a greater bound.
+    """
+    count = state.problem.activations.points
+    kept, weights, plans = state.kept, [1.0 / count] * count, list[_Probe]()
+    for _ in range(tuning.TARGET_REDUCTIONS):
+        fitting = capacity.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
+        if fitting is None:
+            return None
+        reduced = _State(fitting.problem, state.options, fitting.kept)
+        tables = Tables(state.limits)
+        most = target * (1 + tuning.ROUNDING)
+        for _ in range(tuning.TARGET_PROBES):
+            prices = Prices([(weight + tuning.PEAK_SPREAD / count) / (1 + tuning.PEAK_SPREAD) for weight in weights])
+            probe = reduced.probe(tables, prices, coarse=True)
+            if probe.bound > most - prices.total * target:  # the priced bytes of every plan left exceed the target
+                return None
+            plans.append(probe)
+            state.known_plans.append(probe)
+            if probe.peak <= target:
+                return probe
+            nbytes = [plan.nbytes for plan in plans]
+            master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, float(max(map(max, nbytes))), state.limits)
+            total = sum(master.duals)
+            weights = [dual / total for dual in master.duals]
+        bounds = _bounds(reduced, tables, prices)
+        if bounds is None:
+            break
+        before, limit = sum(map(len, fitting.kept)), prices.total * most
+        kept = [[k for k in choices if line[k] <= limit] for choices, line in zip(fitting.kept, bounds, strict=True)]
+        if not all(kept):
+            return None
+        if sum(map(len, kept)) > tuning.TARGET_SHRINK * before:
+            break
+    return min(plans, key=lambda p: p.peak)
 
 
 def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:
@@ -751,6 +827,170 @@ def _record_frontier(state: _State, frontier: Frontier) -> None:
     for seconds, choices in zip(frontier.seconds[: tuning.FRONTIER_PLANS], frontier.plans(), strict=False):
         if seconds >= state.seconds or state.record(choices).choices == state.best:
             return
+
+
+@dataclass(frozen=True, order=True)
+class _Part:
+    """The plans whose resident bytes are within a range, among choices that are kept, and a lower bound of their cost.
+
+    Parts are in the order of their bounds, then of their numbers. ``prices`` are those of the plans that it is a part
+    of, the last one for the most resident bytes.
+    """
+
+    bound: float
+    number: int
+    resident: tuple[int, int] = field(compare=False)
+    kept: list[list[int]] = field(compare=False)
+    prices: Sequence[float] = field(compare=False)
+
+
+def _divide(state: _State, second_per_byte: Sequence[float]) -> None:
+    """Divide the plans into parts, the one of least bound first, until no part can have a better plan.
+
+    Prices mix plans that exceed the budget at one point with plans that have room there. Where little is known to be
+    left for transient bytes, because the resident ones are within a range, such plans are told apart: choices and
+    conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
+    entity.
+    """
+    capacity, number, left = Capacity(state.problem), 0, math.inf
+    waiting = [_Part(state.bound, 0, (0, state.problem.budget), state.kept, (*second_per_byte, 0.0))]
+    for _ in range(tuning.PARTS):
+        if not waiting or waiting[0].bound >= state.cutoff():
+            break
+        part = heapq.heappop(waiting)
+        solved = _solve_part(state, capacity, part)
+        if solved is None:
+            continue
+        bound, prices, halves = solved
+        for resident, half in halves:
+            number += 1
+            heapq.heappush(waiting, _Part(bound, number, resident, half, prices))
+        if not halves:
+            left = min(left, bound)
+    state.divided = True
+    state.raise_bound(min([left, state.cutoff(), *(part.bound for part in waiting)]))
+
+
+_Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
+
+
+def _solve_part(state: _State, capacity: Capacity, part: _Part) -> tuple[float, list[float], list[_Half]] | None:
+    """Bound the plans of a part, and record those found on the way; None if none of them is better than the best.
+
+    Returns the bound, the prices for it, and the parts that the part is divided into, if it can be.
+    """
+    problem = state.problem
+    forbidden = tuning.FORBIDDEN_COSTS * state.seconds
+    fitting = capacity.fitting(part.kept, problem.budget, forbidden, part.resident, state.limits)
+    if fitting is None:
+        return None
+    limited = _with_most_resident(fitting.problem, fitting.resident[1])
+    inner = _State(limited, replace(state.options, on_incumbent=None), fitting.kept, state.best, state.seconds)
+    inner.outer, inner.bound = state, part.bound
+    tables = Tables(state.limits)
+    first = inner.probe(tables, Prices(part.prices), coarse=True)
+    inner.known_plans.append(first)
+    inner.raise_bound(first.bound)
+    if inner.done():
+        return None
+    _, mixture = _relax(inner, tables)
+    prices = Prices(mixture.prices)
+    _narrow(inner, tables, prices)
+    if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
+        _exhaust(inner, tables, prices)
+    if inner.done():
+        return None
+    divide = _halves if part.number else _ranges
+    return inner.bound, mixture.prices, list(divide(inner, fitting.resident, mixture))
+
+
+def _with_most_resident(problem: Problem, most: int) -> Problem:
+    """Add a program point at which a plan holds its resident bytes alone, and what the budget exceeds ``most`` by."""
+    activations = problem.activations
+    point, beyond = activations.points, problem.budget - most
+    interval = LiveInterval(0, point, point, (beyond,) * len(problem.cost[0]))
+    intervals = (*activations.intervals, interval)
+    return replace(problem, activations=Activations(point + 1, intervals, activations.tensors))
+
+
+def _ranges(state: _State, resident: tuple[int, int], mixture: _Mixture) -> list[_Half]:
+    """Divide the plans by their resident bytes alone: first those that hold about as much as the mixture's."""
+    low, high = resident
+    width = max(1, -(-(high + 1 - low) // tuning.RESIDENT_RANGES))
+    ranges = [(begin, min(begin + width - 1, high)) for begin in range(low, high + 1, width)]
+    memory = state.problem.memory
+    mean = sum(share * sum(m[k] for m, k in zip(memory, p.choices, strict=True)) for share, p in mixture.parts)
+    ranges.sort(key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
+    return [(ends, state.kept) for ends in ranges]
+
+
+def _halves(state: _State, resident: tuple[int, int], mixture: _Mixture) -> Iterator[_Half]:
+    """Divide the plans by what those of the mixture differ in most: their resident bytes, or those of an entity.
+
+    The bytes of an entity are those at the point at which the mixture's plans exceed the budget most. Yields two
+    halves, or nothing.
+    """
+    problem, plans = state.problem, [probe for _, probe in mixture.parts]
+    shares = [share for share, _ in mixture.parts]
+    budget = problem.budget
+
+    def spread(values: Sequence[int]) -> tuple[float, float]:
+        mean = sum(share * value for share, value in zip(shares, values, strict=True))
+        return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
+
+    low, high = resident
+    most, mean = spread([sum(m[k] for m, k in zip(problem.memory, plan.choices, strict=True)) for plan in plans])
+    division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
+    if not low <= int(mean) < high:
+        most = 0.0
+    excess = [
+        sum(share * max(0, plan.nbytes[point] - budget) for share, plan in mixture.parts)
+        for point in range(problem.activations.points)
+    ]
+    point = excess.index(max(excess))
+    for entity, nbytes, chosen in _bytes_at(state, point, plans):
+        own, middle = spread(chosen)
+        above = [n > middle for n in nbytes]
+        sides = {above[k] for k in state.kept[entity]}
+        if own > most and len(sides) == 2:
+            most, division = own, (entity, above)
+    if division is not None:
+        entity, above = division
+        for side in (True, False):
+            kept = list(state.kept)
+            kept[entity] = [k for k in kept[entity] if above[k] is side]
+            yield resident, kept
+    elif most:
+        yield (int(mean) + 1, high), state.kept
+        yield (low, int(mean)), state.kept
+
+
+def _bytes_at(state: _State, point: int, plans: Sequence[_Probe]) -> Iterator[tuple[int, Sequence[float], list[int]]]:
+    """Yield entities with figures for the bytes of their choices at a program point, and the bytes in each plan.
+
+    Conversions count for their reader, by the spec that it requires, if the plans' readers require different ones, or
+    else for the producer, by the spec that it produces.
+    """
+    problem = state.problem
+    for interval in problem.activations.intervals:
+        if interval.begin <= point <= interval.end:
+            yield interval.entity, interval.nbytes, [interval.nbytes[plan.choices[interval.entity]] for plan in plans]
+    for tensor, memory in problem.activations.tensors.items():
+        for edge in state.groups.get(tensor, ()):
+            if not edge.begin <= point <= edge.end:
+                continue
+            pairs = [(edge.produced[p.choices[edge.producer]], edge.consumed[p.choices[edge.consumer]]) for p in plans]
+            nbytes = [
+                memory.nbytes[d] + (memory.working(s, d) if point == edge.begin else 0)
+                if memory.layout[s] != memory.layout[d]
+                else 0
+                for s, d in pairs
+            ]
+            for side, entity, specs in ((1, edge.consumer, edge.consumed), (0, edge.producer, edge.produced)):
+                if len({pair[side] for pair in pairs}) > 1:
+                    dearest = pairs[nbytes.index(max(nbytes))][side]
+                    yield entity, [math.inf if spec == dearest else -math.inf for spec in specs], nbytes
+                    break
 
 
 def _recombine(state: _State, plans: Sequence[_Probe], gap: float, most: int = tuning.FEW_CHOICES) -> None:

@@ -41,9 +41,13 @@ REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.01  # relative gap between the least peak so far and its bound, above which more plans are searched
 PEAK_NEAR = 1e-3  # such a gap at which the least peak of a graph of more than FEW_CHOICES is near enough for a refusal
-PEAK_RISES = 6  # raises of the prices of points that exceed the target
-PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that exceeds the target most
-PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
+PEAK_STALL = 4  # prices after which the gap must be smaller, or targets are tried
+PEAK_PROGRESS = 0.5  # the share of the gap that must be left then, at most
+PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
+TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
+TARGET_PROBES = 5  # prices tried after each
+TARGET_SHRINK = 0.97  # share of the choices that a reduction must go below, for another to be tried
+FORBIDDEN_PEAKS = 10.0  # of a target: bytes that a conversion counts as with which no plan reaches it
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
@@ -53,6 +57,17 @@ NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are droppe
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
+
+# Capacity (capacity.py).
+CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
+
+# Parts of the plans (optimum.py).
+FEW_WIDE_CHOICES = 600  # choices left, up to which the integer program decides about a wide graph sooner
+DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divided into parts
+FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
+RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
+PARTS = 60  # parts looked at
+FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).
 MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan

@@ -19,9 +19,10 @@ from hidet.ir.expr import Constant
 from hidet.utils import prod
 
 from hidet_dist.compat.native_call import STORE
-from hidet_dist.compile.cpu.active import is_active
+from hidet_dist.compile.cpu.active import is_active, known_kernels
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
+from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent
 
 _INT_MAX = 2**31 - 1  # BLAS counts with 32 bit integers
@@ -158,10 +159,14 @@ def _products(left: View, right: View, shape: tuple[Extent, ...]) -> Iterator[_P
 
 def _build(product: _Product, operands: Sequence[Operand], shape: tuple[Extent, ...]) -> Tensor:
     how = [[list(o.batch_strides), o.transposed, o.leading, o.offset] for o in operands]
-    left, right = product.left, product.right
-    return BlasMatmulOp(
-        left.source, right.source, operands=how, product=list(product.shape), shape=list(shape), k=left.shape[-1]
-    ).outputs[0]
+    sources, k, known = (product.left.source, product.right.source), product.left.shape[-1], known_kernels()
+    types = [(x.dtype.name, str(x.device), extents_of(x)) for x in sources]
+    key = (BlasMatmulOp, str([*types, how, product.shape, shape, k]))
+    if key not in known:
+        y = BlasMatmulOp(*sources, operands=how, product=list(product.shape), shape=list(shape), k=k).outputs[0]
+        known[key] = y.op
+        return y
+    return copy_operator(known[key], sources)[0]
 
 
 def _operand(view: View, batch: tuple[Extent, ...]) -> Operand | None:

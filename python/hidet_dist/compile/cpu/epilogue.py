@@ -7,7 +7,7 @@ over memory. The loop is hidet IR, built from the operators' definitions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.utils import TensorInput, input_like
@@ -51,6 +51,15 @@ class _Chain:
         """The operator that reads the loop's result, if there is exactly one."""
         users = self.uses[self.last]
         return users[0] if len(users) == 1 else None
+
+    def key(self) -> Hashable:
+        """Return a key that is equal for chains of the same tasks, connected alike: their operators are equal."""
+        number = {y: place for place, y in enumerate(self.product.outputs)}
+        tasks: list[Hashable] = [self.product.task]
+        for op in self.inside:
+            tasks.append((op.task, *(number.setdefault(x, len(number)) for x in op.inputs)))
+            tasks.append(tuple(number.setdefault(y, len(number)) for y in op.outputs))
+        return (*tasks, *(number[x] for x in self.inputs), number[self.last])
 
     def reshape(self, op: Operator) -> bool:
         """Absorb a reshape of the product that keeps its rows; return whether it did."""
@@ -159,13 +168,19 @@ def _rebuilt(graph: FlowGraph, absorbed: set[Operator], chains: dict[Operator, _
     if not chains:
         return graph
     new: dict[Tensor, Tensor] = {}
+    known: dict[Hashable, Operator] = {}  # equal chains of equal layers have copies of one operator
     for op in graph.nodes:
         if op in chains:
             chain = chains[op]
             product = chain.product
             inputs = [new.get(x, x) for x in (*product.inputs, *chain.inputs)]
+            key = chain.key()
+            if key in known:
+                new[chain.last] = copy_operator(known[key], inputs)[0]
+                continue
             attributes = {**product.attrs, "epilogue": chain.epilogue, **(product.reshaped(chain.shape) or {})}
             new[chain.last] = type(product)(*inputs, **attributes).outputs[0]
+            known[key] = new[chain.last].op
         elif op not in absorbed and any(x in new for x in op.inputs):
             new.update(zip(op.outputs, copy_operator(op, [new.get(x, x) for x in op.inputs]), strict=True))
     result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import hidet
 from hidet.graph.transforms import PassContext
 
+from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
 from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.machine.gpu import Gpu
-from hidet_dist.toolchain.cuda import find_toolkit, link_folder
+from hidet_dist.runtime import native
+from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
 
-_REVISION = 4  # to be raised with every change of an operator or a header: hidet caches kernels by their names
+_PACKAGE = Path(__file__).parents[2]
+# What generates the sources of kernels. hidet caches a kernel by its operator's name and definition, which do not have
+# the source.
+_GENERATORS = tuple(str(_PACKAGE / package) for package in ("compat", "compile", "partitioning"))
+_FLAG_OPTIONS = ("cuda.build.ftz", "cuda.build.prec_div")  # hidet's options that decide flags of nvcc
+
+
+def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[str] = _GENERATORS) -> str:
+    """Digest what a kernel for CUDA depends on besides its operator: kernels of different keys are cached apart.
+
+    These are the GPU, both compilers, the flags, the native library's headers, and the Python sources in the folders
+    ``generators``. hidet's own files are covered by its version, which hidet stores with each kernel.
+    """
+    parts = [
+        repr(gpu),
+        f"cublas={cublas}",
+        f"nvcc-{toolkit.version}",
+        f"g++-{compiler_version(gcc())}",
+        *(f"{name}={hidet.option.get_option(name)}" for name in _FLAG_OPTIONS),
+        content_of(str(native.include_dir())),
+        *(content_of(folder, ".py") for folder in generators),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -33,7 +57,7 @@ def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]
     caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
     place = hashlib.sha256(str(toolkit.runtime).encode()).hexdigest()[:16]
     libraries = link_folder(toolkit, caches / f"link-{place}")
-    cache = caches / f"{gpu.arch}-{gpu.name}-{_REVISION}{'-cublas' if cublas else ''}"
+    cache = caches / f"{gpu.arch}-{gpu.name}-{kernel_key(gpu, cublas, toolkit)}"
     with (
         described_gpu(gpu, toolkit, libraries, cache, space),
         half_products(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from hidet.graph.ops.normalize.norm import NormalizeTask
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
 from hidet.ir.compute import GridCompute, TensorInput, TensorNode
-from hidet.ir.expr import Constant
+from hidet.ir.expr import Constant, Expr
 from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
 
@@ -38,7 +39,11 @@ class _Computation:
         self.parameters = tuple(parameters)
         self.output = output
         self.schedule = arranged
-        self.bound = bound_in([*parameters, output])
+
+    @functools.cached_property
+    def bound(self) -> frozenset[Expr]:
+        """The axes and the parameters of the computation's definitions."""
+        return bound_in([*self.parameters, self.output])
 
 
 class _Schedules:
@@ -86,7 +91,7 @@ class _Schedules:
             return None
         computed, own = producer.outputs[0], list(producer.inputs)
         kept = [parameter for place, parameter in enumerate(reader.parameters) if place not in reads]
-        if not reader.bound.isdisjoint(bound_in([*own, computed])):  # the reader has an equal task, on other tensors
+        if not reader.bound.isdisjoint(alone.bound):  # the reader has an equal task, on other tensors
             own, (computed,) = renamed(own, [computed])
         output = _replaced(reader.output, {reader.parameters[place]: computed for place in reads})
         parameters = [*kept, *own]

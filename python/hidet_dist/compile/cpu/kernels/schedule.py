@@ -136,19 +136,18 @@ def _has_reduction(grid: GridCompute) -> bool:
 
 def _read_twice(grids: Sequence[GridCompute]) -> list[GridCompute]:
     """List definitions without a reduction that compute something and are read in more than one loop."""
-    loops: dict[int, int] = {}
-    for grid in reversed(grids):
-        readers = [
-            reader
-            for reader in grids
-            if any(x is grid for x in collect(reader.value, GridCompute, stop_when_found=True))
-        ]
-        loops[id(grid)] = sum(
-            1 if reader is grids[-1] or _has_reduction(reader) or _computes(reader) else loops[id(reader)]
-            for reader in readers
-            if reader is not grid
+    reads = [{id(x) for x in collect(grid.value, GridCompute, stop_when_found=True)} for grid in grids]
+    reduces = [_has_reduction(grid) for grid in grids]
+    loops = [0] * len(grids)
+    for number in reversed(range(len(grids))):
+        loops[number] = sum(
+            1 if reader == len(grids) - 1 or reduces[reader] or _computes(grids[reader]) else loops[reader]
+            for reader in range(len(grids))
+            if reader != number and id(grids[number]) in reads[reader]
         )
-    return [grid for grid in grids[:-1] if loops[id(grid)] > 1 and _computes(grid) and not _has_reduction(grid)]
+    return [
+        grid for number, grid in enumerate(grids[:-1]) if loops[number] > 1 and _computes(grid) and not reduces[number]
+    ]
 
 
 def _computes(grid: GridCompute) -> bool:

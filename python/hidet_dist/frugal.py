@@ -1,0 +1,41 @@
+"""Settings of the process that save a build processor time: the garbage collector's, and torch's threads."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def older_objects_kept() -> Iterator[None]:
+    """Leave objects that exist already out of garbage collections while the block runs.
+
+    A build makes so many objects that Python looks through all objects of the process several times, most of which are
+    those of imported modules. Objects made in the block are collected as usual. If the process has frozen objects by
+    itself (``gc.freeze``), nothing is changed.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def copies_in_one_thread() -> Iterator[None]:
+    """Let torch copy tensors in one thread while the block runs.
+
+    A build copies many slices of weights, most of which take less time than torch's threads take to wait for another.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,342 @@
+"""Choices and conversions that no plan within a budget can contain, found by adding up the least bytes around each.
+
+At a program point, every plan holds at least the least bytes of each entity there. What the budget leaves beyond that
+sum is the *room* of the point. A choice that holds more above the least than the room is in no plan that fits; neither
+is a conversion that does so together with the least that its producer, its reader and the reader's other inputs hold
+beside it. Each removal raises the least of an entity, so removals are repeated until nothing changes (constraint
+propagation; Mackworth, Artificial Intelligence 8, 1977).
+
+Bytes held during the whole run, those of weights above all, are *resident*; all others are transient. If the resident
+bytes of a plan are known to be at least a number, the transient ones fit what that leaves of the budget, at every
+point. A range of resident bytes thus restricts plans at all points at once, which prices on points cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.problem import ConvertedTensor, Edge, Problem
+
+_Bytes = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+
+_NEVER = 2**62 // 8  # bytes that fit no room; several of them add up without overflow
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What is left of a problem: the choices of each entity, and the problem without the forbidden conversions.
+
+    Attributes
+    ----------
+    kept: the choices of each entity, at least one.
+    problem: the problem, in which forbidden conversions cost more than a given limit.
+    resident: the least and the most resident bytes of plans that fit.
+    """
+
+    kept: list[list[int]]
+    problem: Problem
+    resident: tuple[int, int]
+
+
+class _Exceeded(Exception):
+    """No plan fits."""
+
+
+class Capacity:
+    """The bytes of one problem's choices and conversions, by program point."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        activations = problem.activations
+        arrays: dict[int, _Bytes] = {}
+
+        def array(values: Sequence[int]) -> _Bytes:
+            if id(values) not in arrays:
+                arrays[id(values)] = np.array(values, dtype=np.int64)
+            return arrays[id(values)]
+
+        self._resident = [array(nbytes) for nbytes in problem.memory]
+        self._intervals: list[list[tuple[int, int, _Bytes]]] = [[] for _ in problem.cost]
+        for interval in activations.intervals:
+            self._intervals[interval.entity].append((interval.begin, interval.end, array(interval.nbytes)))
+        self._inputs: list[list[_Input]] = [[] for _ in problem.cost]
+        known: dict[Hashable, tuple[_Bytes, _Bytes]] = {}
+        for tensor, group in problem.groups.items():
+            memory = activations.tensors.get(tensor)
+            first = min(edge.begin for edge in group)
+            alone = sum(edge.begin == first for edge in group) == 1
+            for edge in group:
+                held = working = None
+                if memory is not None:
+                    key = id(memory), id(edge.produced), id(edge.consumed)
+                    if key not in known:
+                        known[key] = _conversion_bytes(memory, edge)
+                    held, working = known[key]
+                    if edge.begin > first or not alone:
+                        working = None  # another reader may pay for the conversion's intermediate values
+                self._inputs[edge.consumer].append(
+                    _Input(edge, array(edge.produced), array(edge.consumed), held, working)
+                )
+        self._readers: list[list[int]] = [[] for _ in problem.cost]
+        for entity, inputs in enumerate(self._inputs):
+            for one in inputs:
+                self._readers[one.edge.producer].append(entity)
+
+    def fitting(
+        self,
+        kept: Sequence[Sequence[int]],
+        budget: int,
+        forbidden_cost: float,
+        resident: tuple[int, int] | None = None,
+        limits: Limits | None = None,
+    ) -> Fitting | None:
+        """Remove what no plan within the budget contains, of plans whose resident bytes are within a range.
+
+        Forbidden conversions get the cost ``forbidden_cost``. None when no plan fits.
+
+        Raises
+        ------
+        OutOfTimeError
+            When the time limit is reached.
+        """
+        run = _Run(self, kept, budget, resident, limits)
+        try:
+            run.propagate()
+        except _Exceeded:
+            return None
+        return Fitting(run.kept, run.restricted(forbidden_cost), (run.least_resident, run.most_resident))
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An edge, seen from its reader, with the bytes of each conversion: held, and while it is made (if surely paid)."""
+
+    edge: Edge
+    produced: _Bytes
+    consumed: _Bytes
+    held: _Bytes | None
+    working: _Bytes | None
+
+
+def _conversion_bytes(memory: ConvertedTensor, edge: Edge) -> tuple[_Bytes, _Bytes]:
+    """Tabulate the bytes that an edge's conversions hold, and those while they are made, by the two specs."""
+    held, working = (np.zeros((len(memory.layout), len(memory.layout)), dtype=np.int64) for _ in range(2))
+    for s in dict.fromkeys(edge.produced):
+        for d in dict.fromkeys(edge.consumed):
+            if memory.layout[s] != memory.layout[d]:
+                held[s, d], working[s, d] = memory.nbytes[d], memory.working(s, d)
+    return held, working
+
+
+class _Run:
+    """One propagation: the choices left, the conversions allowed, and the least bytes at each program point."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        kept: Sequence[Sequence[int]],
+        budget: int,
+        resident: tuple[int, int] | None,
+        limits: Limits | None,
+    ):
+        self.capacity = capacity
+        self.budget = budget
+        self.limits = limits
+        self.kept = [list(choices) for choices in kept]
+        self.index = [np.array(choices) for choices in kept]
+        self.given_resident = resident
+        self.allowed: dict[int, _Mask] = {}  # by the edge's id: the pairs of specs that may be converted
+
+    def propagate(self) -> None:
+        waiting = [True] * len(self.kept)
+        least = -1
+        for _ in range(tuning.CAPACITY_ROUNDS):
+            self._sum_least()
+            if least >= 0 and self.least_resident > least:
+                waiting = [True] * len(self.kept)  # there is less room at all points
+            least = self.least_resident
+            if not any(waiting):
+                break
+            for entity, waits in enumerate(waiting):
+                if waits:
+                    if self.limits is not None and not entity % tuning.CHECK_STEPS:
+                        self.limits.check()
+                    waiting[entity] = False
+                    for changed in self._visit(entity):
+                        waiting[changed] = True
+                        for reader in self.capacity._readers[changed]:
+                            waiting[reader] = True
+                        for one in self.capacity._inputs[changed]:
+                            waiting[one.edge.producer] = True
+        self._sum_least()
+
+    def _sum_least(self) -> None:
+        """Sum up the least bytes of all entities: the resident ones, and the transient ones at each point.
+
+        Raises _Exceeded.
+        """
+        capacity = self.capacity
+        change = np.zeros(capacity.problem.activations.points + 1, dtype=np.int64)
+        least = 0
+        for entity, index in enumerate(self.index):
+            least += int(capacity._resident[entity][index].min())
+            for begin, end, nbytes in capacity._intervals[entity]:
+                own = int(nbytes[index].min())
+                change[begin] += own
+                change[end + 1] -= own
+        transient = np.cumsum(change)[:-1]
+        self.sum_resident = least
+        self.least_resident, self.most_resident = least, self.budget - int(transient.max())
+        if self.given_resident is not None:
+            self.least_resident = max(least, self.given_resident[0])
+            self.most_resident = min(self.most_resident, self.given_resident[1])
+        if self.least_resident > self.most_resident:
+            raise _Exceeded
+        # The room for transient bytes beside the least resident ones, and for both beside the sum of the least.
+        self.transient_room = self.budget - self.least_resident - transient
+        self.room = self.budget - least - transient
+        self.resident_room = self.most_resident - least
+
+    def _points(self, entity: int) -> _Bytes:
+        """List the points at which to add up bytes: where intervals begin, and where there is least room in them."""
+        points = {one.edge.begin for one in self.capacity._inputs[entity]}
+        for begin, end, _ in self.capacity._intervals[entity]:
+            points.add(begin)
+            points.add(begin + int(np.argmin(self.transient_room[begin : end + 1])))
+        return np.array(sorted(points or {int(np.argmin(self.room))}))
+
+    def _extra(self, entity: int, points: _Bytes) -> tuple[_Bytes, _Bytes]:
+        """Compute what each choice left holds above the least: resident bytes, and transient ones at the points."""
+        index = self.index[entity]
+        resident = self.capacity._resident[entity][index]
+        transient = np.zeros((len(index), len(points)), dtype=np.int64)
+        for begin, end, nbytes in self.capacity._intervals[entity]:
+            own = nbytes[index]
+            inside = (points >= begin) & (points <= end)
+            if inside.any():
+                transient[:, inside] += (own - own.min())[:, None]
+        return resident - resident.min(), transient
+
+    def _visit(self, entity: int) -> list[int]:
+        """Remove choices of an entity, of the producers that it reads, and conversions; list the changed entities."""
+        points = self._points(entity)
+        room, transient_room = self.room[points], self.transient_room[points]
+        resident, own = self._extra(entity, points)
+        inputs = self.capacity._inputs[entity]
+        producers = [one.edge.producer for one in inputs]
+        # By input: the transient and all bytes above the least, for each spec produced and each choice of the entity.
+        parts: list[tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]] = []
+        transient_sum, whole_sum = own, own + resident[:, None]
+        certain = np.ones(len(self.index[entity]), dtype=bool)
+        for one in inputs:
+            if one.edge.producer == entity:
+                continue
+            part = self._part(one, entity, points)
+            parts.append(part)
+            certain &= part[4].any(axis=0)
+            if producers.count(one.edge.producer) == 1:  # bytes of one producer must not count twice
+                transient_sum = transient_sum + part[2].min(axis=0)
+                whole_sum = whole_sum + part[3].min(axis=0)
+        changed = []
+        good = (transient_sum <= transient_room).all(axis=1) & (whole_sum <= room).all(axis=1) & certain
+        good &= resident <= self.resident_room
+        if not good.any():
+            raise _Exceeded
+        for one, specs, transient, whole, pairs in parts:
+            transient_rest, whole_rest = own, own + resident[:, None]
+            if producers.count(one.edge.producer) == 1:
+                transient_rest = transient_sum - transient.min(axis=0)
+                whole_rest = whole_sum - whole.min(axis=0)
+            fits = (transient + transient_rest <= transient_room).all(axis=2)
+            fits &= (whole + whole_rest <= room).all(axis=2)
+            fits &= pairs & good[None, :]
+            if self._allow(one, specs, fits):
+                changed.append(one.edge.producer)
+        if not good.all():
+            self._keep(entity, good)
+            changed.append(entity)
+        return changed
+
+    def _part(self, one: _Input, entity: int, points: _Bytes) -> tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]:
+        producer = one.edge.producer
+        resident, transient = self._extra(producer, points)
+        made = one.produced[self.index[producer]]
+        specs = np.unique(made)
+        required = one.consumed[self.index[entity]]
+        least = np.stack([transient[made == spec].min(axis=0) for spec in specs])
+        whole = np.stack([(transient + resident[:, None])[made == spec].min(axis=0) for spec in specs])
+        converted = np.zeros((len(specs), len(required), len(points)), dtype=np.int64)
+        at = np.ix_(specs, required)
+        if one.held is not None:
+            inside = (points >= one.edge.begin) & (points <= one.edge.end)
+            converted += one.held[at][:, :, None] * inside
+            if one.working is not None:
+                converted += one.working[at][:, :, None] * (points == one.edge.begin)
+        allowed = self.allowed.get(id(one.edge))
+        pairs = np.ones(converted.shape[:2], dtype=bool) if allowed is None else allowed[at]
+        converted[~pairs] = _NEVER
+        return one, specs, converted + least[:, None, :], converted + whole[:, None, :], pairs
+
+    def _allow(self, one: _Input, specs: _Bytes, fits: _Mask) -> bool:
+        """Allow only conversions that fit; whether the choices of the producer, or the conversions, are fewer now."""
+        if fits.all():
+            return False
+        edge = one.edge
+        required = one.consumed[self.index[edge.consumer]]
+        allowed = self.allowed.get(id(edge))
+        if allowed is None:
+            allowed = np.ones((len(edge.convert), len(edge.convert[0])), dtype=bool)
+        left = allowed.copy()
+        columns = np.unique(required)
+        left[np.ix_(specs, columns)] &= np.stack([fits[:, required == d].any(axis=1) for d in columns], axis=1)
+        if (left == allowed).all():
+            return False
+        self.allowed[id(edge)] = left
+        good = left[np.ix_(one.produced[self.index[edge.producer]], columns)].any(axis=1)
+        if not good.all():
+            self._keep(edge.producer, good)
+        return True
+
+    def _keep(self, entity: int, good: _Mask) -> None:
+        if not good.any():
+            raise _Exceeded
+        self.index[entity] = self.index[entity][good]
+        self.kept[entity] = [int(k) for k in self.index[entity]]
+
+    def restricted(self, forbidden_cost: float) -> Problem:
+        """Make the problem in which conversions that no reader of a tensor allows cost ``forbidden_cost``."""
+        problem = self.capacity.problem
+        tables: dict[Hashable, tuple[tuple[float, ...], ...]] = {}
+        changed: dict[int, tuple[tuple[float, ...], ...]] = {}
+        for tensor, group in problem.groups.items():
+            masks = [self.allowed.get(id(edge)) for edge in group]
+            if all(mask is None for mask in masks):
+                continue
+            convert = group[0].convert
+            allowed = np.zeros((len(convert), len(convert[0])), dtype=bool)
+            possible = allowed.copy()
+            for edge, mask in zip(group, masks, strict=True):
+                made = sorted({edge.produced[k] for k in self.kept[edge.producer]})
+                required = sorted({edge.consumed[k] for k in self.kept[edge.consumer]})
+                at = np.ix_(made, required)
+                possible[at] = True
+                allowed[at] |= True if mask is None else mask[at]
+            forbidden = possible & ~allowed
+            if not forbidden.any():
+                continue
+            key = id(convert), forbidden.tobytes()
+            if key not in tables:
+                costs = np.where(forbidden, forbidden_cost, np.array(convert))
+                tables[key] = tuple(map(tuple, costs.tolist()))
+            changed[tensor] = tables[key]
+        edges = [
+            replace(edge, convert=changed[edge.tensor]) if edge.tensor in changed else edge for edge in problem.edges
+        ]
+        return replace(problem, budget=self.budget, edges=edges)
