@@ -13,10 +13,10 @@ constexpr double kFirstStep = 0.1, kMostStep = 0.5, kLeastStep = 1e-6;  // of th
 constexpr double kStepGrowth = 1.05, kStepCut = 0.5;
 constexpr int kPatience = 20;             // passes without a better bound until the step is cut
 constexpr double kAveraging = 0.3;        // weight of the last pass in the direction of the prices
-constexpr double kAssumedGap = 0.1;       // the gap to the cost of an assignment, as long as none is known
-constexpr double kLeastGap = 1e-3;        // the least gap that steps of the prices assume
-constexpr double kLeastProgress = 0.01;   // of the bound, as a part of the gap, that counts as one
-constexpr double kRounding = 1e-9;        // relative, of bounds: they are sums of many terms
+constexpr double kAssumedGap = 0.1;  // the greatest gap to the cost of an assignment that steps of the prices assume
+constexpr double kLeastGap = 1e-3;  // the least gap that steps of the prices assume
+constexpr double kLeastProgress = 0.01;  // of the bound, as a part of the gap, that counts as one
+constexpr double kRounding = 1e-9;  // relative, of bounds: they are sums of many terms
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void Ascent::move_prices(double bound, double cutoff) {
     if (direction_[t] > 0 || bounds_.prices()[t] > 0) square += direction_[t] * direction_[t];
   }
   if (square == 0) return;
-  const double target = std::isfinite(cutoff) ? cutoff : bound_ + kAssumedGap * scale();
+  const double target = std::min(cutoff, bound_ + kAssumedGap * scale());
   const double step = step_ * std::max(target - bound, kLeastGap * scale()) / square;
   std::vector<double> prices(bounds_.prices());
   for (int t = 0; t < problem_.points; ++t) prices[t] = std::max(0.0, prices[t] + step * direction_[t]);

@@ -21,6 +21,8 @@ class Ascent {
 
   // No assignment of at most the cutoff's cost costs less. The bound given to the constructor, or a better one.
   double bound() const { return bound_; }
+  // The best bound of this ascent alone, which starts from nothing.
+  double reached() const { return reached_; }
   // The prices of a byte at each program point that gave the best bound.
   const std::vector<double> &prices() const { return best_prices_; }
   // Messages and prices have hardly raised the bound for many steps, for this gap to the cutoff.

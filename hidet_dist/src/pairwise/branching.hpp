@@ -2,8 +2,9 @@
 // prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into those of few bytes and those of many where memory is what binds.
 #pragma once
 
-#include <cstddef>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "problem.hpp"
@@ -14,8 +15,9 @@ class Branching {
  public:
   Branching(const Problem &problem, const std::vector<double> &prices, double bound);
 
-  // Treats one open part, for assignments that cost less than `cutoff`.
-  void step(double cutoff);
+  // Treats one open part, for assignments that cost less than `cutoff`, until `stop` says so. From any thread; the other
+  // functions only while no thread does.
+  void step(double cutoff, const std::function<bool()> &stop);
 
   bool done() const { return open_.empty(); }
   // The least bound of the open parts, if there are any.
@@ -35,10 +37,13 @@ class Branching {
     bool operator<(const Part &other) const { return bound > other.bound; }  // the least is the first of the heap
   };
 
+  void treat(Part part, double cutoff, const std::function<bool()> &stop);
   void push(Part part);
   Part pop();
 
+  std::mutex mutex_;
   std::vector<Part> open_;  // a heap
+  double stored_ = 0;  // bytes of open parts, about
   std::vector<int> best_;
   double best_cost_ = 0;
 };

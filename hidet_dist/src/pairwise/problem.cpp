@@ -89,6 +89,7 @@ double set_edges(const hidet_dist_pairwise_problem &given, Problem &problem) {
   problem.edges = static_cast<int>(given.edges);
   std::map<std::pair<std::int64_t, std::int64_t>, double> most_of;  // the greatest allowed entry of each matrix
   double total = 0;
+  std::int64_t all = 0;  // entries
   for (std::int64_t e = 0; e < given.edges; ++e) {
     const std::int64_t u = given.edge_nodes[2 * e], v = given.edge_nodes[2 * e + 1];
     check(u >= 0 && u < given.nodes && v >= 0 && v < given.nodes && u != v, "the nodes of edge " + std::to_string(e));
@@ -97,8 +98,7 @@ double set_edges(const hidet_dist_pairwise_problem &given, Problem &problem) {
         begin + static_cast<std::int64_t>(problem.size(static_cast<int>(u))) * problem.size(static_cast<int>(v));
     const auto [known, is_new] = most_of.emplace(std::make_pair(begin, end), 0.0);
     if (is_new) {
-      if (end > static_cast<std::int64_t>(problem.entries.size()))
-        problem.entries.assign(given.entries, given.entries + end);
+      all = std::max(all, end);
       for (std::int64_t k = begin; k < end; ++k) {
         check(given.entries[k] >= 0, "a negative cost of edge " + std::to_string(e));
         if (given.entries[k] < given.forbidden) known->second = std::max(known->second, given.entries[k]);
@@ -109,6 +109,7 @@ double set_edges(const hidet_dist_pairwise_problem &given, Problem &problem) {
     problem.second.push_back(static_cast<int>(v));
     problem.matrix.push_back(begin);
   }
+  problem.entries.assign(given.entries, given.entries + all);
   problem.set_incident();
   return total;
 }

@@ -75,7 +75,11 @@ void Search::descend(std::vector<int> assignment, const std::vector<double> &pri
     usual = std::max(usual, std::accumulate(prices.begin(), prices.end(), 0.0) / static_cast<double>(priced_points));
   int stale = 0, rises = 0;
   double rise = kRise;
-  while (!over_()) {
+  for (int count = 0; !over_(); ++count) {
+    if (count == most_forests_ && !has_best_) {  // better prices may help more than more forests
+      most_forests_ *= 2;
+      return;
+    }
     forest_.grow_all(random_);
     double better = 0;
     if (forest_.solve(assignment, price_sums_)) {

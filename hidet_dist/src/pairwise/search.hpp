@@ -32,6 +32,8 @@ class Search {
   double cost() const { return best_cost_; }
 
  private:
+  static constexpr int kFirstForests = 40;  // of a descent, until an assignment is known
+
   void sum_prices(double scale, const std::vector<double> &prices, const std::vector<double> &more);
   double priced(double change, const std::vector<int> &assignment) const;
   void take(std::vector<int> &assignment) const;
@@ -47,6 +49,7 @@ class Search {
   Forest forest_;
   Trade trade_;
   std::vector<double> price_sums_;
+  int most_forests_ = kFirstForests;
   std::vector<int> best_;
   double best_cost_ = 0;
   bool has_best_ = false;

@@ -115,8 +115,8 @@ class Solver {
     std::atomic<bool> bounded{false}, searched{false};
     const auto raise_bound = [&] {
       if (branching_) {
-        for (int part = 0; (part < kPartsPerRound || (timed && !searched)) && !branching_->done() && !stopped_; ++part)
-          branching_->step(known);
+        for (int part = 0; (part < kPartsPerRound || (timed && !searched)) && !stopped_; ++part)
+          branching_->step(known, [this] { return stopped_.load(); });
       } else {
         for (int pass = 0; (pass < kPassesPerRound || (timed && !searched)) && !stopped_; ++pass) {
           if (ascent_->bound() >= known) break;
@@ -128,10 +128,14 @@ class Solver {
     const auto search = [&] {
       search_->offer(start);
       if (!over()) search_->descend(start, prices, scale);
-      do {
-        if (search_->has_best() && !over()) search_->polish(prices);
-      } while (timed && search_->has_best() && !bounded && !over());
+      if (search_->has_best() && !over()) search_->polish(prices);
       searched = true;
+      while (timed && search_->has_best() && !bounded && !over()) {
+        if (branching_)
+          branching_->step(known, [this] { return over(); });
+        else
+          search_->polish(prices);
+      }
     };
     if (at_once) {
       auto other = std::async(std::launch::async, raise_bound);

@@ -111,7 +111,7 @@ class LoadedPartition:
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, self._sizes_lock(), self._ready)
-            self._choose_candidates(launcher, folder)
+            self._prepare_device(launcher, folder)
         except BaseException:
             self._free()
             raise
@@ -140,8 +140,8 @@ class LoadedPartition:
         memory = self._device.memory
         return PipelinedProgram(self.manifest, self.rank, self._program, memory, of_all_ranks[-1], of_stage, backward)
 
-    def _choose_candidates(self, launcher: Launcher, folder: Path) -> None:
-        """Choose the fastest candidate of each kernel, where there are several."""
+    def _prepare_device(self, launcher: Launcher, folder: Path) -> None:
+        """Choose the fastest candidate of each kernel, where there are several; prepare a pipeline's device."""
         try:
             with self._sizes_lock():
                 self._device.choose_candidates(
@@ -153,9 +153,13 @@ class LoadedPartition:
                     folder.resolve(),
                     self._build,
                 )
+            if self._pipelined is not None:
+                with self._device.memory.active():
+                    self._pipelined.run_alone()
         except BaseException as error:
             # The other ranks may be waiting for this one.
-            self._communicator.give_up(f"it failed while choosing kernel candidates: {describe(error)}")
+            for communicator in {self._communicator, self._stage_communicator}:
+                communicator.give_up(f"it failed before the first call: {describe(error)}")
             raise
 
     def _sizes_lock(self) -> AbstractContextManager[Any]:

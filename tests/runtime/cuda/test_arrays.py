@@ -24,7 +24,7 @@ class Memory:
         self.rows = 0
         self.driver = SimpleNamespace(copy=self._copy, copy_rows=self._copy_rows)
 
-    def reserve(self, nbytes: int) -> int:
+    def reserve_beside(self, nbytes: int) -> int:
         self.blocks.append(np.zeros(nbytes, np.uint8))
         return int(self.blocks[-1].ctypes.data)
 

@@ -276,6 +276,11 @@ API int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
   return 0;
 }
 
+API int cuMemAllocAsync(unsigned long long *pointer, size_t bytes, void *) {
+  *pointer = reinterpret_cast<unsigned long long>(std::calloc(1, bytes));
+  return 0;
+}
+
 API int cuMemFree_v2(unsigned long long pointer) {
   std::free(reinterpret_cast<void *>(pointer));
   return 0;

@@ -25,8 +25,8 @@ _MOST_PITCH = 2**31 - 1  # the most bytes between two rows of a copy (CU_DEVICE_
 class DevicePool:
     """Blocks of device memory that are used again. Any thread may use it.
 
-    No block is freed before the partition's memory: freeing would wait for all work on the device, among it messages
-    whose other end has not come yet.
+    Allocating and freeing memory may wait for all work on the device, among it messages whose other end has not come
+    yet. So blocks are allocated in the order of an idle stream, and none is freed before the partition's memory.
     """
 
     def __init__(self, memory: CudaMemory):
@@ -41,7 +41,7 @@ class DevicePool:
             fitting = [block for block in self._unused if nbytes <= block[0] <= 2 * nbytes]
             if fitting:
                 self._unused.remove(min(fitting))
-        size, address = min(fitting) if fitting else (nbytes, self._memory.reserve(nbytes))
+        size, address = min(fitting) if fitting else (nbytes, self._memory.reserve_beside(nbytes))
         loan = _Loan()
         weakref.finalize(loan, self._give_back, size, address).atexit = False
         return raw_view(address, shape, dtype, loan)

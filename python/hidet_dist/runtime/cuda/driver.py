@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxSetCurrent": (c_void_p,),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
+    "cuMemAllocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
     "cuMemFree_v2": (c_uint64,),
     "cuMemAllocHost_v2": (POINTER(c_void_p), c_size_t),
     "cuMemFreeHost": (c_void_p,),
@@ -170,6 +171,13 @@ class Driver:
         """Allocate device memory, and return its address, a multiple of 256 bytes."""
         address = c_uint64()
         self.call("cuMemAlloc_v2", byref(address), max(1, nbytes))
+        return address.value
+
+    def allocate_beside(self, nbytes: int, stream: int) -> int:
+        """Allocate device memory without waiting for work on streams other than this idle one; return its address."""
+        address = c_uint64()
+        self.call("cuMemAllocAsync", byref(address), max(1, nbytes), stream)
+        self.synchronize(stream)
         return address.value
 
     def free(self, address: int) -> None:

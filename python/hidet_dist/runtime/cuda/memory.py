@@ -87,6 +87,7 @@ class CudaMemory:
             self._resources.streams.append(self.stream)
             self._before = self.new_event()
         self._pool = DevicePool(self)
+        self._idle_stream = 0
         provide_storage(self.driver)
 
     @property
@@ -241,6 +242,12 @@ class CudaMemory:
         with self.current():
             return self._allocate(nbytes)
 
+    def reserve_beside(self, nbytes: int) -> int:
+        """Allocate ``nbytes`` bytes until :meth:`close` without waiting for messages; return their address."""
+        with self.current():
+            self._idle_stream = self._idle_stream or self.new_stream()
+            return self._allocate(nbytes, self._idle_stream)
+
     def release(self, address: int) -> None:
         """Free memory of :meth:`reserve`, which no work on the device may use any more."""
         with self.current():
@@ -335,9 +342,10 @@ class CudaMemory:
             self._slots[slot] = (address, max(1, nbytes))
         return address
 
-    def _allocate(self, nbytes: int) -> int:
+    def _allocate(self, nbytes: int, stream: int | None = None) -> int:
+        driver = self.driver
         try:
-            address = self.driver.allocate(nbytes)
+            address = driver.allocate(nbytes) if stream is None else driver.allocate_beside(nbytes, stream)
         except DeviceError as error:
             raise DeviceError(
                 f"CUDA device {self.device} cannot allocate {nbytes} bytes more, with {self.allocated_bytes} bytes "

@@ -270,6 +270,22 @@ class PipelinedProgram:
         self.end()
         return results, intervals
 
+    def run_alone(self) -> None:
+        """Run the stage on zeros without messages, if messages will be pending while it runs.
+
+        On a device, the first run loads kernels and allocates memory, which may wait for all other work, and so may the
+        second, which is captured into a graph. All ranks of the stage call this together, with the memory active.
+
+        Raises
+        ------
+        CommunicationError
+            When a collective failed.
+        """
+        for _ in range(1 + self._stage.cuda_graph) if self._arrays.deferred else ():
+            prepared, _ = self._program.prepare_zeros({})
+            self._own.bind()
+            self._program.run(prepared, self._own)
+
     def begin(self, number: int) -> None:
         """Begin call, or stream, ``number``."""
         self._own.begin_call(number)
