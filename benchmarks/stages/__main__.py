@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from planning import CASES, measure, show, three_objectives
+from planning import CASES, measure, show, small_graph, three_objectives
 from rich.console import Console
 
 if __name__ == "__main__":
@@ -30,6 +30,7 @@ if __name__ == "__main__":
         if planned:
             results["planning"] = show(console, planned)
             results["objectives"] = three_objectives(console)
+            results["small_graph"] = small_graph(console)
         if run:
             results["running"] = running.show(console, run)
         print(json.dumps(results))

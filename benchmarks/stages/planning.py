@@ -287,6 +287,30 @@ def show(console: Console, names: Sequence[str]) -> dict[str, Any]:
     return results
 
 
+def small_graph(console: Console, repeats: int = 7) -> dict[str, Any]:
+    """Plan an MLP of three layers on 2x2 devices by each objective: the median CPU seconds in a warm process."""
+    x = y = hidet.symbol([8, 1024], "float32", "cpu")
+    for number in range(3):
+        y = ops.matmul(y, weight(f"layers.{number}", [1024, 1024]))
+        y = ops.relu(y) if number < 2 else y
+    traced, cluster = hidet.trace_from(y, [x]), builtin("cpu", DeviceMesh((2, 2)))
+    results = {}
+    table = Table(title="An MLP of three layers on 2x2 devices, by objective")
+    for column in ("objective", "planned in", "stages", "gap"):
+        table.add_column(column)
+    for objective in ("latency", "throughput", "batch"):
+        times = []
+        for _ in range(repeats):
+            begin = time.process_time()
+            found = search_pipeline(normalize(traced), cluster, pipeline=PipelineOptions(objective))
+            times.append(time.process_time() - begin)
+        seconds = float(np.median(times))
+        results[objective] = {"seconds": seconds, "gap": found.gap, "predicted_seconds": found.value}
+        table.add_row(objective, f"{seconds * 1e3:.0f} ms", "; ".join(described(found)), f"{found.gap:.1e}")
+    console.print(table)
+    return results
+
+
 def three_objectives(console: Console) -> dict[str, Any]:
     """Plan four layers, of which no device has room for all, by each of the objectives: they pick different plans."""
     x = y = hidet.symbol([8, 128], "float32", "cpu")

@@ -15,10 +15,11 @@ from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, unequal_clust
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline.constraints import StageConstraint
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.formulation import stored_specs
-from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
 
@@ -113,3 +114,38 @@ def test_no_pipeline_is_better_than_the_one_found(
     least = exhaustive(graph, cluster, objective, "last", budget)
     assert found.value == pytest.approx(least, rel=1e-5)
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("latency_seconds", [1e-6, 1e-3])
+@pytest.mark.parametrize("objective", ["throughput", "batch"])
+def test_no_number_of_micro_batches_is_better_than_the_one_found(objective: str, latency_seconds: float) -> None:
+    """Also where the costs of one micro-batch alone prove that more of them are worse."""
+    graph = chain((64, 64, 64, 64), 8)
+    slow = Device("slow", {"default": 1e9}, 1e9, 2**30, 1e-6)
+    cluster = Cluster(DeviceMesh((2,)), (Link(latency_seconds, 1e8),), slow)
+    found = search_pipeline(graph, cluster, pipeline=PipelineOptions(objective))
+    pinned = [search_pipeline(graph, cluster, pipeline=PipelineOptions(objective, n)) for n in (1, 2, 4, 8)]
+    assert found.value <= min(one.value for one in pinned) * (1 + 1e-2)
+    assert found.bound_seconds <= min(one.value for one in pinned) * (1 + 1e-9)
+    assert found.gap <= 1e-2
+
+
+@pytest.mark.parametrize("outputs", ["all", "last"])
+@pytest.mark.parametrize("objective", ["latency", "throughput", "batch"])
+def test_the_plan_predicts_what_the_search_counts(objective: str, outputs: str) -> None:
+    """Messages, and the delivery of outputs; one output is of the first stage."""
+    x = hidet.symbol([4, 64], "float32", "cpu")
+    first = ops.tanh(ops.matmul(x, weight("w0", [64, 64])))
+    graph = normalize(hidet.trace_from([ops.tanh(ops.matmul(first, weight("w1", [64, 64]))), first], [x]))
+    cluster = Cluster(DeviceMesh((2,)), (Link(1e-5, 1e8),), Device("slow", {"default": 1e9}, 1e9, 2**30, 1e-6))
+    options = PipelineOptions(objective, 2, outputs, (StageConstraint(operators=(0, 2)), StageConstraint()))
+    result = search_pipeline(graph, cluster, pipeline=options)
+    plan = result.plan(cluster, options)
+    assert plan.pipeline is not None and {y.source.stage for y in plan.pipeline.outputs} == {0, 1}
+    assert plan.pipeline.period_seconds([stage.seconds for stage in plan.stages]) == pytest.approx(result.periods)
+    assert (plan.pipeline.delivery_seconds > 0) == (outputs == "all")
+    value = plan.interval_seconds if objective == "throughput" else plan.seconds
+    if objective == "latency":  # of one micro-batch
+        value -= plan.interval_seconds / 2
+    assert value == pytest.approx(result.value)
+    assert Plan.from_json(plan.to_json()) == plan

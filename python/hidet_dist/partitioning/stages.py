@@ -189,7 +189,7 @@ def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
         raise PlanError(f"The plan's pipeline does not fit the graph: {error}") from error
     for what, planned, actual in (
         ("inputs", pipeline.inputs, cut.graph_inputs),
-        ("outputs", pipeline.outputs, cut.graph_outputs),
+        ("outputs", tuple(replace(y, seconds=0.0) for y in pipeline.outputs), cut.graph_outputs),
     ):
         if planned != actual:
             raise PlanError(f"The {what} of the plan's pipeline are not those of the graph. Plan it anew.")

@@ -48,10 +48,9 @@ def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
 
     Parts with less than ``LEAST_SHARE`` of the time belong to the branch that reads them.
     """
-    maker = {y: number for number, op in enumerate(view.operators) for y in op.outputs}
-    read = [{maker[x] for x in op.inputs if x in maker} for op in view.operators]
-    if sum(not numbers for numbers in read) < 2:
-        return None  # all operators depend on the first one
+    read = _reads(view)
+    if not may_branch(view):
+        return None
     seconds = _operator_seconds(view, cluster)
     least = LEAST_SHARE * math.fsum(seconds)
     parts = _Parts(seconds)
@@ -73,6 +72,17 @@ def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
     inside = {number for numbers in members.values() for number in numbers}
     branches = tuple(tuple(numbers) for numbers in members.values())
     return Branches(branches, tuple(number for number in range(len(read)) if number not in inside))
+
+
+def may_branch(view: GraphView) -> bool:
+    """Tell whether a graph may have branches: False if all operators depend on the first one."""
+    return sum(not numbers for numbers in _reads(view)) > 1
+
+
+def _reads(view: GraphView) -> list[set[int]]:
+    """List, for each operator, the operators that it reads."""
+    maker = {y: number for number, op in enumerate(view.operators) for y in op.outputs}
+    return [{maker[x] for x in op.inputs if x in maker} for op in view.operators]
 
 
 def _operator_seconds(view: GraphView, cluster: Cluster) -> list[float]:

@@ -40,7 +40,15 @@ from hidet_dist.search.planner import SearchResult
 
 
 class ChainSearch(StageSearch):
-    """The search for stages one after the other."""
+    """The search for stages one after the other.
+
+    Attributes
+    ----------
+    least_period: for the objectives other than ``latency``, a lower bound of the longest period of a stage, by the
+        costs of operators and messages alone; infinite if there are no pipelines. It is 0 until it is known.
+    """
+
+    least_period = 0.0
 
     def _prepare(self) -> None:
         self.units = find_units(self.view)
@@ -122,8 +130,12 @@ class ChainSearch(StageSearch):
         floor = self._floor()
         if floor >= self._least(best_value):
             self.bound = floor
+            self.least_period = floor / self.micro.count
             return
         bounds = self._bounds()
+        if self.pipeline.objective != "latency":
+            quickest = least_slowest(self._problem(bounds))
+            self.least_period = math.inf if quickest is None else quickest.slowest
         while True:
             solved = self._solve(self._problem(bounds))
             if solved is None:

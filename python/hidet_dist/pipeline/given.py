@@ -16,11 +16,12 @@ from hidet_dist.machine.slices import MeshSlice, link_between, slice_sizes, sub_
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
+from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import search
-from hidet_dist.spec import DeviceMesh, Plan, StagePlan
-from hidet_dist.spec.pipeline import ALL, Pipeline
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec.pipeline import ALL, Pipeline, Port
 from hidet_dist.transfer import MeshLayout, plan_transfer
 
 _KEYS = ("operators", "mesh_shape", "mesh_axis_names", "pins")
@@ -180,7 +181,7 @@ def plan_given(
 
 
 def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Cluster) -> Pipeline:
-    """Add the predicted seconds of each boundary, over the link between the ranks of its stages."""
+    """Add the predicted seconds of each boundary, over the link between the ranks of its stages, and of the outputs."""
     boundaries = []
     parts = [MeshSlice(stage.ranks[0], stage.ranks[-1] + 1) for stage in pipeline.stages]
     for boundary in pipeline.boundaries:
@@ -197,4 +198,21 @@ def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Clust
             part = stage_cluster(cluster, stage.mesh, pipeline.stages[reader.stage].ranks)
             seconds += transfer_seconds(transfer, boundary.nbytes, link, part)
         boundaries.append(replace(boundary, seconds=seconds))
-    return replace(pipeline, boundaries=tuple(boundaries))
+    last = len(stages) - 1
+    outputs, sent = [], {y.source: stages[y.source.stage].outputs[y.source.number] for y in pipeline.outputs}
+    known: set[Port] = set()
+    for y in pipeline.outputs:
+        seconds = 0.0
+        if y.source.stage != last and y.source not in known:
+            source, tensor = stages[y.source.stage], sent[y.source]
+            whole = MeshLayout(stages[last].mesh, TensorShardSpec.replicated(len(tensor.shape)))
+            transfer = plan_transfer(tensor.shape, MeshLayout(source.mesh, tensor.spec), whole)
+            link = link_between(cluster, parts[y.source.stage], parts[last])
+            part = stage_cluster(cluster, stages[last].mesh, pipeline.stages[last].ranks)
+            seconds = transfer_seconds(transfer, tensor.nbytes, link, part)
+        known.add(y.source)
+        outputs.append(replace(y, seconds=seconds))
+    delivery = 0.0
+    if pipeline.results == ALL:
+        delivery = delivery_seconds(cluster, parts[last], sum(tensor.nbytes for tensor in sent.values()))
+    return replace(pipeline, boundaries=tuple(boundaries), outputs=tuple(outputs), delivery_seconds=delivery)

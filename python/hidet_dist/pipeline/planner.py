@@ -16,7 +16,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch, recut
-from hidet_dist.pipeline.branches import BranchSearch
+from hidet_dist.pipeline.branches import BranchSearch, may_branch
 from hidet_dist.pipeline.chain_search import ChainSearch
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stage_search import StageSearch
@@ -67,7 +67,12 @@ def search_pipeline(
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
     rules = RuleTable(cluster.mesh)
+    several = pipeline.stages != 1 and cluster.mesh.size > 1
+    least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
     for count in _counts(graph, pipeline, symbols):
+        if best is not None and least_batch >= best.value * (1 - options.gap):
+            bound = min(bound, least_batch)
+            break
         if best is not None and limits.expired():
             bound = 0.0
             break
@@ -81,7 +86,6 @@ def search_pipeline(
             continue  # an operator mixes the batch
         if symbols and count > 1:
             proven = micro
-        several = pipeline.stages != 1 and cluster.mesh.size > 1
         if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
             try:
                 best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several, rules))
@@ -97,6 +101,8 @@ def search_pipeline(
         for kind in searches:
             stages = kind(micro, cluster, options, pipeline, limits, rules)
             pipelined = stages.search(math.inf if best is None else best.value)
+            if isinstance(stages, ChainSearch) and count == 1 and _is_subadditive(stages, cluster):
+                least_batch = stages.least_period
             bound = min(bound, stages.bound)
             errors += stages.errors
             if pipelined is not None:
@@ -110,6 +116,29 @@ def search_pipeline(
             raise min(unfit, key=lambda error: error.least_budget)
         raise ConfigError("The graph has no pipeline of the stages that are given.")
     return replace(best, bound_seconds=min(bound, best.value))
+
+
+def _is_subadditive(stages: ChainSearch, cluster: Cluster) -> bool:
+    """Tell whether a stage's period for the whole batch is at most the sum of those for its parts.
+
+    The costs of messages and of operators by the roofline are: an overhead, plus the greatest of terms that are
+    proportional to the batch or constant. So are those of measured kernels, unless a part of the activations fits a
+    cache that the whole does not fit. With branches, there are pipelines that are no chains of stages.
+    """
+    view = stages.view
+    if stages.pipeline.stages is None and may_branch(view):
+        return False
+    devices = (cluster.device, *(group.device for group in cluster.groups))
+    caches = [device.cache_bytes for device in devices if device.kernels]
+    weights = set(view.weights)
+    # What a kernel moves at most: its outputs count twice, for lookups and copies read as much as they write.
+    moved = (
+        sum(view.nbytes(name) for name in (view.names[x] for x in op.inputs) if name not in weights)
+        + 2 * sum(view.nbytes(view.names[y]) for y in op.outputs)
+        for op in view.operators
+    )
+    copied = (2 * view.nbytes(name) for name in view.tensors if name not in weights)
+    return not caches or max((*moved, *copied)) <= min(caches)
 
 
 def _better(best: PipelineResult | None, other: PipelineResult) -> PipelineResult:

@@ -854,9 +854,15 @@ def _divide(state: _State, second_per_byte: Sequence[float]) -> None:
     """
     capacity, number, left = Capacity(state.problem), 0, math.inf
     waiting = [_Part(state.bound, 0, (0, state.problem.budget), state.kept, (*second_per_byte, 0.0))]
-    for _ in range(tuning.PARTS):
+    gap = math.inf
+    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, state.problem.cost)))
+    for count in range(most):
         if not waiting or waiting[0].bound >= state.cutoff():
             break
+        if not count % tuning.PARTS_STALL:
+            if state.seconds - waiting[0].bound > tuning.PARTS_PROGRESS * gap:
+                break
+            gap = state.seconds - waiting[0].bound
         part = heapq.heappop(waiting)
         solved = _solve_part(state, capacity, part)
         if solved is None:

@@ -111,20 +111,26 @@ class PipelineInput:
 
 @dataclass(frozen=True)
 class PipelineOutput:
-    """An output of the graph: the stage's output that computes it, and the dim split by micro-batches, or None."""
+    """An output of the graph: the stage's output that computes it, and the dim split by micro-batches, or None.
+
+    ``seconds`` is the predicted time of sending it to the last stage, in one micro-batch; 0 if that computes it.
+    """
 
     source: Port
     batch_dim: int | None = None
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        return {"source": self.source.to_json(), "batch_dim": self.batch_dim}
+        seconds = {"seconds": self.seconds} if self.seconds else {}
+        return {"source": self.source.to_json(), "batch_dim": self.batch_dim, **seconds}
 
     @classmethod
     def from_json(cls, data: Any) -> PipelineOutput:
         """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "an output")
-        return cls(Port.from_json(read_field(data, "source")), _batch_dim(data))
+        seconds = read_number(data, "seconds") if "seconds" in data else 0.0
+        return cls(Port.from_json(read_field(data, "source")), _batch_dim(data), seconds)
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,8 @@ class Pipeline:
     micro_batches: the number of micro-batches of a call.
     results: ``all`` or ``last``, of :data:`RESULTS`.
     search: the result of the search that chose it; None for a given or edited pipeline.
+    delivery_seconds: predicted time of sending the outputs from the last stage to the ranks of all others that return
+        them, in one micro-batch.
     """
 
     stages: tuple[PipelineStage, ...]
@@ -220,6 +228,7 @@ class Pipeline:
     micro_batches: int = 1
     results: str = ALL
     search: PipelineSearch | None = None
+    delivery_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -231,6 +240,7 @@ class Pipeline:
             "micro_batches": self.micro_batches,
             "results": self.results,
             **({} if self.search is None else {"search": self.search.to_json()}),
+            **({"delivery_seconds": self.delivery_seconds} if self.delivery_seconds else {}),
         }
 
     @classmethod
@@ -245,6 +255,7 @@ class Pipeline:
             read_whole(data, "micro_batches", 1),
             read_text(data, "results"),
             PipelineSearch.from_json(data["search"]) if "search" in data else None,
+            read_number(data, "delivery_seconds") if "delivery_seconds" in data else 0.0,
         )
 
     def gives_results(self, stage: int) -> bool:
@@ -258,13 +269,18 @@ class Pipeline:
     def period_seconds(self, seconds: Sequence[float]) -> list[float]:
         """Predict the seconds for which one micro-batch occupies each stage.
 
-        A stage receives a micro-batch, computes, and sends its results before it takes the next micro-batch.
+        A stage receives a micro-batch, computes, and sends its results before it takes the next micro-batch. The last
+        stage has all outputs of the graph, and delivers them to the ranks of the other stages.
         """
         sends, receives = [0.0] * len(seconds), [0.0] * len(seconds)
         for boundary in self.boundaries:
             sends[boundary.source.stage] += boundary.seconds
             for reader in boundary.readers:
                 receives[reader.stage] += boundary.seconds / len(boundary.readers)
+        for y in self.outputs:
+            sends[y.source.stage] += y.seconds
+            receives[-1] += y.seconds
+        sends[-1] += self.delivery_seconds
         return [
             computing + sending + receiving
             for computing, sending, receiving in zip(seconds, sends, receives, strict=True)
@@ -273,18 +289,23 @@ class Pipeline:
     def call_seconds(self, seconds: Sequence[float]) -> float:
         """Predict the seconds of a call from those of the stages.
 
-        The first micro-batch takes the longest path through the stages; in a chain, that is their sum. Each further
-        micro-batch adds the seconds of the slowest stage (Zheng et al., "Alpa", OSDI 2022, section 5).
+        The first micro-batch takes the longest path through the stages; in a chain, that is their sum. A stage starts
+        when the stages that it reads have sent all of their messages. Each further micro-batch adds the seconds of the
+        slowest stage (Zheng et al., "Alpa", OSDI 2022, section 5).
         """
-        done: list[float] = []
+        last = len(seconds) - 1
+        sent: list[float] = []  # when each stage has sent its messages
         for number, stage_seconds in enumerate(seconds):
-            arrivals = [
-                done[one.source.stage] + one.seconds
-                for one in self.boundaries
-                if any(reader.stage == number for reader in one.readers)
+            sources = [
+                one.source.stage for one in self.boundaries if any(reader.stage == number for reader in one.readers)
             ]
-            done.append(max(arrivals, default=0.0) + stage_seconds)
-        return max(done) + (self.micro_batches - 1) * self.interval_seconds(seconds)
+            sources += [y.source.stage for y in self.outputs if number == last and y.source.stage != last]
+            messages = [one.seconds for one in self.boundaries if one.source.stage == number]
+            messages += [y.seconds for y in self.outputs if y.source.stage == number]
+            ready = max((sent[source] for source in sources), default=0.0)
+            sent.append(math.fsum([ready, stage_seconds, *messages]))
+        first = max(sent) + self.delivery_seconds
+        return first + (self.micro_batches - 1) * self.interval_seconds(seconds)
 
     def check(self, stages: Sequence[StageTensors]) -> None:
         """Check that a pipeline is consistent in itself and with its stages.
