@@ -135,6 +135,14 @@ def test_a_slice_that_is_a_block_of_memory_is_read_in_place():
     assert (WORKSPACE, 304) in calls
 
 
+def test_a_block_that_wide_reads_cannot_start_at_is_copied():
+    x = symbol(4, 6)  # rows of 24 bytes
+    graph = hidet.trace_from([hidet.ops.exp(x[row : row + 1]) for row in range(4)], [x])
+    for alignment, starts in ((1, [0, 24, 48, 72]), (16, [0, 48])):
+        blocks = [node for node in blocks_in_place(graph, alignment).nodes if isinstance(node, BlockOp)]
+        assert sorted(node.start_bytes for node in blocks) == starts
+
+
 def test_a_block_of_a_block_starts_behind_both_starts():
     x = symbol(4, 4, 8)
     block = hidet.ops.reshape(x[2:4], [2, 32])

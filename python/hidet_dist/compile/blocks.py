@@ -44,6 +44,10 @@ class BlockTask(Task):
         """No fusion: the output is the input's memory."""
         return False
 
+    def implement_cuda(self, working_dir: str) -> IRModule:
+        """Build the same launch function, which runs on the host."""
+        return self.implement_cpu(working_dir)
+
     def implement_cpu(self, working_dir: str) -> IRModule:
         """Build a launch function that does nothing."""
         with FunctionBuilder("launch", kind="public") as builder:
@@ -85,11 +89,12 @@ class BlockOp(OpaqueOperator):
         return [self.block_of(self.inputs[0])]
 
 
-def blocks_in_place(graph: FlowGraph) -> FlowGraph:
+def blocks_in_place(graph: FlowGraph, alignment_bytes: int = 1) -> FlowGraph:
     """Replace slices by :class:`BlockOp`; return the graph itself if there is none to replace.
 
     A slice is replaced if its elements are a block of memory, its input is in memory anyway (an input of the graph, or
-    a tensor with other readers), and it does not become an output of the graph.
+    a tensor with other readers), and it does not become an output of the graph. The block must begin at a multiple of
+    ``alignment_bytes`` from the beginning of its input: kernels for GPUs read several elements at once.
     """
     graph.update_nodes()
     uses = uses_of(graph)
@@ -99,7 +104,7 @@ def blocks_in_place(graph: FlowGraph) -> FlowGraph:
             return None
         (x,), (y,) = node.inputs, node.outputs
         start, shape = _start(node), [int(extent) for extent in y.shape if is_constant(extent)]
-        if start is None or len(shape) != len(y.shape):
+        if start is None or len(shape) != len(y.shape) or start * int(x.dtype.nbytes) % alignment_bytes:
             return None
         if (x.op is not None and len(set(uses[x])) < 2) or _becomes_output(y, uses):
             return None

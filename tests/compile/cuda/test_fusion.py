@@ -63,6 +63,13 @@ def test_a_layer_is_as_many_kernels(name):
     assert {"minilm": "attention", "gpt2": "attention", "llama": "divs add"}[name] in words
 
 
+def test_layers_that_read_blocks_of_one_cache_have_the_same_kernels():
+    two, three = (launched(MODELS["gpt2"](layers)) for layers in (2, 3))
+    assert len(three) - len(two) == KERNELS_OF_A_LAYER["gpt2"]
+    # The new keys and values of all layers are put together in one kernel, which has their number.
+    assert len({str(node.task) for node in three} ^ {str(node.task) for node in two}) == 2
+
+
 # Norms, queries, keys, values, attention, output and MLP: 2 + 3 + 1 + 1 + 2 for GPT-2; LLaMA has a third product in its
 # MLP and rotates its keys in a kernel of its own, its queries in that of attention.
 LAYERS = {

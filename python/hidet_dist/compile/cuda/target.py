@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.errors import ConfigError
@@ -20,6 +21,9 @@ from hidet_dist.partitioning import Program
 from hidet_dist.toolchain.cuda import find_toolkit
 
 MMA = ("mma", "simt")
+WIDEST_READ_BYTES = 16
+"""The bytes that a thread reads at once at most; their address must be a multiple of it (CUDA C++ Programming Guide,
+"Device Memory Accesses")."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,10 @@ class CudaTarget:
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard all lookups, as inputs on a GPU are not checked, and fuse operators to have fewer kernels."""
+        """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
         from hidet_dist.compile.cuda.launches import fewer_launches
 
-        graph = fewer_launches(guard_graph(program, ()))
+        graph = blocks_in_place(fewer_launches(guard_graph(program, ())), WIDEST_READ_BYTES)
         check_communication(program.graph, graph)
         return graph
 
