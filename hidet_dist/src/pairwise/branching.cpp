@@ -16,6 +16,7 @@ constexpr int kWindow = 10;                        // steps over which progress 
 constexpr double kLeastProgress = 0.02;            // of the bound in a window, as a part of the gap, to go on
 constexpr double kMostRemoved = 0.2;               // of the strategies, until the part is merged anew
 constexpr double kVariance = 1e-4;                 // of priced bytes, as a part of the squared gap, that matters
+constexpr double kMostStored = 1e9;                // bytes of open parts, until late ones come first
 constexpr double kSure = 0.999;                    // weights above are not fractional
 
 // Divides the strategies of one node: 1 for those of one side, 2 for those of the other, 0 for other nodes'. Where the
@@ -61,6 +62,14 @@ std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std
   return side;
 }
 
+// The bytes that a part takes, about half of its problem's: two parts share it.
+double bytes_of(const Problem *problem) {
+  const std::size_t doubles = problem->entries.size() + problem->bytes.size() + problem->cost.size() +
+                              problem->choice_begin.size() + 2 * problem->base_bytes.size();
+  const std::size_t ints = problem->choices.size() + problem->part_of.size();
+  return static_cast<double>(doubles * sizeof(double) + ints * sizeof(int)) / 2;
+}
+
 }  // namespace
 
 Branching::Branching(const Problem &problem, const std::vector<double> &prices, double bound) {
@@ -69,14 +78,17 @@ Branching::Branching(const Problem &problem, const std::vector<double> &prices, 
 
 void Branching::push(Part part) {
   const std::lock_guard lock(mutex_);
+  stored_ += bytes_of(part.problem.get());
   open_.push_back(std::move(part));
   std::push_heap(open_.begin(), open_.end());
 }
 
 Branching::Part Branching::pop() {
-  std::pop_heap(open_.begin(), open_.end());
+  // Where memory is short, a late part, whose own parts are the smallest and fewest, instead of that of least bound.
+  if (stored_ < kMostStored) std::pop_heap(open_.begin(), open_.end());
   Part part = std::move(open_.back());
   open_.pop_back();
+  stored_ -= bytes_of(part.problem.get());
   return part;
 }
 

@@ -43,6 +43,7 @@ class Branching {
 
   std::mutex mutex_;
   std::vector<Part> open_;  // a heap
+  double stored_ = 0;  // bytes of open parts, about
   std::vector<int> best_;
   double best_cost_ = 0;
 };
