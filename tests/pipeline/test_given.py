@@ -146,3 +146,17 @@ def test_an_operator_that_mixes_the_batch_is_named() -> None:
     config = {"stages": [{"operators": [0, len(mixed.nodes)], "mesh_shape": [1]}], "micro_batches": 2}
     with pytest.raises(ConfigError, match=r"cut into micro-batches: operator .* mixes the batch|needed both for one"):
         hidet_dist.make_plan(mixed, {"mesh_shape": [1]}, config)
+
+
+@pytest.mark.parametrize("pin", ["x0", "y0"])
+def test_a_batch_dim_that_ranks_split_as_well_is_refused(pin: str) -> None:
+    """A rank's half of the batch is not its halves of the micro-batches."""
+    x = hidet.symbol([8, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.tanh(hidet.ops.relu(x)), [x])
+    own = {"mesh_shape": [2], "pins": {pin: "(S0, R)"}}
+    stages = [{"operators": [0, 1], "mesh_shape": [1]}, {"operators": [1, 2], "mesh_shape": [1]}]
+    stages[0 if pin == "x0" else 1] |= own
+    config = {"stages": stages, "micro_batches": 2, "outputs": "last"}
+    with pytest.raises(PlanError, match="is split along dim 0 over the ranks of its stage"):
+        hidet_dist.make_plan(graph, {"mesh_shape": [3]}, config)
+    assert hidet_dist.make_plan(graph, {"mesh_shape": [3]}, {**config, "micro_batches": 1}).pipeline is not None

@@ -242,8 +242,9 @@ def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
         _require(not stage.mesh_shares, f"stages[{number}].mesh_shares", stage.mesh_shares, "empty in a pipeline")
 
     def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
-        axes = TensorShardSpec.parse(tensor.spec).mesh_axes
-        return StageTensor(tensor.dtype, tensor.whole_shape, all(stage.mesh_shape[axis] == 1 for axis in axes))
+        per_dim = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim
+        split = tuple(dim for dim, axes in enumerate(per_dim) if any(stage.mesh_shape[axis] > 1 for axis in axes))
+        return StageTensor(tensor.dtype, tensor.whole_shape, not split, split)
 
     stages = [
         StageTensors(stage.size, *(tuple(seen(stage, x) for x in tensors) for tensors in (stage.inputs, stage.outputs)))

@@ -218,12 +218,14 @@ class Network:
         """Find the least sum for each value of each variable, after :meth:`minimum`; None if that would take long."""
         position = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
         outside = self.outside
-        result: list[Table] = [np.zeros(0)] * len(self.sizes)
+        # A bucket's message and the table outside give the marginals of its neighbours, mostly from fewer entries than
+        # the neighbours' own buckets have: the smallest such table of each variable, its size first.
+        smallest: dict[int, tuple[int, Bucket]] = {}
         for n, bucket in enumerate(reversed(self.buckets)):
-            scope = (*bucket.neighbours, bucket.variable)
             if not n % tuning.CHECK_STEPS:
                 self.tables.limits.check()
-            if math.prod(self.sizes[u] for u in scope) > tuning.MARGINAL_LIMIT:
+            entries = math.prod(self.sizes[u] for u in bucket.neighbours)
+            if entries * self.sizes[bucket.variable] > tuning.MARGINAL_LIMIT:
                 return None
             if bucket.neighbours:
                 # The message of a bucket went to its parent, the neighbour eliminated first; the rest there is outside.
@@ -236,28 +238,48 @@ class Network:
                 outside[bucket.variable] = number, offset + least - bucket.offset
             else:
                 outside[bucket.variable] = self.tables.add_content(np.array(0.0)), self.constant - bucket.offset
-            above, offset = outside[bucket.variable]
-            number, least = self._least_outside(bucket.factors, scope, above, (bucket.variable,))
-            result[bucket.variable] = self.tables.tables[number] + (offset + least)
+            for u in bucket.neighbours:
+                if u not in smallest or entries < smallest[u][0]:
+                    smallest[u] = entries, bucket
+        result: list[Table] = [np.zeros(0)] * len(self.sizes)
+        for n, bucket in enumerate(self.buckets):
+            if not n % tuning.CHECK_STEPS:
+                self.tables.limits.check()
+            v = bucket.variable
+            entries = math.prod(self.sizes[u] for u in (*bucket.neighbours, v))
+            if self.sizes[v] == 1:
+                result[v] = np.array([self.constant])
+                continue
+            factors, scope, behind = bucket.factors, (*bucket.neighbours, v), bucket
+            if v in smallest and smallest[v][0] < entries:
+                behind = smallest[v][1]
+                factors, scope = [(behind.message, behind.neighbours)], behind.neighbours
+            above, offset = outside[behind.variable]
+            number, least = self._least_outside(factors, scope, above, (v,), behind is bucket)
+            result[v] = self.tables.tables[number] + (offset + least + (0.0 if behind is bucket else behind.offset))
         return result
 
     def _least_outside(
-        self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
+        self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...], last: bool = True
     ) -> tuple[int, float]:
-        """Minimise the sum of factors, and of the table ``outside`` over all of ``scope`` but its last, to ``left``.
+        """Minimise the sum of factors, and of the table ``outside`` over ``scope``, to the variables ``left``.
 
-        Returns the number of the resulting table less its least entry, and that entry. Equal sums are looked up.
+        With ``last`` the scope has a last variable that the table outside does not depend on. Returns the number of the
+        resulting table less its least entry, and that entry. Equal sums are looked up.
         """
         position = {u: i for i, u in enumerate(scope)}
         shape = tuple(self.sizes[u] for u in scope)
         kept = tuple(position[u] for u in left)
         factors_in_scope = tuple((t, tuple(position[u] for u in variables)) for t, variables in factors)
-        key = ("outside", factors_in_scope, outside, shape, kept)
+        key = ("outside", factors_in_scope, outside, shape, kept, last)
         known = self.tables.left.get(key)
         if known is None:
             self.tables.limits.check()
             self.tables.reserve(math.prod(shape))
-            parts = [*self.parts(factors, scope), self.tables.tables[outside][..., None]]
+            parts = [
+                *self.parts(factors, scope),
+                self.tables.tables[outside][..., None] if last else self.tables.tables[outside],
+            ]
             least = _least(parts, shape, kept, self.tables.limits).transpose([sorted(kept).index(i) for i in kept])
             offset = float(least.min())
             known = self.tables.left[key] = self.tables.add_content(least - offset), offset

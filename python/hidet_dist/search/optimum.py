@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
@@ -413,6 +414,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(_any_plan(state))
+    _recombine(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
+    if state.done():
+        return
     far = state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds
     if far and not mixture.over:
         # The plans below the best one are many. Those combined of known ones are few, and better.
@@ -805,15 +809,16 @@ def _try_plans_below(
         return None
     try:
         frontier = Frontier(state.problem, kept, tables, prices, limit)
-        _record_frontier(state, frontier)
-        if frontier.relaxed and len(frontier) and not state.done():
-            narrowed = [list(choices) for choices in kept]
-            for tensor in frontier.relaxed:
-                fix_required(state.groups[tensor], state.best, narrowed, False)
-            most = min(state.seconds, limit * (1 + state.options.gap))
-            _record_frontier(state, Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed))
     except TooWide:
         return None
+    _record_frontier(state, frontier)
+    if frontier.relaxed and len(frontier) and not state.done():
+        narrowed = [list(choices) for choices in kept]
+        for tensor in frontier.relaxed:
+            fix_required(state.groups[tensor], state.best, narrowed, False)
+        most = min(state.seconds, limit * (1 + state.options.gap))
+        with suppress(TooWide):
+            _record_frontier(state, Frontier(state.problem, narrowed, tables, prices, most, frontier.relaxed))
     return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
 
 
@@ -849,9 +854,15 @@ def _divide(state: _State, second_per_byte: Sequence[float]) -> None:
     """
     capacity, number, left = Capacity(state.problem), 0, math.inf
     waiting = [_Part(state.bound, 0, (0, state.problem.budget), state.kept, (*second_per_byte, 0.0))]
-    for _ in range(tuning.PARTS):
+    gap = math.inf
+    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, state.problem.cost)))
+    for count in range(most):
         if not waiting or waiting[0].bound >= state.cutoff():
             break
+        if not count % tuning.PARTS_STALL:
+            if state.seconds - waiting[0].bound > tuning.PARTS_PROGRESS * gap:
+                break
+            gap = state.seconds - waiting[0].bound
         part = heapq.heappop(waiting)
         solved = _solve_part(state, capacity, part)
         if solved is None:
@@ -988,8 +999,8 @@ def _bytes_at(state: _State, point: int, plans: Sequence[_Probe]) -> Iterator[tu
                     break
 
 
-def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
-    """Find the best plan, to a gap, among combinations of the last plans' choices: few, so quickly solved."""
+def _recombine(state: _State, plans: Sequence[_Probe], gap: float, most: int = tuning.FEW_CHOICES) -> None:
+    """Find the best plan, to a gap, among combinations of the choices of the last plans that have at most so many."""
     if not state.best:
         return
     recombined = [probe.choices for probe in plans[-tuning.RECOMBINED_PLANS :]] + [state.best]
@@ -997,9 +1008,11 @@ def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
     while True:
         used = [set(chosen) for chosen in zip(*recombined, strict=True)]
         kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-        if _count_open(kept) <= tuning.FEW_CHOICES or len(recombined) <= 2:
+        if _count_open(kept) <= most:
             break
         del recombined[0]
+        if len(recombined) == 1:
+            return
     state.limits.check()
     try:
         solution = solve(

@@ -52,7 +52,7 @@ PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
-NARROW_GAP = 0.02  # relative gap between plan and bound below which choices are dropped while prices are looked for
+NARROW_GAP = 0.004  # relative gap between plan and bound below which choices are dropped while prices are looked for
 NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
@@ -67,6 +67,9 @@ DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divid
 FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
 RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
 PARTS = 60  # parts looked at
+PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
+PARTS_STALL = 12  # parts after which the gap must be smaller
+PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
 # Frontiers of seconds and bytes (frontier.py, optimum.py).

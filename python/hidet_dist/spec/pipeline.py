@@ -158,12 +158,14 @@ class PipelineStage:
 class StageTensor:
     """The properties of a stage's input or output against which a pipeline is checked; the shape is the whole tensor's.
 
-    ``replicated`` says whether every rank of the stage holds the tensor whole.
+    ``replicated`` says whether every rank of the stage holds the tensor whole; ``split`` has the dims that its ranks
+    split.
     """
 
     dtype: str
     shape: tuple[int | str, ...]
     replicated: bool
+    split: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -408,6 +410,12 @@ class Pipeline:
 def _check_batch_dim(what: str, dim: int | None, tensor: StageTensor) -> None:
     if dim is not None and not 0 <= dim < len(tensor.shape):
         raise SpecError(f"{what} is {_text(tensor)}; it has no dim {dim} for micro-batches.")
+    if dim in tensor.split:
+        raise SpecError(
+            f"{what} is split along dim {dim} over the ranks of its stage, and micro-batches split the same dim: a "
+            "rank's part of the batch would not be that of the micro-batches. Leave the dim whole in the spec, or use "
+            "one micro-batch."
+        )
 
 
 def _input(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:

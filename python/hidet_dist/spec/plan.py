@@ -280,8 +280,9 @@ class StagePlan:
         """The properties of the stage's inputs and outputs for the check of a pipeline."""
 
         def seen(tensor: TensorPlan) -> StageTensor:
-            axes = [axis for axis in tensor.spec.mesh_axes if self.mesh.shape[axis] > 1]
-            return StageTensor(tensor.dtype, tensor.written or tensor.shape, not axes)
+            parts = [self.mesh.group_size(axes) for axes in tensor.spec.mesh_axes_per_dim]
+            split = tuple(dim for dim, number in enumerate(parts) if number > 1)
+            return StageTensor(tensor.dtype, tensor.written or tensor.shape, not split, split)
 
         return StageTensors(self.mesh.size, tuple(map(seen, self.inputs)), tuple(map(seen, self.outputs)))
 
