@@ -19,6 +19,7 @@ constexpr int kNodesPerMove = 8;  // a round tries a move for so many nodes
 constexpr int kLeastMoves = 500;
 constexpr int kMovesPerPrice = 200;
 constexpr int kForestsPerTrade = 3;  // one move in so many is a trade
+constexpr double kDescentScales[] = {0.25, 0.5, 0.8, 1.0, 1.25, 2.0};
 constexpr double kPriceScales[] = {0.0, 0.5, 0.8, 1.0, 1.25, 2.0};
 constexpr int kLeastForest = 5, kForestDoublings = 8;  // sizes of forests of few nodes: 5, 10, ... 640
 constexpr int kRepairs = 2000;  // moves around forbidden pairs, in one descent
@@ -67,7 +68,9 @@ void Search::take(std::vector<int> &assignment) const {
 
 void Search::descend(std::vector<int> assignment, const std::vector<double> &prices, double scale) {
   std::vector<double> more(problem_.points, 0.0);
-  sum_prices(1.0, prices, more);
+  // Once an assignment is known, descents differ in how dear memory is.
+  const double price_scale = has_best_ ? kDescentScales[random_() % std::size(kDescentScales)] : 1.0;
+  sum_prices(price_scale, prices, more);
   // The price of a byte where none is known: the bound, divided by the memory at all points.
   double usual = scale / (problem_.byte_limit * std::max(1, problem_.points) + 1.0);
   const auto priced_points = std::count_if(prices.begin(), prices.end(), [](double x) { return x > 0; });
@@ -102,7 +105,7 @@ void Search::descend(std::vector<int> assignment, const std::vector<double> &pri
     }
     if (++rises > kMostRises) return;
     rise *= kRiseGrowth;
-    sum_prices(1.0, prices, more);
+    sum_prices(price_scale, prices, more);
     stale = kStaleForests - kStaleAfterRise;
   }
 }

@@ -128,14 +128,10 @@ class Solver {
     const auto search = [&] {
       search_->offer(start);
       if (!over()) search_->descend(start, prices, scale);
-      if (search_->has_best() && !over()) search_->polish(prices);
+      do {
+        if (search_->has_best() && !over()) search_->polish(prices);
+      } while (timed && search_->has_best() && !bounded && !over());
       searched = true;
-      while (timed && search_->has_best() && !bounded && !over()) {
-        if (branching_)
-          branching_->step(known, [this] { return over(); });
-        else
-          search_->polish(prices);
-      }
     };
     if (at_once) {
       auto other = std::async(std::launch::async, raise_bound);
