@@ -68,7 +68,7 @@ FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
 RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
-PARTS_STALL = 12  # parts after which the gap must be smaller
+PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
 PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
