@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, peak, problems, resident
 
 from hidet_dist.search.capacity import Capacity
-from hidet_dist.search.optimum import least_memory
+from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, evaluate
 

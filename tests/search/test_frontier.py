@@ -113,7 +113,7 @@ def test_equal_layers_of_which_only_some_fit_are_decided_by_a_frontier(monkeypat
     def refused(*arguments: object, **options: object) -> None:
         raise AssertionError("an integer program was solved")
 
-    monkeypatch.setattr("hidet_dist.search.optimum.solve", refused)
+    monkeypatch.setattr("hidet_dist.search.programs.solve", refused)
     solution = optimize(problem, SolveOptions(gap=5e-4))
     assert solution.seconds == 320 - 53
     assert solution.gap <= 5e-4

@@ -23,9 +23,10 @@ from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan, search, tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
+from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import least_memory, optimize
+from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import (

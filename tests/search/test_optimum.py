@@ -12,7 +12,8 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, eliminate, marginals
 from hidet_dist.search.ilp import solve
-from hidet_dist.search.optimum import least_memory, optimize
+from hidet_dist.search.least_memory import least_memory
+from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, undominated
 from hidet_dist.search.prices import Prices

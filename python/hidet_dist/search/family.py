@@ -20,15 +20,7 @@ from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
-from hidet_dist.search.problem import (
-    Activations,
-    ConvertedTensor,
-    Edge,
-    LiveInterval,
-    Problem,
-    Solution,
-    restricted,
-)
+from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.search.solution import write_stage
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.symbolic.planning import check_specs, planning_view

@@ -26,16 +26,7 @@ from hidet_dist.errors import ConfigError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import (
-    ConvertedTensor,
-    Edge,
-    Problem,
-    Solution,
-    evaluate,
-    held_bytes,
-    peaks,
-    readers,
-)
+from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, Solution, evaluate, held_bytes, peaks, readers
 
 
 class StoppedError(SolverError):

@@ -6,7 +6,7 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 # Presolve (presolve.py).
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
-# Ties (ties.py, optimum.py).
+# Ties (ties.py, relaxation.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 
 # Shares of an axis of unequal devices (shares.py).
@@ -33,7 +33,7 @@ COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
 TABLES_KEPT = 0.5  # share of the memory limit above which the tables of earlier eliminations are dropped
 
-# Prices and mixtures (optimum.py).
+# Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before the plan of least memory is searched, whatever its cost
 PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least memory is searched if none fits so far
@@ -61,7 +61,7 @@ KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 # Capacity (capacity.py).
 CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 
-# Parts of the plans (optimum.py).
+# Parts of the plans (division.py).
 FEW_WIDE_CHOICES = 600  # choices left, up to which the integer program decides about a wide graph sooner
 DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divided into parts
 FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
@@ -72,7 +72,7 @@ PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and 
 PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
-# Frontiers of seconds and bytes (frontier.py, optimum.py).
+# Frontiers of seconds and bytes (frontier.py, combination.py).
 MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
 COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
 FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
@@ -80,13 +80,13 @@ FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and 
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
-# Windows of operators that are replanned (optimum.py).
+# Windows of operators that are replanned (windows.py).
 WINDOWS_GAP = 2.0  # gap, relative to the one asked for, above which windows are worth their time
 WINDOW = 80  # operators to each side of the middle
 WINDOWS = 24  # replanned at most
 WINDOW_PRICES = (1.0, 0.7, 0.4)  # factors of the best prices, where there is room for more
 
-# Recombination, and the integer program (optimum.py, ilp.py).
+# Recombination, and the integer program (programs.py, ilp.py).
 RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined: fewer if they have more than FEW_CHOICES
 RECOMBINATION_NODES = 200  # nodes of the solver's search tree
 ROUGH_GAP = 0.01  # gap of a recombination that only serves to drop choices before the integer program

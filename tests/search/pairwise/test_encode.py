@@ -122,7 +122,7 @@ def too_wide(monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise TooWide
 
-    monkeypatch.setattr("hidet_dist.search.optimum.eliminate", refuse)
+    monkeypatch.setattr("hidet_dist.search.state.eliminate", refuse)
 
 
 OPTIMA = [(9, (0, 1, 1), 5.0), (8, (0, 0, 0), 18.0)]

@@ -1,0 +1,156 @@
+"""Prices on the bytes of program points: the greatest lower bound that they give, and plans on the way to it.
+
+Any prices give a lower bound and a plan (Lagrangian relaxation; Everett, Operations Research 11(3), 1963). The best
+prices are the duals of a small linear program, which mixes the plans so far so that no point's mean exceeds the budget
+(Dantzig and Wolfe, Operations Research 8(1), 1960): a plan that is cheaper at these prices joins the mixture, until
+there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hidet_dist.search import tuning
+from hidet_dist.search.eliminate import Tables, marginals
+from hidet_dist.search.least_memory import find_fitting
+from hidet_dist.search.master import solve_master
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.state import Probe, State, narrow_choices, price_at
+
+
+def probe_without_activations(state: State, tables: Tables) -> None:
+    """Find the best plan for a negligible price, then for none: of plans of equal time, the one that holds less."""
+    problem = state.problem
+    trifle = state.options.gap * tuning.TIE_SHARE * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
+    count = problem.activations.points
+    # Before the first operator a device holds little but what it holds during the whole run.
+    for price in (trifle, 0.0):
+        probe = state.probe(tables, price_at(0, price, count), reduced=False)
+        state.known_plans.append(probe)
+        state.raise_bound(probe.bound)
+        if probe.peak > problem.budget or state.done():
+            return
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The best mixture of plans whose mean fits the budget.
+
+    Attributes
+    ----------
+    seconds: the objective of the master program.
+    parts: the plans with their shares, greatest first.
+    prices: seconds per byte at each program point.
+    over: whether the mean exceeds the budget after all.
+    """
+
+    seconds: float
+    parts: list[tuple[float, Probe]]
+    prices: list[float]
+    over: bool
+
+
+def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
+    """Find the prices of the greatest lower bound; return the plans on the way and the mixture with these prices.
+
+    Raises
+    ------
+    InfeasibleError
+        When no plan fits.
+    """
+    budget = state.problem.budget
+    plans, bound, raises = list(state.known_plans), state.bound, 0
+    low = plans[-1]
+    # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes there
+    # are, the more each is worth.
+    limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
+    mixture = _mixture(state, plans, limit)
+    coarse, narrow_at = True, tuning.NARROW_GAP
+    tested: set[int] = set()
+    for _ in range(tuning.PROBES):
+        if bound >= state.cutoff():
+            break
+        over = _untested_peak(state, plans[-1], tested)
+        if over is not None and _drop_unfit(state, over):
+            plans = [one for one in plans if state.keeps(one.choices)]
+            plans = plans or [state.probe(tables, Prices(mixture.prices), coarse=coarse)]
+            mixture = _mixture(state, plans, limit)
+        if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
+            plans.append(find_fitting(state))
+            mixture = _mixture(state, plans, limit)
+        known = {probe.choices for probe in plans}
+        prices = Prices(mixture.prices)
+        probe = state.probe(tables, prices, coarse=coarse)
+        bound = max(bound, probe.bound)
+        state.raise_bound(bound)
+        plans.append(probe)
+        near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
+        if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
+            if not mixture.over:
+                if not coarse or state.outer is not None:
+                    break
+                coarse = False
+                continue
+            raises += 1
+            if raises > tuning.PRICE_RAISES and not state.best:
+                plans.append(find_fitting(state))
+            limit *= tuning.PRICE_RAISE
+        gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
+        if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
+            # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
+            narrow_choices(state, tables, prices)
+            narrow_at = gap * tuning.NARROW_AGAIN
+            plans = [one for one in plans if state.keeps(one.choices)] or [probe]
+        mixture = _mixture(state, plans, limit)
+    return plans, mixture
+
+
+def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:
+    """Return the peak of a plan that exceeds the budget, if plans with each choice are still to be tested there."""
+    point = plan.nbytes.index(plan.peak)
+    if plan.peak <= state.problem.budget or point in tested or len(tested) == tuning.UNFIT_POINTS:
+        return None
+    tested.add(point)
+    return point
+
+
+def _drop_unfit(state: State, point: int) -> bool:
+    """Drop the choices with which every plan exceeds the budget at a program point; tell whether there are any."""
+    gratis, presolve, tables = state.bytes_only
+    prices = price_at(point, 1.0, gratis.activations.points)
+    reduction = presolve.reduce(state.kept, prices, state.limits)
+    left = marginals(gratis, reduction.kept, tables, prices)
+    if left is None:
+        return False
+    limit = gratis.budget * (1 + tuning.ROUNDING)
+    fitting = [
+        [k for k in choices if line[k] <= limit]
+        for choices, line in zip(state.kept, reduction.extend(gratis, left), strict=True)
+    ]
+    if not all(fitting) or fitting == state.kept:
+        return False  # if no plan fits at all, the search for the plan of least memory says so
+    state.kept = fitting
+    return True
+
+
+def _mixture(state: State, plans: Sequence[Probe], limit: float) -> Mixture:
+    """Mix plans by the master program; a byte above the budget costs ``limit`` seconds."""
+    budget = state.problem.budget
+    unit = max(probe.seconds for probe in plans) or 1.0
+    byte = float(max(1, budget))
+    master = solve_master(
+        [probe.nbytes for probe in plans],
+        [probe.seconds / unit for probe in plans],
+        limit * byte / unit,
+        budget,
+        byte,
+        state.limits,
+    )
+    parts = sorted(enumerate(master.shares), key=lambda part: (-part[1], part[0]))
+    return Mixture(
+        master.objective * unit,
+        [(share, plans[i]) for i, share in parts if share > 1e-9],
+        [dual * unit / byte for dual in master.duals],
+        master.slack > 1e-9,
+    )

@@ -1,0 +1,176 @@
+"""The state of a search within a memory budget: the best plan, the bound, and the choices that are left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hidet_dist.errors import HidetDistError
+from hidet_dist.search.eliminate import Table, Tables, eliminate, marginals
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.presolve import Presolve, Reduction
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers, without_costs
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A plan with its seconds, without the price of memory, and the bytes that a device holds at each program point.
+
+    ``bound`` is the lower bound, in seconds, from the prices for which the plan is the best.
+    """
+
+    choices: tuple[int, ...]
+    seconds: float
+    nbytes: list[int]
+    bound: float = -math.inf
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at any program point."""
+        return max(self.nbytes)
+
+
+@dataclass
+class State:
+    """The best plan so far, the greatest lower bound, and the choices that a better plan can contain."""
+
+    problem: Problem
+    options: SolveOptions
+    kept: list[list[int]]
+    best: tuple[int, ...] = ()
+    seconds: float = math.inf
+    bound: float = 0.0
+    known_plans: list[Probe] = field(default_factory=list)
+    second_per_byte: tuple[float, ...] = ()
+    peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
+    refusal: HidetDistError | None = None  # the error to raise if no plan turns up
+    narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
+    divided: bool = False  # whether the plans were divided into parts (divide_plans), as far as that is useful
+    outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
+    bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
+
+    def __post_init__(self) -> None:
+        self.groups = readers(self.problem)
+        self.limits = self.options.limits
+        self.presolve = Presolve(self.problem)
+        self._bytes_only: tuple[Problem, Presolve, Tables] | None = None
+
+    @property
+    def bytes_only(self) -> tuple[Problem, Presolve, Tables]:
+        """The problem without costs, with its presolve and its tables."""
+        if self._bytes_only is None:
+            gratis = without_costs(self.problem)
+            self._bytes_only = gratis, Presolve(gratis), Tables(self.limits)
+        return self._bytes_only
+
+    def reduction(self, prices: Prices) -> Reduction:
+        """Reduce the choices to those of at least one of the best plans for these prices."""
+        return self.presolve.reduce(self.kept, prices, self.limits)
+
+    def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> Probe:
+        """Find the best plan for these prices, among the choices ``reduced`` for them.
+
+        With ``coarse``, tensors of many readers stay relaxed.
+        """
+        self.limits.check()
+        kept = self.reduction(prices).kept if reduced else self.kept
+        solved = eliminate(self.problem, kept, tables, prices, self.options.gap / 4, coarse)
+        return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
+
+    def record(self, choices: tuple[int, ...]) -> Probe:
+        """Cost a plan, and keep it as the best one if it fits and takes less time."""
+        probe = Probe(choices, evaluate(self.problem, choices), held_bytes(self.problem, self.groups, choices))
+        if self.outer is not None:
+            self.outer.record(choices)
+            self.best, self.seconds = self.outer.best, self.outer.seconds
+        elif probe.peak <= self.problem.budget and probe.seconds < self.seconds:
+            self.best, self.seconds = choices, probe.seconds
+            self.tell()
+        return probe
+
+    def record_simple_plans(self) -> None:
+        """Cost three plans that need no solver: every entity with its first, its cheapest or its smallest choice."""
+        cost, memory = self.problem.cost, self.problem.memory
+        self.record((0,) * len(cost))
+        self.record(tuple(min(range(len(values)), key=values.__getitem__) for values in cost))
+        self.record(tuple(min(range(len(values)), key=values.__getitem__) for values in memory))
+
+    def raise_bound(self, bound: float) -> None:
+        """Raise the lower bound of all plans to that of the choices that are kept."""
+        if self.narrowed:
+            bound = min(bound, self.cutoff())  # plans with dropped choices cost no less than that
+        if bound > self.bound:
+            self.bound = bound
+            self.tell()
+
+    def tell(self) -> None:
+        """Report the best plan so far, and the bound."""
+        if self.options.on_incumbent is not None and self.best:
+            bound = min(self.bound, self.seconds)
+            self.options.on_incumbent(self.best, self.seconds, bound, self.limits.elapsed_seconds())
+
+    def keeps(self, choices: Sequence[int]) -> bool:
+        """Tell whether none of a plan's choices was dropped."""
+        return all(k in kept for k, kept in zip(choices, self.kept, strict=True))
+
+    def open_choices(self) -> int:
+        """Count the remaining choices of entities that have more than one."""
+        return count_open(self.kept)
+
+    def cutoff(self) -> float:
+        """Return the seconds below which a plan is better than the best one by more than the gap."""
+        return self.seconds * (1 - self.options.gap)
+
+    def done(self) -> bool:
+        """Tell whether the gap between the best plan and the bound is small enough."""
+        return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
+
+
+def count_open(kept: Sequence[Sequence[int]]) -> int:
+    """Count the choices of entities that have more than one."""
+    return sum(len(choices) for choices in kept if len(choices) > 1)
+
+
+def price_at(point: int, price: float, count: int) -> Prices:
+    """Make prices that are 0 at all but one of ``count`` program points."""
+    return Prices([price if m == point else 0.0 for m in range(count)])
+
+
+def narrow_choices(state: State, tables: Tables, prices: Prices) -> None:
+    """Keep only the choices that a plan better than the best one so far could contain."""
+    if state.done() or not state.best:
+        return
+    # Bounds for earlier prices leave fewer choices to bound anew, if a better plan was found since.
+    _drop_above_cutoff(state)
+    if bound_choices(state, tables, prices) is not None:
+        _drop_above_cutoff(state)
+
+
+def _drop_above_cutoff(state: State) -> None:
+    """Drop the choices whose last bounds reach the cutoff."""
+    if state.bounds is not None:
+        prices, bounds = state.bounds
+        state.kept = choices_below(state, bounds, state.cutoff() + prices.total * state.problem.budget)
+        state.narrowed = True
+
+
+def bound_choices(state: State, tables: Tables, prices: Prices) -> list[Table] | None:
+    """Bound the priced cost of plans with each choice of each entity from below; None if that would take long."""
+    state.limits.check()
+    reduction = state.reduction(prices)
+    left = marginals(state.problem, reduction.kept, tables, prices)
+    if left is None:
+        return None
+    bounds = reduction.extend(state.problem, left)
+    state.bounds = prices, bounds
+    return bounds
+
+
+def choices_below(state: State, bounds: Sequence[Table], limit: float) -> list[list[int]]:
+    """Select the choices with bounds below a limit; an entity without any keeps that of the best plan."""
+    return [
+        [k for k in choices if line[k] < limit] or [best]
+        for choices, line, best in zip(state.kept, bounds, state.best, strict=True)
+    ]
