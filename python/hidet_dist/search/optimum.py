@@ -123,21 +123,19 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
     if state.done():
         return
-    far = state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds
-    if far and not mixture.over:
-        # The plans below the best one are many. Those combined of known ones are few, and better.
-        combine_plans(state, tables, prices, known)
+    combined = mixture.over
+    if not mixture.over:
+        join_at_cut(state, tables, mixture)
+        if state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds:
+            # The plans below the best one are many. Those combined of known ones are few, and better.
+            combine_plans(state, tables, prices, known)
+            combined = True
     narrow_choices(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
-    if not search_below_limits(state, tables, prices) and not mixture.over:
+    if not search_below_limits(state, tables, prices) and not combined:
         best = state.seconds
-        if not far:
-            combine_plans(state, tables, prices, known)
-        if state.seconds == best:
-            join_at_cut(state, tables, mixture)
-            if state.seconds < best:
-                combine_plans(state, tables, prices, known)
+        combine_plans(state, tables, prices, known)
         if state.seconds < best:
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
