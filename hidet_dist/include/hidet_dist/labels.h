@@ -14,10 +14,10 @@ extern "C" {
  * Marks the lines that no other line of the same group equals or undercuts in every column; of equal lines the first.
  *
  * `values` has `count` lines of `columns` numbers. Lines of a group are adjacent and in lexicographic order, so that a
- * line can only be dominated by one before it. keep[i] becomes 1 for a line to keep, else 0. Returns 0, or 1 once more
- * than `comparisons` pairs of lines were compared; `keep` is incomplete then.
+ * line can only be dominated by one before it. keep[i] becomes 1 for a line to keep, else 0. At most `comparisons` pairs
+ * of lines are compared. Returns how many of them are left, or -1 if more are needed; `keep` is incomplete then.
  */
-HIDET_DIST_API int32_t hidet_dist_undominated(int64_t count, int64_t columns, const int64_t *group,
+HIDET_DIST_API int64_t hidet_dist_undominated(int64_t count, int64_t columns, const int64_t *group,
                                               const double *values, int64_t comparisons, uint8_t *keep);
 
 #ifdef __cplusplus

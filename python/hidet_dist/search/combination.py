@@ -73,7 +73,7 @@ def _try_plans_below(
             ]
     if count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    frontier, points = _fitting_frontier(state, tables, prices, kept, limit)
+    frontier, points = _fitting_frontier(state, tables, prices, kept, limit, rounds=1)
     if frontier is None:
         return None
     if frontier.relaxed and len(frontier) and not state.done():
@@ -82,6 +82,11 @@ def _try_plans_below(
             fix_required(state.groups[tensor], state.best, narrowed, False)
         most = min(state.seconds, limit * (1 + state.options.gap))
         _fitting_frontier(state, tables, prices, narrowed, most, frontier.relaxed, points)
+    for exact in (), frontier.relaxed:
+        # Bytes at points without a price, or the relaxed tensors, may keep the bound below the limit.
+        if len(frontier) and not state.done() and (exact or points):
+            fitting, points = _fitting_frontier(state, tables, prices, kept, limit, exact, points)
+            frontier = frontier if fitting is None else fitting
     return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
 
 
@@ -93,13 +98,14 @@ def _fitting_frontier(
     limit: float,
     exact: Sequence[int] = (),
     points: Sequence[int] = (),
+    rounds: int = tuning.POINT_ROUNDS,
 ) -> tuple[Frontier | None, list[int]]:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 
     Returns the last frontier, None if there are too many plans, and the points.
     """
     at, frontier = dict.fromkeys(points), None
-    for _ in range(tuning.POINT_ROUNDS):
+    for _ in range(rounds):
         try:
             frontier = Frontier(state.problem, kept, tables, prices, limit, exact, list(at))
         except TooWide:

@@ -86,6 +86,7 @@ class Frontier:
             When the time limit is reached.
         """
         self._kept, self._tables, self._exact = kept, tables, exact
+        self._comparisons = tuning.COMPARISONS
         self._budget = prices.total * problem.budget
         self._network = self._bounded(problem, prices)
         self._limit = limit + self._budget
@@ -190,9 +191,10 @@ class Frontier:
             return _undominated(combination, paid, seconds)
         fit = self._bytes.fitting(node, held)
         columns = np.column_stack([seconds[fit], held[fit]])
-        left = undominated(combination[fit], columns, tuning.COMPARISONS)
-        if left is None:
+        selected = undominated(combination[fit], columns, self._comparisons)
+        if selected is None:
             raise TooWide
+        left, self._comparisons = selected
         return fit[left]
 
     def _sum_at(

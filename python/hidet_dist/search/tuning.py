@@ -74,9 +74,9 @@ FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which 
 
 # Frontiers of seconds and bytes (frontier.py, combination.py).
 MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
-COMPARISONS = 10**9  # pairs of partial plans compared at one step, above which there are too many, too
+COMPARISONS = 10**9  # pairs of partial plans compared in one frontier, above which there are too many, too
 FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
-FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
+FRONTIERS = 8  # raises of the bound at most: by the gap, by twice the gap, and so on
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 

@@ -306,7 +306,7 @@ INDICES = Header(
 LABELS = Header(
     functions={
         "undominated": Signature(
-            c_int32, (c_int64, c_int64, POINTER(c_int64), POINTER(c_double), c_int64, POINTER(c_uint8))
+            c_int64, (c_int64, c_int64, POINTER(c_int64), POINTER(c_double), c_int64, POINTER(c_uint8))
         ),
     }
 )
