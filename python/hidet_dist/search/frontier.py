@@ -87,6 +87,7 @@ class Frontier:
         """
         self._kept, self._tables, self._exact = kept, tables, exact
         self._comparisons = tuning.COMPARISONS
+        self._entries = 0  # numbers of all labels so far
         self._budget = prices.total * problem.budget
         self._network = self._bounded(problem, prices)
         self._limit = limit + self._budget
@@ -175,6 +176,9 @@ class Frontier:
         combination = entry // shape[-1]
         excess = cost - (tables.tables[bucket.message].ravel()[combination] + bucket.offset)
         self._bytes.add_node(own, behind)
+        # The labels, sorted copies of them, and those of all buckets so far.
+        line = 4 + len(behind) + self._bytes.width(number)
+        tables.reserve(self._entries + 3 * len(entry) * line)
         held = self._bytes.joined(
             number,
             [(n, self._labels[n].held[of]) for n, of in zip(behind, extended, strict=True)],
@@ -182,6 +186,7 @@ class Frontier:
             own,
         )
         left = self._left(number, combination, labels_paid, cost - labels_paid, held)
+        self._entries += len(left) * line
         starts = np.searchsorted(combination[left], np.arange(math.prod(shape[:-1]) + 1))
         return _Labels(starts, excess[left], labels_paid[left], held[left], entry[left], [of[left] for of in extended])
 

@@ -68,6 +68,10 @@ class PointBytes:
         self._decided.append(decided)
         self._open.append([m for m in self.points if 0 < decided[m] < len(self._at[m])])
 
+    def width(self, node: int) -> int:
+        """Count the columns of a node's labels."""
+        return 2 + len(self._open[node]) if self.points else 0
+
     def joined(
         self,
         node: int,
