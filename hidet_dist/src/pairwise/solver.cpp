@@ -128,10 +128,9 @@ class Solver {
     const auto search = [&] {
       search_->offer(start);
       if (!over()) search_->descend(start, prices, scale);
-      do {
-        if (search_->has_best() && !over()) search_->polish(prices);
-      } while (timed && search_->has_best() && !bounded && !over());
-      searched = true;
+      if (search_->has_best() && !over()) search_->polish(prices);
+      searched = true;  // now the other thread ends its part of the round; until then, polishing goes on
+      while (timed && search_->has_best() && !bounded && !over()) search_->polish(prices);
     };
     if (at_once) {
       auto other = std::async(std::launch::async, raise_bound);
