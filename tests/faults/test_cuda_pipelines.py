@@ -16,8 +16,8 @@ import pytest
 
 from hidet_dist.artifacts import Manifest
 
-from .conftest import SHORT_SECONDS, Rank, Start, assert_blames, load_all
-from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline
+from .conftest import SHORT_SECONDS, Rank, Start, load_all
+from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline, kill_within_a_stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
 from stand_in_artifacts import as_cuda, doubles, on_stream
@@ -94,7 +94,7 @@ def test_ranks_give_the_results_until_one_is_killed(start_on_devices: StartOnDev
         rank.send("trace", inputs=[X.tolist(), MASK.tolist()])
     profiles = [rank.answer()["result"] for rank in ranks]
     assert all(0 < one["busy"] < 1 for one in profiles), profiles
-    _kill_within_a_stream(ranks, 2)
+    kill_within_a_stream(ranks, 2)
 
 
 @pytest.mark.slow
@@ -121,21 +121,6 @@ def test_stages_are_graphs_and_the_last_one_alone_gives_results(
         rank.do("close")
 
 
-def _kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
-    """All other ranks, of all stages, name it."""
-    for rank in ranks:
-        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
-    for rank in ranks:
-        assert rank.answer()["result"] == "begun"
-    ranks[victim].kill()
-    for number, rank in enumerate(ranks):
-        if number != victim:
-            assert_blames(rank.answer(), victim, "CommunicationError")
-    other = ranks[1]
-    other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
-    assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 4])
 def test_a_rank_of_the_first_or_last_stage_is_killed(
@@ -143,7 +128,7 @@ def test_a_rank_of_the_first_or_last_stage_is_killed(
 ) -> None:
     ranks = start_on_devices()
     load_all(ranks, pipeline)
-    _kill_within_a_stream(ranks, victim)
+    kill_within_a_stream(ranks, victim)
 
 
 @pytest.mark.slow

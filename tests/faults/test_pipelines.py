@@ -125,11 +125,8 @@ def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) 
         rank.do("close")
 
 
-@pytest.mark.parametrize("victim", [0, 2, 4])
-def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pipeline: Path, victim: int) -> None:
-    ranks = start(RANKS)
-    load_all(ranks, pipeline)
-    _call_all(ranks)
+def kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
+    """Kill a rank; all other ranks, of all stages, name it."""
     for rank in ranks:
         rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
     for rank in ranks:
@@ -141,6 +138,14 @@ def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pip
     other = ranks[1]
     other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
+
+
+@pytest.mark.parametrize("victim", [0, 2, 4])
+def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pipeline: Path, victim: int) -> None:
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    _call_all(ranks)
+    kill_within_a_stream(ranks, victim)
 
 
 @pytest.mark.slow

@@ -45,14 +45,7 @@ def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence
     plans = [*(probe.choices for probe in probes), state.best]
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-    limit, gap = state.cutoff(), state.options.gap
-    for _ in range(1 + tuning.FRONTIERS):
-        least = _try_plans_below(state, tables, prices, kept, limit)
-        if state.done() or (least is not None and least < limit) or limit == state.cutoff():
-            return
-        # There are too many plans below the cutoff, or none below a lower limit.
-        gap *= 2
-        limit = min(state.cutoff(), state.bound * (1 + gap))
+    _try_plans_below(state, tables, prices, kept, state.cutoff())
 
 
 def _try_plans_below(

@@ -112,8 +112,7 @@ def _ranges(state: State, resident: tuple[int, int], mixture: Mixture) -> list[_
     low, high = resident
     width = max(1, -(-(high + 1 - low) // tuning.RESIDENT_RANGES))
     ranges = [(begin, min(begin + width - 1, high)) for begin in range(low, high + 1, width)]
-    memory = state.problem.memory
-    mean = sum(share * sum(m[k] for m, k in zip(memory, p.choices, strict=True)) for share, p in mixture.parts)
+    mean = sum(share * _resident_bytes(state.problem, plan) for share, plan in mixture.parts)
     ranges.sort(key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
     return [(ends, state.kept) for ends in ranges]
 
@@ -133,7 +132,7 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
         return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
 
     low, high = resident
-    most, mean = spread([sum(m[k] for m, k in zip(problem.memory, plan.choices, strict=True)) for plan in plans])
+    most, mean = spread([_resident_bytes(problem, plan) for plan in plans])
     division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
     if not low <= int(mean) < high:
         most = 0.0
@@ -157,6 +156,10 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     elif most:
         yield (int(mean) + 1, high), state.kept
         yield (low, int(mean)), state.kept
+
+
+def _resident_bytes(problem: Problem, plan: Probe) -> int:
+    return sum(nbytes[k] for nbytes, k in zip(problem.memory, plan.choices, strict=True))
 
 
 def _bytes_at(state: State, point: int, plans: Sequence[Probe]) -> Iterator[tuple[int, Sequence[float], list[int]]]:

@@ -287,15 +287,16 @@ class Network:
 
     def parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
         """Reshape the tables so that their dims are in the order of ``scope``."""
-        position = {u: i for i, u in enumerate(scope)}
-        parts = []
-        for table, variables in factors:
-            order = sorted(range(len(variables)), key=lambda i: position[variables[i]])
-            full = [1] * len(scope)
-            for i in order:
-                full[position[variables[i]]] = self.sizes[variables[i]]
-            parts.append(self.tables.tables[table].transpose(order).reshape(full))
-        return parts
+        return [self.in_scope(self.tables.tables[table], variables, scope) for table, variables in factors]
+
+    def in_scope(self, table: Table, variables: tuple[int, ...], scope: tuple[int, ...]) -> Table:
+        """Reshape a table over ``variables`` to the dims of ``scope``, in its order; missing ones have size 1."""
+        position = [scope.index(u) for u in variables]
+        order = sorted(range(len(variables)), key=position.__getitem__)
+        full = [1] * len(scope)
+        for i in order:
+            full[position[i]] = self.sizes[variables[i]]
+        return table.transpose(order).reshape(full)
 
     def _order(self, kept: frozenset[int] = frozenset()) -> list[int]:
         """Choose the order of elimination of all but ``kept``. Raises TooWide if both have a step of too much work.
@@ -629,8 +630,8 @@ def tensor_bytes(
 ) -> tuple[TensorTable, ...]:
     """Make the tables of the priced bytes that a tensor's conversions hold.
 
-    ``problem`` has no costs (:func:`without_costs`). The tables have the dims of those of :func:`network_of`, for a
-    tensor that is not relaxed there.
+    ``problem`` has no costs (:attr:`Problem.without_costs`). The tables have the dims of those of :func:`network_of`,
+    for a tensor that is not relaxed there.
     """
     group, memory = problem.groups[tensor], problem.activations.tensors[tensor]
     recipe = _recipe(tables, kept, group, _Priced(memory, _Spans(prices, group)), math.inf)

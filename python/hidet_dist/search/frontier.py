@@ -27,7 +27,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, minimized, network_of, sum_of
 from hidet_dist.search.point_bytes import PointBytes
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, without_costs
+from hidet_dist.search.problem import Problem
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -145,7 +145,7 @@ class Frontier:
         """Map each given table, by number, to that of its priced bytes alone, in seconds."""
         tables = Tables(self._tables.limits)
         tables.quantum = self._tables.quantum
-        network, _ = network_of(without_costs(problem), self._kept, tables, prices, self._exact, self._readers_limit)
+        network, _ = network_of(problem.without_costs, self._kept, tables, prices, self._exact, self._readers_limit)
         return {number: tables.tables[table] for number, (table, _) in enumerate(network.given)}
 
     def _of_bucket(self, number: int, own: list[int], paid: dict[int, Table]) -> _Labels:
@@ -211,17 +211,8 @@ class Frontier:
         at: _Numbers,
     ) -> Table:
         """Sum the tables of some given factors over ``scope``, at the positions ``at``; a missing table is 0."""
-        position = {u: i for i, u in enumerate(scope)}
-        parts = []
-        for number in numbers:
-            if number not in given:
-                continue
-            variables = self._network.given[number][1]
-            order = sorted(range(len(variables)), key=lambda i: position[variables[i]])
-            full = [1] * len(scope)
-            for i in order:
-                full[position[variables[i]]] = self._network.sizes[variables[i]]
-            parts.append(given[number].transpose(order).reshape(full))
+        network = self._network
+        parts = [network.in_scope(given[n], network.given[n][1], scope) for n in numbers if n in given]
         return np.broadcast_to(sum_of(parts), shape).ravel()[at]
 
     def _behind_entry(

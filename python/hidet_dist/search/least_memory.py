@@ -7,6 +7,7 @@ make little progress, targets between the bound and the least peak known are tri
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
@@ -15,10 +16,10 @@ from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.eliminate import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.master import solve_master
+from hidet_dist.search.master import Master, solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, without_costs
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.state import Probe, State, bound_choices
 
 
@@ -37,7 +38,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     The search ends with the first plan that holds at most ``enough`` bytes. The bound of a large graph may lie below
     the least peak.
     """
-    gratis = replace(without_costs(problem), budget=0)
+    gratis = replace(problem.without_costs, budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
     state = State(gratis, replace(options, on_incumbent=None), every)
     best = state.record(tuple(m.index(min(m)) for m in problem.memory))
@@ -48,7 +49,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
             best, bound = _probe_peaks(state, best, bound, enough)
         except TooWide:
             best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
-        if best.peak > max(enough, bound + 0.5) and state.open_choices() <= tuning.VERY_FEW_CHOICES:
+        if best.peak > max(enough, bound + 0.5) and state.open_choices() <= tuning.PEAK_CHOICES:
             try:
                 choices, proven = solve_peak(gratis, options)
                 best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
@@ -76,7 +77,7 @@ def _probe_peaks(state: State, best: Probe, bound: float, enough: int) -> tuple[
         stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
         if stalled and len(gaps) > tuning.PEAK_STALL:
             break  # prices alone make little progress
-        prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
+        prices = _spread(weights, spread)
         probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
         bound = state.bound = max(bound, probe.bound / prices.total)
@@ -94,8 +95,7 @@ def _probe_peaks(state: State, best: Probe, bound: float, enough: int) -> tuple[
                 coarse = False
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
-        total = sum(master.duals)
-        weights = [dual / total for dual in master.duals]
+        weights = _weights(master)
     return _halve(state, best, bound, enough)
 
 
@@ -133,7 +133,7 @@ def _reach(state: State, capacity: Capacity, target: int) -> Probe | None:
         tables = Tables(state.limits)
         most = target * (1 + tuning.ROUNDING)
         for _ in range(tuning.TARGET_PROBES):
-            prices = Prices([(weight + tuning.PEAK_SPREAD / count) / (1 + tuning.PEAK_SPREAD) for weight in weights])
+            prices = _spread(weights, tuning.PEAK_SPREAD)
             probe = reduced.probe(tables, prices, coarse=True)
             if probe.bound > most - prices.total * target:  # the priced bytes of every plan left exceed the target
                 return None
@@ -143,8 +143,7 @@ def _reach(state: State, capacity: Capacity, target: int) -> Probe | None:
                 return probe
             nbytes = [plan.nbytes for plan in plans]
             master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, float(max(map(max, nbytes))), state.limits)
-            total = sum(master.duals)
-            weights = [dual / total for dual in master.duals]
+            weights = _weights(master)
         bounds = bound_choices(reduced, tables, prices)
         if bounds is None:
             break
@@ -155,6 +154,17 @@ def _reach(state: State, capacity: Capacity, target: int) -> Probe | None:
         if sum(map(len, kept)) > tuning.TARGET_SHRINK * before:
             break
     return min(plans, key=lambda p: p.peak)
+
+
+def _spread(weights: Sequence[float], share: float) -> Prices:
+    """Make prices of sum 1 from weights of sum 1, with a share that is spread over all program points."""
+    return Prices([(weight + share / len(weights)) / (1 + share) for weight in weights])
+
+
+def _weights(master: Master) -> list[float]:
+    """Scale the duals of program points to a sum of 1."""
+    total = sum(master.duals)
+    return [dual / total for dual in master.duals]
 
 
 def find_fitting(state: State, limits: Limits | None = None) -> Probe:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from hidet_dist.search.eliminate import Network, Table, Tables, tensor_bytes
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, without_costs
+from hidet_dist.search.problem import Problem
 
 _HALF_BYTE = 0.5  # sums are of whole bytes
 
@@ -150,8 +150,8 @@ def _activations(
             line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
             for m in held:
                 result[m][interval.entity] = result[m].get(interval.entity, 0.0) + line
-    tables, free, count = Tables(limits), without_costs(problem), problem.activations.points
-    at = {m: Prices([float(n == m) for n in range(count)]) for m in points}
+    tables, free, count = Tables(limits), problem.without_costs, problem.activations.points
+    at = {m: Prices.at_point(m, 1.0, count) for m in points}
     for tensor, group in free.groups.items():
         if tensor in relaxed or tensor not in problem.activations.tensors:
             continue

@@ -29,6 +29,11 @@ class Prices:
         self.until = (0.0, *accumulate(self.at))
         self.total = self.until[-1]
 
+    @classmethod
+    def at_point(cls, point: int, price: float, points: int) -> Prices:
+        """Make prices that are 0 at all but one of ``points`` program points."""
+        return cls([price if m == point else 0.0 for m in range(points)])
+
     def span(self, begin: int, end: int) -> float:
         """Seconds for a byte held from point ``begin`` to ``end`` (included)."""
         return self.until[end + 1] - self.until[begin]

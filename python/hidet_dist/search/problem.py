@@ -103,6 +103,16 @@ class Problem:
             groups.setdefault(edge.tensor, []).append(edge)
         return groups
 
+    @cached_property
+    def without_costs(self) -> Problem:
+        """The same problem with all costs and conversions at 0 seconds, so that only memory is left."""
+        free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
+        edges = []
+        for edge in self.edges:
+            size = len(edge.convert), len(edge.convert[0])
+            edges.append(replace(edge, convert=free.setdefault(size, ((0.0,) * size[1],) * size[0])))
+        return replace(self, cost=[[0.0] * len(costs) for costs in self.cost], edges=edges)
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -204,13 +214,3 @@ def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
         if problem.collectives
         else (),
     )
-
-
-def without_costs(problem: Problem) -> Problem:
-    """Copy a problem with all costs and conversions at 0 seconds, so that only memory is left."""
-    free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
-    edges = []
-    for edge in problem.edges:
-        size = len(edge.convert), len(edge.convert[0])
-        edges.append(replace(edge, convert=free.setdefault(size, ((0.0,) * size[1],) * size[0])))
-    return replace(problem, cost=[[0.0] * len(costs) for costs in problem.cost], edges=edges)

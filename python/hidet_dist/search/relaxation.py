@@ -16,7 +16,7 @@ from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.state import Probe, State, narrow_choices, price_at
+from hidet_dist.search.state import Probe, State, narrow_choices
 
 
 def probe_without_activations(state: State, tables: Tables) -> None:
@@ -26,7 +26,7 @@ def probe_without_activations(state: State, tables: Tables) -> None:
     count = problem.activations.points
     # Before the first operator a device holds little but what it holds during the whole run.
     for price in (trifle, 0.0):
-        probe = state.probe(tables, price_at(0, price, count), reduced=False)
+        probe = state.probe(tables, Prices.at_point(0, price, count), reduced=False)
         state.known_plans.append(probe)
         state.raise_bound(probe.bound)
         if probe.peak > problem.budget or state.done():
@@ -118,7 +118,7 @@ def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:
 def _drop_unfit(state: State, point: int) -> bool:
     """Drop the choices with which every plan exceeds the budget at a program point; tell whether there are any."""
     gratis, presolve, tables = state.bytes_only
-    prices = price_at(point, 1.0, gratis.activations.points)
+    prices = Prices.at_point(point, 1.0, gratis.activations.points)
     reduction = presolve.reduce(state.kept, prices, state.limits)
     left = marginals(gratis, reduction.kept, tables, prices)
     if left is None:

@@ -11,7 +11,7 @@ from hidet_dist.search.eliminate import Table, Tables, eliminate, marginals
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers, without_costs
+from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class State:
     def bytes_only(self) -> tuple[Problem, Presolve, Tables]:
         """The problem without costs, with its presolve and its tables."""
         if self._bytes_only is None:
-            gratis = without_costs(self.problem)
+            gratis = self.problem.without_costs
             self._bytes_only = gratis, Presolve(gratis), Tables(self.limits)
         return self._bytes_only
 
@@ -131,11 +131,6 @@ class State:
 def count_open(kept: Sequence[Sequence[int]]) -> int:
     """Count the choices of entities that have more than one."""
     return sum(len(choices) for choices in kept if len(choices) > 1)
-
-
-def price_at(point: int, price: float, count: int) -> Prices:
-    """Make prices that are 0 at all but one of ``count`` program points."""
-    return Prices([price if m == point else 0.0 for m in range(count)])
 
 
 def narrow_choices(state: State, tables: Tables, prices: Prices) -> None:

@@ -43,6 +43,7 @@ PEAK_GAP = 0.01  # relative gap between the least peak so far and its bound, abo
 PEAK_NEAR = 1e-3  # such a gap at which the least peak of a graph of more than FEW_CHOICES is near enough for a refusal
 PEAK_STALL = 4  # prices after which the gap must be smaller, or targets are tried
 PEAK_PROGRESS = 0.5  # the share of the gap that must be left then, at most
+PEAK_CHOICES = 300  # choices among which the integer program finds the least peak at once
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
 TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
 TARGET_PROBES = 5  # prices tried after each
