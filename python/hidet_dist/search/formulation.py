@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from hidet.graph import Operator
 
-from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
@@ -45,7 +45,7 @@ class Formulation:
     Attributes
     ----------
     problem: its entities are the operators, then weights, graph inputs and graph outputs.
-    fused: the operators that run in the kernel of a neighbour, by number.
+    fused: how operators share kernels, by number.
     choices: the choices of each operator.
     notes: for each operator the reason why it is only replicated; else empty.
     weights: the entity numbers of the weights.
@@ -55,7 +55,7 @@ class Formulation:
     """
 
     problem: Problem
-    fused: Mapping[int, Fused]
+    fused: Fusions
     choices: list[tuple[Choice, ...]]
     notes: list[str]
     weights: range
@@ -148,17 +148,17 @@ def _operator_costs(
     model: CostModel,
     mesh: DeviceMesh,
     choices: Sequence[tuple[Choice, ...]],
-    fused: Mapping[int, Fused],
+    fused: Fusions,
     limits: Limits,
 ) -> list[list[float]]:
     """Predict the seconds of each operator's choices, reduce functions included."""
     # Equal operators share their tuple of choices; kernels that read weights or constants have costs of their own.
-    known: dict[tuple[int, bool, bool, tuple[bool, ...]], list[float]] = {}
+    known: dict[Hashable, list[float]] = {}
     costs = []
     for number, op in enumerate(view.operators):
         limits.check()
         held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
-        key = id(choices[number]), number in fused, number in fused and fused[number].prologue, held
+        key = id(choices[number]), _position(view, number, fused.get(number)), held
         if key not in known:
             known[key] = [
                 compute_seconds(model, view, number, choice, fused.get(number), mesh)
@@ -167,6 +167,17 @@ def _operator_costs(
             ]
         costs.append(known[key])
     return costs
+
+
+def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+    """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
+    if isinstance(entry, Member):
+        return replace(entry, otherwise=None), _position(view, number, entry.otherwise)
+    if entry is None:
+        return None
+    op = view.operators[number]
+    names = [view.names[x] for x in (op.outputs if entry.prologue else op.inputs)]
+    return entry.prologue, names.index(entry.tensor)
 
 
 def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[float]]) -> list[list[int]]:
@@ -204,12 +215,12 @@ class _Tensors:
     def __init__(
         self,
         view: GraphView,
-        fused: Mapping[int, Fused],
+        fused: Fusions,
         choices: Sequence[tuple[Choice, ...]],
         stored: Sequence[Specs],
         outputs: Sequence[Specs],
     ):
-        between = {one.tensor for one in fused.values()}
+        between = tensors_between(view, fused)
         known: dict[Hashable, list[_Layout]] = {}  # equal operators share their lists of layouts
         self.producers: dict[str, tuple[int, list[_Layout]]] = {}
         for number, op in enumerate(view.operators):
@@ -292,31 +303,30 @@ class _Tensors:
 class _Conversions:
     """The costs of conversions between the layouts of tensors; equal tensors share a table."""
 
-    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Mapping[int, Fused], limits: Limits):
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Fusions, limits: Limits):
         self.view, self.cluster, self.model, self.mesh, self.limits = view, cluster, model, cluster.mesh, limits
-        self.split = {one.tensor: one for one in fused.values()}
+        self.split = {name: between for name, (_, between) in tensors_between(view, fused).items()}
         self.tables: dict[Hashable, _Table] = {}
         self.counts: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
 
     def seconds(self, name: str, numbers: dict[_Layout, int]) -> _Table:
         """Predict the time from each layout to each other, including that of splitting a fused kernel."""
         view = self.view
-        (shape, dtype), fused = view.pieces(name), self.split.get(name)
-        kernel = fused is None or fused.prologue, fused is None
+        (shape, dtype), between = view.pieces(name), self.split.get(name)
         # Equal tensors mostly share their numbers of layouts: their identity saves comparing layouts.
-        same = shape, dtype, id(numbers), kernel
+        same = shape, dtype, id(numbers), between
         if same in self.tables:
             return self.tables[same]
         layouts = tuple(numbers)
-        key = shape, dtype, layouts, kernel
+        key = shape, dtype, layouts, between
         if key not in self.tables:
             self.limits.check()
             seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
-            if fused is not None:
+            if between is not None:
                 whole = view.shape(name), view.itemsize(name)
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(self.model, *whole, fused, source, target, self.mesh)
+                        cost + split_seconds(self.model, *whole, between, source, target, self.mesh)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)
