@@ -119,7 +119,7 @@ def formulate(
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
-    activations = _activations(view, model, mesh, choices, outputs, tensors)
+    activations = _activations(view, model, cluster, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
@@ -357,8 +357,8 @@ class _Sizes:
     buffer is counted.
     """
 
-    def __init__(self, view: GraphView, mesh: DeviceMesh, outputs: Sequence[Specs]):
-        self.view, self.mesh = view, mesh
+    def __init__(self, view: GraphView, cluster: Cluster, outputs: Sequence[Specs]):
+        self.view, self.mesh, self.places_shards = view, cluster.mesh, cluster.device.places_shards
         self.outputs = set(view.outputs)
         self.resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
         self.known: dict[Hashable, int] = {}
@@ -379,13 +379,13 @@ class _Sizes:
 def _activations(
     view: GraphView,
     model: CostModel,
-    mesh: DeviceMesh,
+    cluster: Cluster,
     choices: Sequence[tuple[Choice, ...]],
     outputs: Sequence[Specs],
     tensors: _Tensors,
 ) -> Activations:
     """Formulate the bytes of :func:`hidet_dist.search.memory.point_bytes` for all plans at once."""
-    sizes = _Sizes(view, mesh, outputs)
+    sizes = _Sizes(view, cluster, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
     converted = {}
@@ -419,7 +419,8 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
                     if fns:
                         partial = choice.spec.partial_spec(o)
                         run.append(sizes.shard(name, partial))
-                        reduce.append(reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh))
+                        whole = view.shape(name), view.itemsize(name)
+                        reduce.append(reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards))
                     else:
                         run.append(kept[-1])
                         reduce.append(kept[-1])
@@ -448,7 +449,7 @@ def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> Conv
     def working(s: int, d: int) -> int:
         if (s, d) not in known:
             steps = model.conversion(*view.pieces(name), specs[s], specs[d]).steps
-            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh)
+            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh, sizes.places_shards)
         return known[s, d]
 
     layout = tuple(specs.index(spec) for spec in specs)

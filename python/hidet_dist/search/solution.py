@@ -34,7 +34,7 @@ def write_stage(
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    most = max(live_bytes(view, stage))
+    most = max(live_bytes(view, stage, cluster.device.places_shards))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
     return stage
