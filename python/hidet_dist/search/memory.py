@@ -165,7 +165,7 @@ def point_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) 
 def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[Holding]:
     """List the memory that a device holds, with live intervals. Raises SpecError for a spec that does not fit.
 
-    ``places_shards``: collectives need no copies (:attr:`hidet_dist.machine.Device.places_shards`).
+    ``places_shards``: collectives need no copies, as those in host memory.
     """
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
@@ -233,7 +233,7 @@ def _requirements(
 def live_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[int]:
     """Compute the peak bytes of a device during each operator, in execution order.
 
-    ``places_shards``: collectives need no copies (:attr:`hidet_dist.machine.Device.places_shards`).
+    ``places_shards``: collectives need no copies, as those in host memory.
 
     There is one entry per operator, and a last one for the conversion of the graph outputs. Their maximum is the memory
     that the stage needs. Raises SpecError for a spec that does not fit the graph.
