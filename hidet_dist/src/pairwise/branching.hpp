@@ -13,7 +13,7 @@ namespace hidet_dist::pairwise {
 
 class Branching {
  public:
-  Branching(const Problem &problem, const std::vector<double> &prices, double bound);
+  Branching(const Problem &problem, Duals duals, double bound);
 
   // Treats one open part, for assignments that cost less than `cutoff`, until `stop` says so. From any thread; the other
   // functions only while no thread does.
@@ -31,7 +31,7 @@ class Branching {
   struct Part {
     double bound;
     std::shared_ptr<const Problem> problem;
-    std::shared_ptr<const std::vector<double>> prices;
+    std::shared_ptr<const Duals> duals;
     std::vector<char> removed;  // strategies of the problem that the part does without
 
     bool operator<(const Part &other) const { return bound > other.bound; }  // the least is the first of the heap

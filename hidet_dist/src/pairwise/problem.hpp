@@ -4,11 +4,25 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "hidet_dist/pairwise.h"
 
 namespace hidet_dist::pairwise {
+
+// The best strategy of an eliminated node for those of its neighbours, of which there are two at most.
+struct Elimination {
+  std::size_t first, second;  // the neighbours, as entries of Problem::part_of, of one strategy where there are fewer
+  int columns;                // strategies of the second one
+  std::vector<int> best;
+};
+
+// Multipliers: any values give a lower bound. The reductions of a problem translate them.
+struct Duals {
+  std::vector<double> prices;         // of a byte at each program point; none: 0
+  std::vector<double> first, second;  // the costs moved into each edge from the strategies of its nodes; none: 0
+};
 
 struct Problem {
   int nodes = 0;
@@ -30,11 +44,14 @@ struct Problem {
   std::vector<double> entries;         // matrices, rows of `first` by columns of `second`; equal ones once
   std::vector<int> incident_begin, incident;  // of each node, its edges
 
-  // The nodes as given: the node here that each is part of, or -1 if it has no choice, and its strategy for each
-  // strategy of that node.
+  // The nodes as given, and after them those on which eliminated ones depend: the node here that each is part of, -1 if
+  // it has no choice, or -2 - k if it is part of the node of elimination k; and its strategy for each strategy of that
+  // node.
   std::vector<int> part_of;
   std::vector<std::int64_t> choice_begin;
   std::vector<int> choices;
+  std::vector<std::shared_ptr<const Elimination>> eliminations;  // each depends on nodes here and on later ones
+  std::size_t given_nodes = 0;
 
   int size(int node) const { return strategy_begin[node + 1] - strategy_begin[node]; }
   int degree(int node) const { return incident_begin[node + 1] - incident_begin[node]; }
