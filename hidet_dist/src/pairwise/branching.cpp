@@ -75,7 +75,7 @@ double bytes_of(const Problem *problem) {
 }  // namespace
 
 Branching::Branching(const Problem &problem, Duals duals, double bound) {
-  push({bound, std::make_shared<const Problem>(problem), std::make_shared<const Duals>(std::move(duals)), {}});
+  push({bound, std::make_shared<const Problem>(problem.rebased()), std::make_shared<const Duals>(std::move(duals)), {}});
 }
 
 void Branching::push(Part part) {
@@ -140,6 +140,10 @@ void Branching::treat(Part part, double cutoff, const std::function<bool()> &sto
     removed = ascent.bounds().removed();
     merge_anew = ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size());
     if (merge_anew) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      rounded_ = problem->given_strategies(ascent.bounds().rounded());
+    }
     const auto shared_duals = std::make_shared<const Duals>(std::move(duals));
     const std::vector<char> chosen = divide(*problem, ascent, cutoff - bound);
     for (const int side : {0, 1}) {

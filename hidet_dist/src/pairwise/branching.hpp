@@ -23,9 +23,12 @@ class Branching {
   // The least bound of the open parts, if there are any.
   double bound() const { return open_.front().bound; }
 
-  // The best assignment found, of the nodes as given; empty if there is none.
+  // The best assignment found; empty if there is none.
   const std::vector<int> &best() const { return best_; }
   double cost() const { return best_cost_; }
+
+  // The rounding of the last part treated, an assignment that may not be allowed or fit; empty if there is none.
+  const std::vector<int> &rounded() const { return rounded_; }
 
  private:
   struct Part {
@@ -44,7 +47,7 @@ class Branching {
   std::mutex mutex_;
   std::vector<Part> open_;  // a heap
   double stored_ = 0;  // bytes of open parts, about
-  std::vector<int> best_;
+  std::vector<int> best_, rounded_;
   double best_cost_ = 0;
 };
 

@@ -160,6 +160,19 @@ std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
   return assignment;
 }
 
+Problem Problem::rebased() const {
+  Problem made(*this);
+  made.eliminations.clear();
+  made.part_of.resize(static_cast<std::size_t>(nodes));
+  std::iota(made.part_of.begin(), made.part_of.end(), 0);
+  made.choice_begin.assign(strategy_begin.begin(), strategy_begin.end());
+  made.choices.clear();
+  for (int v = 0; v < nodes; ++v)
+    for (int s = 0; s < size(v); ++s) made.choices.push_back(s);
+  made.given_nodes = made.part_of.size();
+  return made;
+}
+
 void Problem::set_incident() {
   incident_begin.assign(static_cast<std::size_t>(nodes) + 1, 0);
   for (int e = 0; e < edges; ++e) ++incident_begin[first[e] + 1], ++incident_begin[second[e] + 1];

@@ -101,6 +101,9 @@ struct Problem {
 
   double cost_of(const std::vector<int> &assignment) const;
 
+  // The same problem, with its nodes as those given.
+  Problem rebased() const;
+
   // Sets `incident` from the edges' nodes.
   void set_incident();
 };

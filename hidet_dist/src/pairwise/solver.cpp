@@ -108,7 +108,8 @@ class Solver {
   void round() {
     const double known = cutoff();
     const std::vector<double> prices = ascent_->prices();
-    const std::vector<int> start = ascent_->bounds().rounded();
+    const std::vector<int> start =
+        branching_ && !branching_->rounded().empty() ? branching_->rounded() : ascent_->bounds().rounded();
     const double scale = bound_ > 0 ? bound_ : kLeastScale * problem_->big;
     const bool at_once = options_.threads > 1;
     const bool timed = at_once && options_.seconds > 0;  // then neither waits for the other
@@ -151,10 +152,9 @@ class Solver {
   void take_bound(double known) {
     if (branching_) {
       if (!branching_->best().empty() && branching_->cost() < cost()) {
-        best_ = branching_->best();
         best_cost_ = branching_->cost();
-        const std::vector<int> here = problem_->assignment_of(best_);
-        if (!here.empty()) search_->offer(here);
+        best_ = problem_->given_strategies(branching_->best());
+        search_->offer(branching_->best());
       }
       bound_ = std::max(bound_, std::min(known, branching_->done() ? known : branching_->bound()));
       if (branching_->done()) bound_ = std::max(bound_, cost());
