@@ -75,7 +75,8 @@ double bytes_of(const Problem *problem) {
 }  // namespace
 
 Branching::Branching(const Problem &problem, Duals duals, double bound) {
-  push({bound, std::make_shared<const Problem>(problem.rebased()), std::make_shared<const Duals>(std::move(duals)), {}});
+  push(
+      {bound, std::make_shared<const Problem>(problem.rebased()), std::make_shared<const Duals>(std::move(duals)), {}});
 }
 
 void Branching::push(Part part) {

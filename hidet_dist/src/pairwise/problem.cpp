@@ -128,7 +128,9 @@ std::vector<int> Problem::given_strategies(const std::vector<int> &assignment) c
   std::vector<int> eliminated(eliminations.size());
   const auto choice = [&](std::size_t g) {
     const int part = part_of[g];
-    const int strategy = part >= 0 ? assignment[part] : part == -1 ? 0 : eliminated[static_cast<std::size_t>(-2 - part)];
+    const int strategy = part >= 0    ? assignment[part]
+                         : part == -1 ? 0
+                                      : eliminated[static_cast<std::size_t>(-2 - part)];
     return choices[static_cast<std::size_t>(choice_begin[g] + strategy)];
   };
   for (std::size_t k = eliminations.size(); k-- > 0;) {
