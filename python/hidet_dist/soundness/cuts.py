@@ -23,7 +23,14 @@ from hidet_dist.spec.pipeline import Port
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 from hidet_dist.view import GraphView
 
-MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3))
+MESHES = (
+    *map(DeviceMesh, ((1,), (2,), (3,), (4,), (2, 2), (2, 3))),
+    DeviceMesh((2,), (), ((3, 1),)),
+    DeviceMesh((3,), (), ((1, 2, 1),)),
+    DeviceMesh((2, 2), (), ((1, 3), ())),
+)
+"""The meshes of stages, some of which split by shares."""
+
 MOST_STAGES = 4
 
 
@@ -67,16 +74,15 @@ def random_micro_batch(graph: NormalGraph, rng: Rng) -> MicroBatch:
         return micro_batch(graph, 1)
 
 
-def random_pipeline(graph: NormalGraph, tables: dict[tuple[int, ...], RuleTable], rng: Rng) -> RandomPipeline:
+def random_pipeline(graph: NormalGraph, tables: dict[DeviceMesh, RuleTable], rng: Rng) -> RandomPipeline:
     """Draw micro-batches, a cut, and for each stage a mesh and a plan. ``tables`` caches the rules of each mesh."""
     batch = random_micro_batch(graph, rng)
     operators = random_stages(batch.graph, rng)
     cut = cut_graph(batch, operators)
     stages = []
     for part in cut.graphs:
-        shape = MESHES[int(rng.integers(len(MESHES)))]
-        table = tables.setdefault(shape, RuleTable(DeviceMesh(shape)))
-        stages.append(random_stage(GraphView(part), DeviceMesh(shape), table, rng))
+        mesh = MESHES[int(rng.integers(len(MESHES)))]
+        stages.append(random_stage(GraphView(part), mesh, tables.setdefault(mesh, RuleTable(mesh)), rng))
     return RandomPipeline(cut, operators, tuple(stages))
 
 
@@ -111,7 +117,7 @@ def _check_micro_batch(pipeline: RandomPipeline, inputs: Sequence[Array], output
                 moved = transferred(
                     plan_transfer(tensor.shape, sent, target), [np.atleast_1d(shard) for shard in computed[source]]
                 )
-                shards.append([shard.reshape(tensor.spec.local_shape(tensor.shape, mesh)) for shard in moved])
+                shards.append([shard if tensor.shape else shard.reshape(()) for shard in moved])
         results = evaluate_shards(partition_graph(graph, stage), list(zip(*shards, strict=True)) or [()] * mesh.size)
         for position in range(len(stage.outputs)):
             computed[Port(number, position)] = [result[position] for result in results]

@@ -72,7 +72,7 @@ def check_cuts(name: str, cuts: int, seed: int) -> Result:
     inputs = graph_inputs(traced, rng)
     whole = evaluate_graph(traced, inputs)
     graph = normalize(traced)
-    tables: dict[tuple[int, ...], RuleTable] = {}
+    tables: dict[DeviceMesh, RuleTable] = {}
     result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
     for _ in range(cuts):
         pipeline = random_pipeline(graph, tables, rng)
