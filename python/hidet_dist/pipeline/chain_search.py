@@ -17,7 +17,7 @@ import numpy as np
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
-from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
 from hidet_dist.pipeline.chain import (
     Allowed,
     Array,
@@ -66,9 +66,8 @@ class ChainSearch(StageSearch):
             self.options.output_specs,
         )
         mesh = self.cluster.mesh
-        self.starts = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
         self.allowed = self._allowed()
-        used = [part for rank in range(mesh.size) for part in self.starts[rank] if self._usable(part)]
+        used = [part for rank in range(mesh.size) for part in self.slices[rank] if self._usable(part)]
         self.starts = {rank: [part for part in used if part.start == rank] for rank in range(mesh.size)}
         self.clusters = {part: sub_cluster(self.cluster, part) for part in used}
         crossings = Crossings.of(self.view)
@@ -140,7 +139,8 @@ class ChainSearch(StageSearch):
                     "the other stages: no run of operators is left that has these weights and none of theirs. Stages "
                     "are in the order of execution."
                 )
-            allowed.append(Allowed(None if part is None else frozenset([part]), runs))
+            same = None if part is None else frozenset(p for p in self.slices[part.start] if p.stop == part.stop)
+            allowed.append(Allowed(same, runs))
         check_runs(given, [one.runs for one in allowed], begins)
         return allowed
 

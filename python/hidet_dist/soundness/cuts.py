@@ -23,7 +23,14 @@ from hidet_dist.spec.pipeline import Port
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 from hidet_dist.view import GraphView
 
-MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3))
+MESHES = (
+    *map(DeviceMesh, ((1,), (2,), (3,), (4,), (2, 2), (2, 3))),
+    DeviceMesh((2,), (), ((3, 1),)),
+    DeviceMesh((3,), (), ((1, 2, 1),)),
+    DeviceMesh((2, 2), (), ((1, 3), ())),
+)
+"""The meshes of stages, some of which split by shares."""
+
 MOST_STAGES = 4
 
 
@@ -62,7 +69,7 @@ class Cuttable:
     def __init__(self, graph: NormalGraph):
         self.graph = graph
         self._batches: dict[int, MicroBatch] = {}
-        self._tables: dict[tuple[int, ...], RuleTable] = {}
+        self._tables: dict[DeviceMesh, RuleTable] = {}
 
     def micro_batch(self, count: int) -> MicroBatch:
         """Return the graph of one of ``count`` micro-batches; the whole graph if it mixes elements of the batch."""
@@ -76,7 +83,7 @@ class Cuttable:
     def rules(self, mesh: DeviceMesh) -> RuleTable:
         """Return the rules of operators on a mesh. Those of all meshes share their proofs."""
         like = next(iter(self._tables.values()), None)
-        return self._tables.setdefault(mesh.shape, RuleTable(mesh, like))
+        return self._tables.setdefault(mesh, RuleTable(mesh, like))
 
 
 def random_micro_batch(cuttable: Cuttable, rng: Rng) -> MicroBatch:
@@ -95,7 +102,7 @@ def random_pipeline(cuttable: Cuttable, rng: Rng) -> RandomPipeline:
     cut = cut_graph(batch, operators)
     stages = []
     for part in cut.graphs:
-        mesh = DeviceMesh(MESHES[int(rng.integers(len(MESHES)))])
+        mesh = MESHES[int(rng.integers(len(MESHES)))]
         stages.append(random_stage(GraphView(part), mesh, cuttable.rules(mesh), rng))
     return RandomPipeline(cut, operators, tuple(stages))
 
@@ -139,7 +146,7 @@ def _check_micro_batch(
                 moved = transferred(
                     plan_transfer(tensor.shape, sent, target), [np.atleast_1d(shard) for shard in computed[source]]
                 )
-                shards.append([shard.reshape(tensor.spec.local_shape(tensor.shape, mesh)) for shard in moved])
+                shards.append([shard if tensor.shape else shard.reshape(()) for shard in moved])
         results = evaluate_shards(program, list(zip(*shards, strict=True)) or [()] * mesh.size)
         for position in range(len(stage.outputs)):
             computed[Port(number, position)] = [result[position] for result in results]
