@@ -25,6 +25,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import search_result
+from hidet_dist.search.shares import shares_result
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import graph_symbols
 
@@ -189,7 +190,10 @@ def _one_stage(
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
     changed = replace(options, time_limit_seconds=part.seconds_left(), symbols=micro.declared or None)
-    result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
+    if pipeline.shares:
+        result = shares_result(micro.graph, cluster, changed, changed.limits())
+    else:
+        result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     whole = MeshSlice(0, cluster.mesh.size)
