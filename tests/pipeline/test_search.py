@@ -184,8 +184,17 @@ def test_a_budget_too_small_for_one_stage_is_met_by_several(graph: hidet.FlowGra
     assert len(one.stages) == 1
     found = search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput", outputs="last"), mem_budget=9000)
     assert len(found.stages) > 1
-    with pytest.raises(InfeasibleError):
-        search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput"), mem_budget=500)
+
+
+@pytest.mark.parametrize("stages", [None, 2, 4])
+def test_a_budget_that_is_said_to_suffice_suffices(graph: hidet.FlowGraph, stages: int | None) -> None:
+    normal, options = normalize(graph), PipelineOptions("throughput", stages=stages)
+    for budget in (500, 4600):  # the first is less than the weights of a device, the second less than what it holds
+        with pytest.raises(InfeasibleError, match=f"mem_budget = {budget} bytes was found") as refused:
+            search_pipeline(normal, CLUSTER, pipeline=options, mem_budget=budget)
+        enough = refused.value.least_budget
+        assert f"{enough} bytes a device suffice" in str(refused.value) and enough > budget
+        search_pipeline(normal, CLUSTER, pipeline=options, mem_budget=enough)
 
 
 def test_messages_that_take_longer_than_one_stage_decide_at_once(

@@ -38,10 +38,11 @@ from hidet_dist.pipeline.constraints import (
 )
 from hidet_dist.pipeline.messages import least_seconds, message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
-from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, is_buffered
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
 from hidet_dist.search.labels import parse_names
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult
 
@@ -53,9 +54,12 @@ class ChainSearch(StageSearch):
     ----------
     least_period: for the objectives other than ``latency``, a lower bound of the longest period of a stage, by the
         costs of operators and messages alone; infinite if there are no pipelines. It is 0 until it is known.
+    sufficient_bytes: the least memory budget of those that are known to suffice for a pipeline whose stages did not fit
+        the given one; None if none is known.
     """
 
     least_period = 0.0
+    sufficient_bytes: int | None = None
 
     def _prepare(self) -> None:
         self.units = find_units(self.view)
@@ -265,6 +269,7 @@ class ChainSearch(StageSearch):
         """Plan the stages of a chain. Returns the pipeline, if all can be planned, and whether any bound was raised."""
         raised = False
         stages: list[PlannedStage] = []
+        unfit: list[InfeasibleError] = []
         for stage in chain.stages:
             cluster = self.clusters[stage.part]
             stage_bounds = bounds[cluster]
@@ -277,9 +282,24 @@ class ChainSearch(StageSearch):
                 stage_bounds.raise_to(list(self._equal_runs(stage)), stage.arrival, proven)
                 if isinstance(result, SearchResult) and result.second_per_byte:
                     stage_bounds.price(result.second_per_byte)
-            if isinstance(result, SearchResult):
+            if isinstance(result, InfeasibleError):
+                unfit.append(result)
+            else:
                 stages.append(PlannedStage(self._operators(stage), stage.part, cluster, result.plan.stages[0]))
+        if unfit:
+            enough = max(error.least_budget for error in unfit)
+            self.sufficient_bytes = min(enough, self.sufficient_bytes or enough)
         return (self._result(stages, 0.0) if len(stages) == len(chain.stages) else None), raised
+
+    def held_bytes(self, pipeline: PipelineResult) -> int:
+        """Compute the peak bytes of a device of a pipeline of this search, with the buffers of micro-batches."""
+        held = []
+        for one in pipeline.stages:
+            part = StagePart.of(self.view, one.operators, one.cluster.mesh)
+            specs = [tensor.spec for tensor in one.plan.inputs]
+            buffers = part.buffer_bytes(one.cluster.mesh, specs) if is_buffered(self.pipeline, self.micro) else 0
+            held.append(max(live_bytes(part.view, one.plan)) + buffers)
+        return max(held)
 
     def _key(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> Hashable:
         """Make a key that is equal for stages with equal plans."""
