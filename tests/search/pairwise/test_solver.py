@@ -192,7 +192,7 @@ def least_by_dynamic_programming(problem: PairwiseProblem) -> float:
     last = np.arange(problem.nodes)
     for edge, (u, v) in enumerate(problem.edge_nodes):
         neighbours[max(u, v)].append((edge, int(min(u, v))))
-        last[min(u, v)] = max(last[min(u, v)], max(u, v))
+        last[min(u, v)] = max(last[min(u, v)], u, v)
     partial = {(): [(0.0, np.zeros(points))]}
     open_nodes: tuple[int, ...] = ()
     for node in range(problem.nodes):
