@@ -1,7 +1,7 @@
 """The Python sources that generate kernels, as a part of the keys of caches of kernels.
 
-hidet caches a kernel by its operator's name and definition, and does not generate the kernel's source again for one that
-the cache has. So a changed generator must change the key.
+hidet caches a kernel by its operator's name and definition, and does not generate the source of a kernel that the cache
+has. So a changed generator must change the key.
 """
 
 from __future__ import annotations
