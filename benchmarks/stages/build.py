@@ -3,8 +3,9 @@
     python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE]]
 
 ``MESHES`` has the number of ranks of each stage, such as ``1,1``. With the ``CUTS`` ``even``, the graph is cut into as
-many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched. The last
-stage's devices have a ``SHARE`` of the machine's speed, 1 by default. The last line is JSON.
+many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched; with
+``shares``, the shares of the ranks of one stage. The last rank's device has a ``SHARE`` of the machine's speed, 1 by
+default. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def slowed(device: Device, share: float) -> Device:
 
 
 def cluster_of(machine: str, sizes: list[int], share: float) -> Cluster:
-    """Describe the ranks of all stages as a machine."""
+    """Describe the ranks of all stages as a machine, the last of which has a share of the others' speed."""
     mesh = DeviceMesh((sum(sizes),))
     whole = builtin(machine, mesh) if machine in MACHINES else load_machine(machine, mesh)
     if share == 1:
         return whole
-    groups = [DeviceGroup(sum(sizes[:-1]), whole.device), DeviceGroup(sizes[-1], slowed(whole.device, share))]
+    groups = [DeviceGroup(sum(sizes) - 1, whole.device), DeviceGroup(1, slowed(whole.device, share))]
     return unequal_cluster(whole.mesh, whole.links, groups)
 
 
@@ -73,7 +74,9 @@ def main(
     options: dict[str, Any] = {"recompile": True}
     if case.named_weights:
         options["weights"] = weights
-    config = {"mesh_shape": [sum(sizes)], "machine": cluster_of(machine, sizes, float(share))}
+    config: dict[str, Any] = {"mesh_shape": [sum(sizes)], "machine": cluster_of(machine, sizes, float(share))}
+    if cuts == "shares":
+        config["shares"] = "auto"
     if len(sizes) > 1:
         options["outputs"] = "last"
     if len(sizes) > 1 and cuts == "searched":
@@ -96,6 +99,7 @@ def main(
                 "stage_seconds": [stage.makespan_seconds for stage in plan.stages],
                 "stage_operators": [len(stage.operators) for stage in plan.stages],
                 "boundary_bytes": [one.nbytes for one in plan.pipeline.boundaries] if plan.pipeline else [],
+                "meshes": [str(stage.mesh) for stage in plan.stages],
                 "compile_seconds": result.compile_seconds,
             }
         )

@@ -485,10 +485,6 @@ class Plan:
         if self.pipeline is None:
             return
         for number, stage in enumerate(self.stages):
-            if stage.mesh.is_uneven():
-                raise PlanError(
-                    f"Stage {number} of the plan's pipeline is on {stage.mesh}; its mesh must have no shares."
-                )
             if stage.symbols != self.stages[0].symbols:
                 raise PlanError(
                     f"Stage {number} of the plan's pipeline has other symbolic dims than stage 0; all must be the same."
