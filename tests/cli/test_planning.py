@@ -206,10 +206,6 @@ def test_an_exported_problem_has_the_plans_optimum(tmp_path):
         (("plan", "nothing", "--mesh", "2", "--shares", "2:1"), "'2:1' does not give shares of mesh axes"),
         (("plan", "nothing", "--mesh", "2", "--shares", "gpu=2:1"), "the axis gpu; the mesh has axis0"),
         (("plan", "nothing", "--mesh", "2", "--shares", "axis0=2:1:1"), "2 coordinates but 3 shares"),
-        (
-            ("plan", "nothing", "--mesh", "2", "--shares", "auto", "--objective", "latency"),
-            "--shares is not for pipelines",
-        ),
         (("plan", "nothing", "--mesh", "2", "--stages", "2"), "--stages is for pipelines: give an --objective"),
         (
             ("plan", "nothing", "--mesh", "2", "--objective", "batch", "--micro-batches", "0"),

@@ -6,12 +6,13 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.special import barrier
 
 from hidet_dist.compile.cuda.attention import AttentionOp
-from hidet_dist.patterns.attention import attention_of
-from hidet_dist.rewriting import Build, Uses, replace_operators
+from hidet_dist.patterns.attention import Attention, attention_of
+from hidet_dist.rewriting import Build, Repeated, Uses, replace_operators
 
 
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """Return an equivalent graph with each attention as one operator; the given graph is not changed."""
+    repeated = Repeated()
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = attention_of(op, uses)
@@ -19,16 +20,21 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
             return None
 
         def build(inputs: list[Tensor]) -> Tensor:
-            q, k, v, *rest = inputs
-            keys = barrier(k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes)))
-            bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
-            values = barrier(v)
-            queries = barrier(q) if match.q_in_memory else q
-            return AttentionOp(queries, keys, values, bias, match.scale, match.q_in_memory).outputs[0]
+            key = match.scale, match.q_in_memory, match.k_axes
+            return repeated(key, inputs, lambda: [_attention(inputs, match)])[0]
 
         return match.inputs, build
 
     return replace_operators(graph, replaced)
+
+
+def _attention(inputs: list[Tensor], match: Attention) -> Tensor:
+    """Build the operator on queries, keys, values and a bias or none."""
+    q, k, v, *rest = inputs
+    keys = barrier(k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes)))
+    bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
+    queries = barrier(q) if match.q_in_memory else q
+    return AttentionOp(queries, keys, barrier(v), bias, match.scale, match.q_in_memory).outputs[0]
 
 
 def _nothing(q: Tensor) -> Tensor:

@@ -10,24 +10,28 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 
 from hidet_dist.compile.cuda.rows import RowNormOp, RowRmsNormOp, RowSoftmaxOp
 from hidet_dist.patterns.rows import NORM, RMS_NORM, SOFTMAX, rows_of
-from hidet_dist.rewriting import Build, Uses, replace_operators
+from hidet_dist.rewriting import Build, Repeated, Uses, replace_operators
 
 _KERNELS: dict[str, type[Operator]] = {SOFTMAX: RowSoftmaxOp, NORM: RowNormOp, RMS_NORM: RowRmsNormOp}
 
 
 def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """Return an equivalent graph with softmax and norms along the last dim as one operator each."""
+    repeated = Repeated()
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = rows_of(op, uses)
         if match is None:
             return None
-        kind, epsilon = _KERNELS[match.kind], match.epsilon
+        kind, epsilon, dtype = _KERNELS[match.kind], match.epsilon, op.outputs[0].dtype
+
+        def built(x: Tensor) -> list[Tensor]:
+            wide = ops.cast(x, "float32")
+            fused = kind(wide) if epsilon is None else kind(wide, epsilon)
+            return [ops.cast(fused.outputs[0], dtype)]
 
         def build(inputs: list[Tensor]) -> Tensor:
-            wide = ops.cast(inputs[0], "float32")
-            fused = kind(wide) if epsilon is None else kind(wide, epsilon)
-            return ops.cast(fused.outputs[0], op.outputs[0].dtype)
+            return repeated((kind, epsilon, dtype.name), inputs, lambda: built(*inputs))[0]
 
         return [match.x], build
 
