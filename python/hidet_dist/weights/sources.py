@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +36,13 @@ class Constant:
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``; without a copy if they are contiguous."""
+        return self._elements[tuple(region)].contiguous()
+
+    @functools.cached_property
+    def _elements(self) -> torch.Tensor:
+        """The same memory as a tensor of PyTorch, which takes long to make: a weight is read for each device."""
         elements: torch.Tensor = self.tensor.torch()
-        return elements[tuple(region)].contiguous()
+        return elements
 
 
 class Missing:
