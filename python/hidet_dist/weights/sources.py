@@ -34,15 +34,14 @@ class Constant:
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
+    @functools.cached_property
+    def elements(self) -> torch.Tensor:
+        """The same memory as a tensor of PyTorch."""
+        return self.tensor.torch()
+
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``; without a copy if they are contiguous."""
-        return self._elements[tuple(region)].contiguous()
-
-    @functools.cached_property
-    def _elements(self) -> torch.Tensor:
-        """The same memory as a tensor of PyTorch, which takes long to make: a weight is read for each device."""
-        elements: torch.Tensor = self.tensor.torch()
-        return elements
+        return self.elements[tuple(region)].contiguous()
 
 
 class Missing:
