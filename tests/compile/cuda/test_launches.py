@@ -100,10 +100,10 @@ GRAPHS = {
     "silu": (partial(mlp, ops.silu), 2),
     "gated": (gated_mlp, 3),
     "llama": (attention, 14),
-    "minilm": (minilm, 14),
     "convolutions": (partial(PATTERNS["convolutions"], np.random.default_rng(0)), 6),
 }
 SLOW = {
+    "minilm": (minilm, 14),
     "llama half": (partial(attention, "float16"), 14),
     "gpt": (gpt, 12),
     "gpt half": (partial(gpt, "float16"), 12),
