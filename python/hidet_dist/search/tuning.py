@@ -31,7 +31,7 @@ NATIVE_ENTRIES = 2**10  # entries of a sum of tables, above which the native lib
 PIECE_ENTRIES = 2**24  # entries of a sum of tables from one look at the clock to the next
 COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so that sums are exact
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
-TABLES_KEPT = 0.5  # share of the memory limit above which the tables of earlier eliminations are dropped
+TABLES_KEPT = 0.1  # share of the memory limit above which the tables of earlier eliminations are dropped
 
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
