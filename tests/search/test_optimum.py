@@ -10,7 +10,7 @@ from tests.search.small_problems import all_picks, peak, problems, resident
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, eliminate, marginals
+from hidet_dist.search.eliminate import Tables, eliminate, marginals, minimized
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.optimum import optimize
@@ -18,6 +18,8 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, undominated
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import (
+    Activations,
+    ConvertedTensor,
     Edge,
     Problem,
     evaluate,
@@ -95,6 +97,35 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
         found = eliminate(problem, kept, Tables(), FREE)
     assert found.bound <= best + 1e-9
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.points])
+    every = [list(range(len(costs))) for costs in problem.cost]
+    best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
+    for limit in (1, 2, 3):
+        assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
+
+
+def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions() -> None:
+    """Five readers, one after the other, either convert a tensor, which holds 7 bytes, or take a second longer."""
+    readers_ = 5
+    edges = [Edge(0, 0, n, (0,), (1, 0), ((0.0, 0.5), (0.5, 0.0)), n, n) for n in range(1, readers_ + 1)]
+    held = ConvertedTensor((0, 1), (7, 7), lambda source, required: 0)
+    problem = Problem(
+        [[0.0], *([0.0, 1.0] for _ in range(readers_))],
+        [[0], *([0, 0] for _ in range(readers_))],
+        0,
+        edges,
+        Activations(readers_ + 1, (), {0: held}),
+    )
+    every = [[0], *([0, 1] for _ in range(readers_))]
+    for price, conversions in ((0.125, 0.5), (1.0, 0.0)):
+        own = Prices([price] * (readers_ + 1))
+        bound = minimized(problem, every, Tables(), own, (), 3).bound
+        assert bound == pytest.approx(min(readers_, conversions + readers_ * 7 * price))
 
 
 @settings(max_examples=60, deadline=None)

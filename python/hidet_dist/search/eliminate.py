@@ -19,6 +19,7 @@ import copy
 import hashlib
 import heapq
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -430,11 +431,15 @@ def eliminate(
         When the time limit is reached.
     """
     best: Eliminated | None = None
+    most = 0  # readers of tensors that were treated exactly
     for limit in tuning.READERS_LIMITS:
+        if limit < most:
+            continue  # with more tensors relaxed, the bound is no greater
         try:
             result = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
             continue
+        most = limit
         if best is not None:
             choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])
             result = Eliminated(choices, seconds, max(best.bound, result.bound))
@@ -619,7 +624,9 @@ def network_of(
         recipe = recipes[recipe_key]
         if recipe is None:
             relaxed.append(tensor)
-            recipe = _shares(tables, kept, group)
+            priced = None if memory_ is None or spans is None else _Priced(memory_, spans)
+            recipe = recipes.get(("shares", recipe_key)) or _shares(tables, kept, group, priced)
+            recipes["shares", recipe_key] = recipe
         ends = (first.producer, *consumers)
         network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
     return network, relaxed
@@ -654,7 +661,10 @@ class TensorTable:
 def _recipe(
     tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None, limit: float
 ) -> tuple[TensorTable, ...] | None:
-    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table."""
+    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table.
+
+    Without a limit, a large table raises TooWide.
+    """
     first = group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
     consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
@@ -662,8 +672,10 @@ def _recipe(
         return (_pair(tables, first.convert, produced, consumed[0], priced),)
     required = [tuple(dict.fromkeys(specs)) for specs in consumed]
     size = len(dict.fromkeys(produced)) * math.prod(map(len, required))
-    if limit < math.inf and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
+    if len(group) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
         return None
+    if size > tuning.TENSOR_ENTRIES:
+        raise TooWide
     # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
     fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
     open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
@@ -676,20 +688,42 @@ def _recipe(
     return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
-def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[TensorTable, ...]:
-    """Relax a tensor: each reader pays its share of the least that the conversion can cost."""
+def _shares(
+    tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None
+) -> tuple[TensorTable, ...]:
+    """Relax a tensor: each reader pays its share of the least that the conversion can cost.
+
+    Of the memory, it pays its share of what its own conversion holds for it.
+    """
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
     least = np.array(convert)[list(sources)].min(axis=0) / len(group)
+    held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
         specs = tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
-        key = ("share", id(convert), sources, len(group), specs)
+        price = 0.0 if priced is None else priced.spans.share[end - 1]
+        key = ("share", id(convert), sources, len(group), specs, price and priced and (id(priced.memory), price))
         number = tables.find(key)
         if number is None:
-            number = tables.add(key, tables.rounded(least[list(specs)]))
+            seconds = tables.rounded(least[list(specs)])
+            if price and held is not None:
+                seconds = seconds + tables.rounded(price * held[list(specs)])
+            number = tables.add(key, seconds)
         result.append(TensorTable(number, ((end, len(specs), None),)))
     return tuple(result)
+
+
+def least_held(memory: ConvertedTensor, sources: Sequence[int]) -> list[int]:
+    """List the bytes that a tensor in each spec holds at least, if it is converted from one of the ``sources``."""
+    layouts = {memory.layout[source] for source in sources}
+    return [0 if layout in layouts else n for layout, n in zip(memory.layout, memory.nbytes, strict=True)]
+
+
+def overlapping(group: Sequence[Edge]) -> list[int]:
+    """Count, for each edge of a tensor, those for which a converted tensor is held at one of its program points."""
+    begins, ends = sorted(edge.begin for edge in group), sorted(edge.end for edge in group)
+    return [bisect_right(begins, edge.end) - bisect_left(ends, edge.begin) for edge in group]
 
 
 class _Spans:
@@ -700,6 +734,7 @@ class _Spans:
     before: from the first reader's begin to the reader's own.
     after: from the reader's begin to its end.
     making: at the reader's begin.
+    share: from the reader's begin to its end, divided by the number of readers that may hold the tensor beside it.
     order: the readers in the order of their begin.
     key: equal for equal spans.
     """
@@ -709,18 +744,19 @@ class _Spans:
         self.before = tuple(until[edge.begin] - until[start] for edge in group)
         self.after = tuple(until[edge.end + 1] - until[edge.begin] for edge in group)
         self.making = tuple(prices.at[edge.begin] for edge in group)
+        self.share = tuple(after / n for after, n in zip(self.after, overlapping(group), strict=True))
         self.order = tuple(sorted(range(len(group)), key=lambda i: group[i].begin))
-        self.key = self.before, self.after, self.making, self.order
+        self.key = self.before, self.after, self.making, self.share, self.order
 
     def reordered(self, order: Sequence[int]) -> _Spans:
         """The same, with the readers in another order."""
         result = copy.copy(self)
-        result.before, result.after, result.making = (
-            tuple(values[i] for i in order) for values in (self.before, self.after, self.making)
+        result.before, result.after, result.making, result.share = (
+            tuple(values[i] for i in order) for values in (self.before, self.after, self.making, self.share)
         )
         place = {reader: n for n, reader in enumerate(order)}
         result.order = tuple(place[reader] for reader in self.order)
-        result.key = result.before, result.after, result.making, result.order
+        result.key = result.before, result.after, result.making, result.share, result.order
         return result
 
 
@@ -812,18 +848,22 @@ def _tensor(
         table = np.zeros(shape)
         for spec in sorted(set(certain).union(*required)):
             tables.limits.check()
+            # For one spec it only matters which readers require it: two values a reader.
+            asking = [i for i, own_specs in enumerate(required, 1) if spec in own_specs]
             requires = [np.full([1] * len(shape), specs_required == spec) for specs_required in certain]
-            for dim, own_specs in enumerate(required, 1):
+            needed = np.full([1] * len(shape), spec in certain)
+            for dim in range(1, len(shape)):
                 line = [1] * len(shape)
-                line[dim] = len(own_specs)
-                requires.append((np.array(own_specs) == spec).reshape(line))
-            needed = np.full([1] * len(shape), False)
-            for mask in requires:
-                needed = needed | mask
+                line[dim] = 2 if dim in asking else 1
+                requires.append(np.arange(line[dim]).reshape(line) == 1)
+                needed = needed | requires[-1]
             paid = tables.rounded(seconds[:, spec].reshape([-1] + [1] * len(required)))
-            table += needed * paid
+            own = needed * paid
             if priced is not None:
-                table += tables.rounded(priced.seconds(sources, spec, requires))
+                own = own + tables.rounded(priced.seconds(sources, spec, requires))
+            for dim in asking:
+                own = own.take([int(other == spec) for other in required[dim - 1]], axis=dim)
+            table += own
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
     taken = {group[0].producer} if dims[0][2] is None else set()

@@ -105,9 +105,9 @@ class SearchResult:
     Attributes
     ----------
     plan: the plan.
-    gap: what the search proves, ``(least - bound_seconds) / least``, where ``least`` is the least sum of seconds that it
-        found: ``plan.seconds``, unless the plan was chosen for its makespan, on a machine that overlaps communication
-        with computation. Of makespans nothing is proven. The gap is 1 for a propagated plan.
+    gap: what the search proves, ``(least - bound_seconds) / least``, where ``least`` is the least sum of seconds that
+        it found: ``plan.seconds``, unless the plan was chosen for its makespan, on a machine that overlaps
+        communication with computation. Of makespans nothing is proven. The gap is 1 for a propagated plan.
     bound_seconds: the lower bound: no plan's sum of seconds is less. It is 0 for a propagated plan, of which nothing is
         proven.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
