@@ -7,19 +7,23 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import builtin
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.collectives import ALL_GATHER
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred, volume
 
 
 @st.composite
 def meshes(draw: st.DrawFn) -> DeviceMesh:
-    return DeviceMesh(tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))))
+    """A mesh of up to three axes, some of which split by shares."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3)))
+    shares = [draw(st.sampled_from([(), tuple(draw(st.permutations(range(1, n + 1))))])) for n in shape]
+    return DeviceMesh(shape, (), tuple(shares))
 
 
 @st.composite
@@ -38,9 +42,9 @@ def transfers(draw: st.DrawFn) -> tuple[tuple[int, ...], MeshLayout, MeshLayout]
     """Two layouts of a tensor, on meshes of unlike shapes, with a shape that both divide."""
     ndim = draw(st.integers(0, 3))
     source, target = draw(layouts(ndim)), draw(layouts(ndim))
+    assume(math.prod(one.mesh.parts(one.spec.mesh_axes) for one in (source, target)) <= 2000)
     shards = [
-        math.lcm(*(one.mesh.group_size(one.spec.mesh_axes_per_dim[dim]) for one in (source, target)))
-        for dim in range(ndim)
+        math.lcm(*(one.mesh.parts(one.spec.mesh_axes_per_dim[dim]) for one in (source, target))) for dim in range(ndim)
     ]
     return tuple(n * draw(st.integers(1, 3)) for n in shards), source, target
 
@@ -86,7 +90,8 @@ def test_a_replicated_reader_gathers_within_its_own_mesh() -> None:
     transfer = plan_transfer(
         (4, 6), MeshLayout(one, TensorShardSpec.parse("(R, R)")), MeshLayout(two, TensorShardSpec.parse("(R, S1)"))
     )
-    assert transfer.gather is not None and transfer.gather.mesh_axes == (0,) and transfer.gather.extent == 2
+    gather = transfer.gather(0)
+    assert gather is not None and gather.mesh_axes == (0,) and gather.extent == 2
     assert [(m.sender, m.receiver, volume(m.box)) for m in transfer.messages] == [
         (0, 0, 6),
         (0, 1, 6),
@@ -105,10 +110,30 @@ def test_the_link_is_paid_for_what_one_device_sends() -> None:
     assert seconds == pytest.approx(link.latency_seconds + 2000 / link.bandwidth_bytes_per_second + gather)
 
 
+def test_uneven_shards_are_gathered_in_parts_of_their_own_size() -> None:
+    """Ten rows in shares 4:1 on two replicas each: halves of eight rows, and of two."""
+    one, two = DeviceMesh((1,)), DeviceMesh((2, 2), ("gpu", "copy"), ((4, 1), ()))
+    transfer = plan_transfer(
+        (10, 3), MeshLayout(one, TensorShardSpec.parse("(R, R)")), MeshLayout(two, TensorShardSpec.parse("(S0, R)"))
+    )
+    assert [(m.receiver, m.box[0]) for m in transfer.messages] == [
+        (0, slice(0, 4)),
+        (1, slice(4, 8)),
+        (2, slice(8, 9)),
+        (3, slice(9, 10)),
+    ]
+    assert [gather.elements for gather in transfer.gathers] == [12, 12, 3, 3]
+    cluster = builtin("dgx-h100", two)
+    link = cluster.links[0]
+    sent = 4 * link.latency_seconds + 10 * 3 * 4 / link.bandwidth_bytes_per_second  # by the only sender
+    gathered = cluster.collective_seconds(ALL_GATHER, 2 * 12 * 4, (1,))  # within the group of the larger shard
+    assert transfer_seconds(transfer, 10 * 3 * 4, link, cluster) == pytest.approx(sent + gathered)
+
+
 def test_specs_that_do_not_fit_are_refused() -> None:
     mesh = DeviceMesh((2,))
     split, whole = (MeshLayout(mesh, TensorShardSpec.parse(text)) for text in ("(S0)", "(R)"))
     with pytest.raises(SpecError, match="does not divide"):
         plan_transfer((3,), split, whole)
-    with pytest.raises(SpecError, match="2 shards of the shape"):
+    with pytest.raises(SpecError, match="2 shards of the shapes"):
         transferred(plan_transfer((4,), split, whole), [np.zeros(2)])

@@ -9,8 +9,9 @@ the pipeline full; ``predicted_over_measured`` is the predicted time from one ba
 ``max_abs_err`` is the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two
 cores here, so that they are checked and not timed.
 
-One model also runs with the second rank slowed to half its speed: with the even cut, and with the cut that is searched
-for such ranks. ``slowed`` has the gain of the searched cut, predicted and measured.
+One model also runs with the second rank slowed to half its speed: in two stages, with the even cut and with the cut
+that is searched for such ranks; and in one stage of two ranks, with equal parts and with shares that are searched.
+``slowed`` and ``shares`` have the gains of what is searched, predicted and measured.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from hidet_dist.calibration import calibrate
 HERE = Path(__file__).parent
 RUNS = ("minilm_8", "gpt2_1", "gpt2_8")
 SHAPES = {"one rank": ["1"], "two stages": ["1,1"], "two stages of two": ["2,2"]}
-SLOWED_RUN, SLOWED_SHARE = "minilm_8", 0.5
-SLOWED_SHAPES = {
-    "slowed, even": ["1,1", "even", str(SLOWED_SHARE)],
-    "slowed, searched": ["1,1", "searched", str(SLOWED_SHARE)],
-}
+SLOWED_RUN, SLOWED_SHARE, SLOWED_PERIOD_SECONDS = "minilm_8", 0.5, 0.004
+_QUOTA = [str(SLOWED_SHARE), str(SLOWED_PERIOD_SECONDS)]
+SLOWED_SHAPES = {"slowed, even": ["1,1", "even", *_QUOTA], "slowed, searched": ["1,1", "searched", *_QUOTA]}
+SHARES_SHAPES = {"slowed, equal parts": ["2", "even", *_QUOTA], "slowed, shares": ["2", "shares", *_QUOTA]}
+ALL_SLOWED = SLOWED_SHAPES | SHARES_SHAPES
 TIMEOUT_SECONDS = 1800
 WARM_UP = 2  # batches that do not count
 
@@ -53,7 +54,7 @@ class Case:
     def __init__(self, name: str, folder: Path, machine: str):
         self.name, self.folder = name, folder / name
         self.folder.mkdir()
-        self.shapes = SHAPES | (SLOWED_SHAPES if name == SLOWED_RUN else {})
+        self.shapes = SHAPES | (ALL_SLOWED if name == SLOWED_RUN else {})
         weights = CASES[name].weights(folder)
         self.built: dict[str, dict[str, Any]] = {}
         for title, (sizes, *cuts) in self.shapes.items():
@@ -77,7 +78,11 @@ class Case:
         out = self.folder / f"{title.replace(' ', '_')}.out"
         arguments = [HERE / "serve.py", self._artifacts(title), self._inputs, out, WARM_UP, batches]
         launcher = ["-m", "hidet_dist.launch", "-n", str(ranks)] if ranks > 1 else []
-        slowed = {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": str(SLOWED_SHARE)} if title in SLOWED_SHAPES else {}
+        slowed = (
+            {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": _QUOTA[0], "SLOWED_PERIOD": _QUOTA[1]}
+            if title in ALL_SLOWED
+            else {}
+        )
         _checked([*launcher, *arguments], **slowed)
         self.rounds[title].append([json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(ranks)])
 
@@ -111,21 +116,26 @@ class Case:
             "predicted_stage_seconds": self.built["two stages"]["stage_seconds"],
             "boundary_bytes": self.built["two stages"]["boundary_bytes"],
             "busy_share_in_a_call": busy,
-            **({"slowed": self._slowed()} if self.name == SLOWED_RUN else {}),
+            **(self._slowed() if self.name == SLOWED_RUN else {}),
         }
 
     def _slowed(self) -> dict[str, Any]:
-        """Compare the cuts where the second rank is slowed."""
-        even, searched = SLOWED_SHAPES
-        predicted = {title: self.built[title]["interval_seconds"] for title in SLOWED_SHAPES}
-        measured = {title: self.seconds(title) for title in SLOWED_SHAPES}
+        """Compare even and searched plans where the second rank is slowed: in two stages, and in one."""
+        return {"slowed": self._gain(SLOWED_SHAPES), "shares": self._gain(SHARES_SHAPES)}
+
+    def _gain(self, shapes: dict[str, list[str]]) -> dict[str, Any]:
+        """Compare an even plan with a searched one where the second rank is slowed."""
+        even, searched = shapes
+        predicted = {title: self.built[title]["interval_seconds"] for title in shapes}
+        measured = {title: self.seconds(title) for title in shapes}
         return {
             "share": SLOWED_SHARE,
             "predicted_gain": predicted[even] / predicted[searched],
             "measured_gain": measured[even] / measured[searched],
             "predicted_seconds": list(predicted.values()),
             "measured_seconds": list(measured.values()),
-            "operators": [self.built[title]["stage_operators"] for title in SLOWED_SHAPES],
+            "operators": [self.built[title]["stage_operators"] for title in shapes],
+            "meshes": [self.built[title]["meshes"] for title in shapes],
         }
 
 
@@ -168,17 +178,18 @@ def show(
             for _ in range(rounds):
                 case.run("one rank", batches)
                 case.run("two stages", batches)
-                for title in SLOWED_SHAPES:
+                for title in ALL_SLOWED:
                     if title in case.shapes:
                         case.run(title, max(6, batches // 2))
             case.run("two stages of two", 4)
             results[name] = case.figures()
     for name in names:
-        if "slowed" in results[name]:
-            slowed = results[name]["slowed"]
-            gains = f"{slowed['measured_gain']:.2f} times (predicted: {slowed['predicted_gain']:.2f})"
-            title = f"{CASES[name].title}, second rank at {slowed['share']:.0%}"
-            console.print(f"{title}: the searched cut is {gains} as fast as the even one", highlight=False)
+        for key, what in (("slowed", "the searched cut"), ("shares", "the plan with shares")):
+            if key in results[name]:
+                slowed = results[name][key]
+                gains = f"{slowed['measured_gain']:.2f} times (predicted: {slowed['predicted_gain']:.2f})"
+                title = f"{CASES[name].title}, second rank at {slowed['share']:.0%}"
+                console.print(f"{title}: {what} is {gains} as fast as the even one", highlight=False)
     table = Table("model", "one rank [ms]", "two stages [ms]", "speedup", "predicted / measured", "max abs err")
     for name in names:
         own = results[name]

@@ -312,7 +312,14 @@ class _Request:
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
-        if distributed.mesh.is_uneven() or distributed.searches_shares:
+        given = optimization.given_stages or ()
+        if given and distributed.mesh.is_uneven():
+            raise ConfigError(
+                "The stages are given whole, each with a mesh of its own: give 'shares' in each of "
+                "optimization_config['stages'] instead of distributed_config['shares']."
+            )
+        uneven = any(stage.mesh.is_uneven() or stage.searches_shares for stage in given)
+        if uneven or distributed.mesh.is_uneven() or distributed.searches_shares:
             _check_shares(target, optimization)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
@@ -336,7 +343,8 @@ class _Request:
                 )
         if plan.pipeline is not None and self.target.name != "cpu" and plan.stages[0].symbols:
             raise ConfigError(
-                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}."
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}: "
+                "give a plan of one stage, or of the graph traced for one size."
             )
         for stage in plan.stages:
             if stage.mesh.is_uneven():
@@ -367,18 +375,13 @@ def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
     """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
     if target.name != "cpu":
         raise ConfigError(
-            f"Shares of mesh axes are not supported on the target {target.name!r}: leave distributed_config['shares'] "
-            "out."
-        )
-    if optimization.stages is not None or optimization.objective is not None:
-        raise ConfigError(
-            "Pipelines do not support shares of mesh axes: leave out distributed_config['shares'], or 'stages' and "
-            "'objective'."
+            f"Shares of mesh axes are not supported on the target {target.name!r}: leave 'shares' out of "
+            "distributed_config and of its stages."
         )
     if optimization.symbols:
         raise ConfigError(
-            "Shares of mesh axes are for graphs of fixed sizes: leave out distributed_config['shares'], or trace the "
-            f"graph for one size instead of the symbolic dims {', '.join(optimization.symbols)}."
+            "Shares of mesh axes are for graphs of fixed sizes: leave out 'shares', or trace the graph for one size "
+            f"instead of the symbolic dims {', '.join(optimization.symbols)}."
         )
 
 
@@ -419,6 +422,8 @@ class _Build:
             options = self.optimization.search_options()
             given = self.optimization.given_stages
             if given is not None:
+                if self.distributed.searches_shares:
+                    given = tuple(replace(one, searches_shares=not one.mesh.is_uneven()) for one in given)
                 return plan_given(
                     self.graph,
                     self.cluster,
@@ -429,6 +434,7 @@ class _Build:
                 )
             pipeline = self.optimization.pipeline_options()
             if pipeline is not None:
+                pipeline = replace(pipeline, shares=self.distributed.searches_shares)
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return result.plan(self.cluster, pipeline)
             if self.distributed.searches_shares:

@@ -20,12 +20,10 @@ from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.shares import AUTO, parse_shares
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
-
-AUTO = "auto"
-"""The value of ``distributed_config["shares"]`` for which shares are searched."""
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
@@ -64,8 +62,9 @@ class DistributedConfig:
         "shares": (
             "The parts of a split dim that each device along an axis gets, by the name of the axis, such as "
             "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For "
-            "the target ``cpu``, graphs of fixed sizes, and plans without pipelines. ``'auto'`` searches shares of the "
-            "first axis that suit the rates of the machine's ``groups`` of devices, and the even split."
+            "the target ``cpu`` and graphs of fixed sizes. A searched stage of a pipeline has the shares of its "
+            "devices; stages that are given whole have their own. ``'auto'`` searches shares of the first axis, of the "
+            "mesh or of each stage's, that suit the rates of the machine's ``groups`` of devices, and the even split."
         ),
         "machine": (
             "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machines``), the "
@@ -95,7 +94,7 @@ class DistributedConfig:
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names or ()))
             searches = given.get("shares") == AUTO
-            shares = () if searches else _shares(given.get("shares"), mesh)
+            shares = () if searches else parse_shares(given.get("shares"), mesh, "distributed_config['shares']")
             mesh = DeviceMesh(mesh.shape, mesh.axis_names, shares)
         except SpecError as error:
             raise ConfigError(f"distributed_config does not describe a mesh: {error}") from error
@@ -113,24 +112,6 @@ class DistributedConfig:
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
         return cls(mesh, machine, searches)
-
-
-def _shares(given: Any, mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
-    """Parse the shares of mesh axes by name; empty without any. Raises ConfigError for anything else."""
-    if given is None:
-        return ()
-    if not isinstance(given, Mapping) or not all(is_list(of_axis) for of_axis in given.values()):
-        raise ConfigError(
-            "distributed_config['shares'] must map names of mesh axes to lists of whole numbers, such as "
-            f"{{'gpu': [11, 5]}}, or be {AUTO!r}; got {shown(given)}."
-        )
-    for name in given:
-        if name not in mesh.axis_names:
-            raise ConfigError(
-                f"distributed_config['shares'] has the axis {shown(name)}; the mesh has the axes "
-                f"{', '.join(mesh.axis_names)}."
-            )
-    return tuple(tuple(given.get(name, ())) for name in mesh.axis_names)
 
 
 @dataclass(frozen=True)
@@ -202,7 +183,7 @@ class OptimizationConfig:
     stages: int or sequence of dict, optional
         The stages of a pipeline, in order, on disjoint devices. Given whole, such as
         ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``,
-        where one stage has operators 0 to 11, each is searched, with its pins: see
+        where one stage has operators 0 to 11, each is searched, with its pins and shares: see
         :class:`hidet_dist.pipeline.GivenStage`. Given in part, the rest is searched by the ``objective`` (``latency``
         if none is named): their number, or for each any of ``ranks`` (``[0, 4]`` for ranks 0 to 3), ``operators`` and
         ``weights`` (names, with ``*``): see :class:`hidet_dist.pipeline.StageConstraint`.

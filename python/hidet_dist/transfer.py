@@ -54,7 +54,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Gather:
-    """The all-gather that completes the shards of the second mesh.
+    """The all-gather that completes a shard of the second mesh.
 
     Attributes
     ----------
@@ -75,19 +75,24 @@ class Gather:
 class Transfer:
     """The transfer of a tensor of ``shape`` (elements, whole) from the layout ``source`` to the layout ``target``.
 
-    All ranks can send and receive ``messages`` in their order. ``gather`` is None if every device of the second mesh
-    receives its whole shard.
+    All ranks can send and receive ``messages`` in their order. ``gathers`` has the all-gather of each rank of the
+    second mesh; it is empty if every device receives its whole shard. The all-gathers differ where uneven axes split
+    the tensor, but not within a group, which holds one shard.
     """
 
     shape: tuple[int, ...]
     source: MeshLayout
     target: MeshLayout
     messages: tuple[Message, ...]
-    gather: Gather | None
+    gathers: tuple[Gather, ...]
+
+    def gather(self, rank: int) -> Gather | None:
+        """Return the all-gather of a rank of the second mesh; None if it receives its whole shard."""
+        return self.gathers[rank] if self.gathers else None
 
     def part(self, rank: int) -> Box:
         """Compute the part of the whole tensor that a rank of the second mesh receives; it may be empty."""
-        return _part(self.target.box(self.shape, rank), self.target.mesh, rank, self.gather)
+        return _part(self.target.box(self.shape, rank), self.target.mesh, rank, self.gather(rank))
 
     def crossing_elements(self) -> int:
         """Count the elements of all messages, which are as many as the tensor's."""
@@ -122,13 +127,14 @@ def plan_transfer(shape: tuple[int, ...], source: MeshLayout, target: MeshLayout
     if not shape:  # only with a dim, an empty part differs from the whole
         one = TensorShardSpec.replicated(1)
         return plan_transfer((1,), MeshLayout(source.mesh, one), MeshLayout(target.mesh, one))
-    gather = _gather(shape, target)
+    gathers = _gathers(shape, target)
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank in range(source.mesh.size):
         holders.setdefault(_key(source.box(shape, rank)), []).append(rank)
     sent = dict.fromkeys(range(source.mesh.size), 0)
     messages = []
     for receiver in range(target.mesh.size):
+        gather = gathers[receiver] if gathers else None
         part = _part(target.box(shape, receiver), target.mesh, receiver, gather)
         for key, ranks in holders.items():
             box = _overlap(part, tuple(itertools.starmap(slice, key)))
@@ -137,7 +143,7 @@ def plan_transfer(shape: tuple[int, ...], source: MeshLayout, target: MeshLayout
             sender = min(ranks, key=lambda rank: (sent[rank], rank))
             sent[sender] += volume(box)
             messages.append(Message(sender, receiver, box))
-    return Transfer(tuple(shape), source, target, tuple(messages), gather)
+    return Transfer(tuple(shape), source, target, tuple(messages), gathers)
 
 
 def transferred(transfer: Transfer, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -149,34 +155,37 @@ def transferred(transfer: Transfer, shards: Sequence[np.ndarray]) -> list[np.nda
         When the shards are not those of the first mesh's layout.
     """
     shape, source, target = transfer.shape, transfer.source, transfer.target
-    expected = source.spec.local_shape(shape, source.mesh)
-    if len(shards) != source.mesh.size or any(shard.shape != expected for shard in shards):
-        raise SpecError(f"A transfer from {source.mesh} needs {source.mesh.size} shards of the shape {expected}.")
+    expected = [_sides(source.box(shape, rank)) for rank in range(source.mesh.size)]
+    if [shard.shape for shard in shards] != expected:
+        raise SpecError(
+            f"A transfer from {source.mesh} needs {source.mesh.size} shards of the shapes "
+            f"{', '.join(map(str, dict.fromkeys(expected)))}."
+        )
     parts = [np.empty(_sides(transfer.part(rank)), shards[0].dtype) for rank in range(target.mesh.size)]
     for message in transfer.messages:
         sent = shards[message.sender][within(message.box, source.box(shape, message.sender))]
         parts[message.receiver][within(message.box, transfer.part(message.receiver))] = sent
-    gather = transfer.gather
-    if gather is None:
-        return parts
-    local = target.spec.local_shape(shape, target.mesh)
     result = []
-    for rank in range(target.mesh.size):
+    for rank, gather in enumerate(transfer.gathers):
         flat = np.concatenate([parts[peer].reshape(-1) for peer in target.mesh.peers(rank, gather.mesh_axes)])
+        local = _sides(target.box(shape, rank))
         result.append(flat[: math.prod(local)].reshape(local))
-    return result
+    return result or parts
 
 
-def _gather(shape: Sequence[int], target: MeshLayout) -> Gather | None:
+def _gathers(shape: Sequence[int], target: MeshLayout) -> tuple[Gather, ...]:
+    """Plan the all-gather of each rank of the second mesh; none if no devices hold the same shard."""
     axes = target.replicated_axes
     if not axes:
-        return None
-    local, devices = target.spec.local_shape(shape, target.mesh), target.mesh.group_size(axes)
-    dim = next((number for number, extent in enumerate(local) if extent > 1), None)
-    if dim is None:
-        return Gather(axes, None, 1, 1)
-    extent = -(-local[dim] // devices)
-    return Gather(axes, dim, extent, extent * math.prod(local[dim + 1 :]))
+        return ()
+    devices = target.mesh.group_size(axes)
+    gathers: dict[tuple[int, ...], Gather] = {}  # by the shape of a shard
+    locals_of = [_sides(target.box(shape, rank)) for rank in range(target.mesh.size)]
+    for local in dict.fromkeys(locals_of):
+        dim = next((number for number, extent in enumerate(local) if extent > 1), None)
+        extent = 1 if dim is None else -(-local[dim] // devices)
+        gathers[local] = Gather(axes, dim, extent, 1 if dim is None else extent * math.prod(local[dim + 1 :]))
+    return tuple(gathers[local] for local in locals_of)
 
 
 def _part(box: Box, mesh: DeviceMesh, rank: int, gather: Gather | None) -> Box:

@@ -1,6 +1,7 @@
 """Artifacts of a mesh with shares: one program that real processes load with their own extents."""
 
 import json
+from pathlib import Path
 
 import hidet
 import numpy as np
@@ -11,11 +12,10 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.machine import builtin
-from hidet_dist.machine.slices import MeshSlice, sub_cluster
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec import DeviceMesh, Plan
 
-from .conftest import serve
+from .conftest import launch, serve
 
 HIDDEN, INNER, ROWS = 16, 32, 6
 SHARES = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": {"gpu": [5, 3]}}
@@ -116,7 +116,6 @@ def test_bad_shares_are_refused(given, says):
     [
         ({"target": "cuda", "arch": "sm_90"}, "not supported on the target 'cuda'"),
         ({"symbols": {"batch": 8}}, "graphs of fixed sizes: .* instead of the symbolic dims batch"),
-        ({"objective": "latency"}, "Pipelines do not support shares"),
     ],
 )
 def test_what_shares_are_not_for_is_refused(options, says):
@@ -133,10 +132,49 @@ def test_a_machine_takes_the_shares_of_the_configuration():
     assert parsed.mesh == parsed.cluster.mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
 
 
-def test_a_pipeline_has_no_stage_with_shares():
-    cluster = builtin("cpu", DeviceMesh((2,), ("gpu",), ((5, 3),)))
-    with pytest.raises(ConfigError, match="has no slices"):
-        sub_cluster(cluster, MeshSlice(0, 1))
+# The lookup and its residual on one pair of ranks, the second projection and the softmax on another.
+STAGES = [
+    {
+        "operators": [0, 4],
+        "mesh_shape": [2],
+        "shares": {"axis0": [5, 3]},
+        "pins": {"w0": "(S0, R)", "w1": "(R, S0)", "y1": "(R, S0)"},
+    },
+    {
+        "operators": [4, 11],
+        "mesh_shape": [2],
+        "shares": {"axis0": [1, 3]},
+        "pins": {"w0": "(S0, R)", "x0": "(R, S0)", "x1": "(R, S0)"},
+    },
+]
+
+
+def test_a_pipeline_of_stages_with_unequal_parts_answers_as_one_process_would(tmp_path):
+    """Calls, streams and profiles of two micro-batches; each byte between the stages is sent once."""
+    graph, out = block(np.random.default_rng(0)), tmp_path / "artifacts"
+    config = {"stages": STAGES, "micro_batches": 2}
+    result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [4]}, config, out)
+    assert [stage.mesh_shares for stage in Manifest.load(out).stages] == [((5, 3),), ((1, 3),)]
+    specs = [[str(stage.outputs[1].spec) for stage in result.plan.stages[:1]]]
+    specs += [[str(x.spec) for x in result.plan.stages[1].inputs]]
+    assert specs == [["(R, S0)"], ["(R, S0)"] * 2]
+    first, second, *_ = result.weight_bytes_per_rank
+    assert first * 3 == second * 5  # all weights of the stage are split
+    ids = np.array([0, 23, 15, 14, -1, 7], np.int32)
+    np.savez(tmp_path / "inputs.npz", ids)
+    done = launch(4, Path(__file__).with_name("serve_pipeline.py"), out, tmp_path / "inputs.npz", tmp_path, 100)
+    assert done.returncode == 0, done.stderr
+    sent = 0
+    for rank in range(4):
+        with np.load(tmp_path / f"rank{rank}.npz") as data:
+            *answers, profile = (data[name] for name in data.files)
+        for shift, got in zip([0, 0, 1, 2], answers, strict=True):
+            rolled = np.roll(ids, shift)
+            (want,) = evaluate_graph(graph, [np.where(rolled < 0, rolled + 24, rolled)])
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        sent += int(profile[0])
+        assert profile[1]
+    assert sent == sum(one.nbytes for one in result.plan.pipeline.boundaries) * 2
 
 
 def test_a_given_plan_brings_its_shares(built, tmp_path):

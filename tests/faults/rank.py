@@ -59,10 +59,15 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
     return [y.tolist() for y in model.run([np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)])]
 
 
-def stream(batches: list[list[Any]]) -> list[Any]:
-    """Stream float32 batches through it, and return all outputs of each; None where this rank gives none."""
+def stream(batches: list[list[Any]], lazily: bool = False) -> list[Any]:
+    """Stream float32 batches through it, and return all outputs of each; None where this rank gives none.
+
+    The stream of a list is asked for no more results than there are; ``lazily`` it gets an iterator, and is iterated
+    over to the end.
+    """
     assert model is not None
-    results = model.stream([_arrays(batch) for batch in batches])
+    given = [_arrays(batch) for batch in batches]
+    results = model.stream(iter(given)) if lazily else (y for _, y in zip(given, model.stream(given), strict=False))
     return [None if outputs is None else [y.tolist() for y in outputs] for outputs in results]
 
 

@@ -101,13 +101,14 @@ def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) 
     assert all("error" not in rank.answer() for rank in ranks)
     _call_all(ranks)
     batches = [(X + n).tolist() for n in range(7)]
-    for rank in ranks:
-        rank.send("stream", batches=[[x, MASK.tolist()] for x in batches])
-    for rank in ranks:
-        answer = rank.answer()
-        assert "error" not in answer, answer
-        for x, result in zip(batches, answer["result"], strict=True):
-            assert_right({"result": result}, np.array(x, np.float32))
+    for lazily in (False, True):
+        for rank in ranks:
+            rank.send("stream", batches=[[x, MASK.tolist()] for x in batches], lazily=lazily)
+        for rank in ranks:
+            answer = rank.answer()
+            assert "error" not in answer, answer
+            for x, result in zip(batches, answer["result"], strict=True):
+                assert_right({"result": result}, np.array(x, np.float32))
     for number, rank in enumerate(ranks):
         rank.send(
             "call_typed", inputs=[X[: 3 if number == 1 else BATCH].tolist(), MASK.tolist()], dtypes=["float32"] * 2

@@ -92,9 +92,11 @@ def test_faster_machines_are_faster() -> None:
     gather = {name: builtin(name, mesh).collective_seconds(ALL_GATHER, 10**9, (0,)) for name in MACHINES}
     order = ["dgx-h100", "dgx-a100", "pcie-h100", "pcie-a100", "cpu"]
     assert sorted(order, key=gather.__getitem__) == order
-    for machine in MACHINES.values():
+    for name, machine in MACHINES.items():
         rates = machine.device.flops_per_second
-        assert rates.get("float64", rates["default"]) < rates["float32"] <= rates.get("float16", rates["float32"])
+        assert rates.get("float64", rates["default"]) < rates["float32"]
+        # A CPU's library computes products of float32 and float64 only.
+        assert (rates["float32"] <= rates["float16"]) == (name != "cpu")
 
 
 @pytest.mark.parametrize("wrong", [-1e9, 0, float("nan"), float("inf"), "fast", None, True])

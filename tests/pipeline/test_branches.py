@@ -9,6 +9,7 @@ from hidet import ops
 
 import hidet_dist
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.machine.slices import slices_at
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph, stage_graphs
 from hidet_dist.pipeline import PipelineOptions, search_pipeline
@@ -75,7 +76,8 @@ def test_the_bound_is_below_every_given_arrangement(objective: str) -> None:
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-3)
     branches = find_branches(GraphView(graph), CLUSTER)
     assert branches is not None
-    for parts in tilings(CLUSTER, 3):
+    slices = {rank: slices_at(CLUSTER.mesh, rank) for rank in range(CLUSTER.mesh.size)}
+    for parts in tilings(slices, 3):
         for order in (branches.branches, branches.branches[::-1]):
             stages = [
                 hidet_dist.pipeline.GivenStage(numbers, DeviceMesh((part.size,)))

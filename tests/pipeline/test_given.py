@@ -122,7 +122,10 @@ def test_another_cut_of_the_graph_is_refused(plan: Plan, graph: hidet.FlowGraph)
     ("config", "says"),
     [
         ({"stages": STAGES[:2]}, "3 devices together"),
-        ({"stages": [*STAGES[:2], {"operators": [5, 7], "mesh_shape": [3]}]}, "each of the operators 0 to 7 once"),
+        (
+            {"stages": [*STAGES[:2], {"operators": [5, 7], "mesh_shape": [3]}]},
+            "each of the operators 0 to 7 once; operator 7 is in no stage",
+        ),
         ({"stages": [STAGES[1], STAGES[0], STAGES[2]]}, "Stage 0 reads t2.0, which stage 1 computes"),
         ({"stages": [*STAGES[:2], {"operators": [5, 8]}]}, "give all stages whole"),
         ({"stages": [{"mesh_shape": [6]}]}, "lacks 'operators'"),

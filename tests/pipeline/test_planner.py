@@ -39,8 +39,18 @@ def chain(widths: tuple[int, ...], rows: int = 64) -> NormalGraph:
     return normalize(hidet.trace_from(y, [x]))
 
 
-def exhaustive(graph: NormalGraph, cluster: Cluster, objective: str, outputs: str, budget: int | None = None) -> float:
-    """The least value of all pipelines of one micro-batch: all cuts, slices and arriving specs, each stage searched."""
+def exhaustive(
+    graph: NormalGraph,
+    cluster: Cluster,
+    objective: str,
+    outputs: str,
+    budget: int | None = None,
+    stages: int | None = None,
+) -> float:
+    """The least value of all pipelines of one micro-batch: all cuts, slices and arriving specs, each stage searched.
+
+    Of pipelines of any number of stages, unless one is given.
+    """
     view, count, devices = GraphView(graph), len(graph.nodes), cluster.mesh.size
 
     @cache
@@ -67,7 +77,7 @@ def exhaustive(graph: NormalGraph, cluster: Cluster, objective: str, outputs: st
 
     best = math.inf
     for parts in sequences(0):
-        if len(parts) > count:
+        if len(parts) > count or (stages is not None and len(parts) != stages):
             continue
         delivery = delivery_seconds(cluster, parts[-1], view.nbytes(view.outputs[0])) if outputs == "all" else 0.0
         for cuts in itertools.combinations(range(1, count), len(parts) - 1):
@@ -93,6 +103,9 @@ def exhaustive(graph: NormalGraph, cluster: Cluster, objective: str, outputs: st
 MACHINES = {
     "two nodes": Cluster(DeviceMesh((2, 2), ("node", "gpu")), (SLOW, FAST), device()),
     "unequal": unequal_cluster(DeviceMesh((2,)), (SLOW,), [DeviceGroup(1, device(1)), DeviceGroup(1, device(3))]),
+    "shares": unequal_cluster(
+        DeviceMesh((4,), ("gpu",), ((1, 3, 1, 3),)), (SLOW,), [DeviceGroup(1, device(n)) for n in (1, 3, 1, 3)]
+    ),
 }
 
 
@@ -114,6 +127,17 @@ def test_no_pipeline_is_better_than_the_one_found(
     least = exhaustive(graph, cluster, objective, "last", budget)
     assert found.value == pytest.approx(least, rel=1e-5)
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_no_pipeline_of_slices_with_shares_is_better_than_the_one_found(objective: str) -> None:
+    cluster, graph = MACHINES["shares"], chain((512, 1024, 512))
+    options = PipelineOptions(objective, micro_batches=1, outputs="last", stages=2)
+    found = search_pipeline(graph, cluster, pipeline=options, gap=1e-6, mem_budget=2_600_000)
+    least = exhaustive(graph, cluster, objective, "last", 2_600_000, stages=2)
+    assert found.value == pytest.approx(least, rel=1e-5)
+    assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
+    assert [str(stage.plan.mesh) for stage in found.stages] == ["[gpu=1:3]"] * 2
 
 
 @pytest.mark.parametrize("latency_seconds", [1e-6, 1e-3])

@@ -125,14 +125,18 @@ def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> Non
         ({"stages": [{"ranks": [2, 4]}, {"ranks": [0, 2]}]}, r"leaves the ranks 0 to 1 to 0 stages"),
         ({"stages": [{"ranks": [0, 2]}, {"ranks": [0, 4]}]}, r"stages\[1\]\['ranks'\] = .* contradicts stages\[0\]"),
         ({"stages": [{"ranks": [0, 2]}]}, "leave the ranks 2 to 3 .* to 0 stages"),
-        ({"stages": [{"operators": [0, 9]}, {}]}, "cannot be cut before operator 9"),
-        ({"stages": [{"operators": [0, 4]}, {"operators": [2, 8]}]}, "no pipeline of the stages that are given"),
+        ({"stages": [{"operators": [0, 9]}, {}]}, r"stages\[0\].* = \[0, 9\]: the graph has the operators 0 to 7"),
+        ({"stages": [{"operators": [0, 4]}, {"operators": [2, 8]}]}, r"stages\[1\].*2, 8.* contradicts .* operator 4:"),
+        ({"stages": [{"operators": [0, 2]}, {"operators": [4, 8]}]}, r"stages\[1\].*4, 8.* contradicts .* operator 2:"),
+        ({"stages": [{}, {"operators": [2, 4]}]}, r"stages\[1\].* = \[2, 4\] leaves operators to no stage"),
+        ({"stages": [{"operators": [0, 2], "weights": "*3*"}, {}]}, r"\*3\*.* contradicts .* operator 6, which"),
         ({"stages": [{"weights": "head"}, {}]}, "'head'; the graph has no such weight"),
         ({"stages": [{"weights": "layers.3.*"}, {"weights": "layers.0.*"}]}, r"stages\[0\]\['weights'\].*contradict"),
         ({"stages": [{"weights": "*0*"}, {"weights": "layers.0.*"}]}, "operator 0 reads weights of both"),
         ({"stages": 2, "pins": {"w0": "(S0, R)"}}, "give the ranks of every stage"),
         ({"stages": [{"ranks": [0, 2]}, {}], "pins": {"nothing": "(S0, R)"}}, "give the ranks of every stage"),
-        ({"stages": 9}, "no pipeline of the stages that are given"),
+        ({"stages": 9}, r"stages = 9: the mesh .* cannot be divided into 9 slices"),
+        ({"stages": [{"ranks": [0, 1]}, {}]}, r"stages\[1\]: the mesh .* cannot be divided into 2 slices"),
         ({"objective": "speed"}, "must be one of latency, throughput, batch"),
         ({"objective": "batch", "micro_batches": 3}, "cannot be cut into 3 micro-batches"),
         ({"objective": "batch", "micro_batches": 0}, "must be a whole number from 1"),
@@ -180,8 +184,17 @@ def test_a_budget_too_small_for_one_stage_is_met_by_several(graph: hidet.FlowGra
     assert len(one.stages) == 1
     found = search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput", outputs="last"), mem_budget=9000)
     assert len(found.stages) > 1
-    with pytest.raises(InfeasibleError):
-        search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput"), mem_budget=500)
+
+
+@pytest.mark.parametrize("stages", [None, 2, 4])
+def test_a_budget_that_is_said_to_suffice_suffices(graph: hidet.FlowGraph, stages: int | None) -> None:
+    normal, options = normalize(graph), PipelineOptions("throughput", stages=stages)
+    for budget in (500, 4600):  # the first is less than the weights of a device, the second less than what it holds
+        with pytest.raises(InfeasibleError, match=f"mem_budget = {budget} bytes was found") as refused:
+            search_pipeline(normal, CLUSTER, pipeline=options, mem_budget=budget)
+        enough = refused.value.least_budget
+        assert f"{enough} bytes a device suffice" in str(refused.value) and enough > budget
+        search_pipeline(normal, CLUSTER, pipeline=options, mem_budget=enough)
 
 
 def test_messages_that_take_longer_than_one_stage_decide_at_once(

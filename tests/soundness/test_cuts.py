@@ -28,26 +28,27 @@ def test_cuts_are_of_all_kinds() -> None:
     drawn = [cuts.random_stages(graph, rng) for _ in range(40)]
     assert {len(one) for one in drawn} == set(range(1, cuts.MOST_STAGES + 1))
     assert any(own[-1] - own[0] >= len(own) for one in drawn for own in one)
-    assert {cuts.random_micro_batch(graph, rng).count for _ in range(8)} == {1, 2}
+    cuttable = cuts.Cuttable(graph)
+    assert {cuts.random_micro_batch(cuttable, rng).count for _ in range(8)} == {1, 2}
 
 
 def test_a_message_that_goes_astray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     traced = GRAPHS["mlp"](rng)
     inputs = graph_inputs(traced, rng)
-    graph, whole = normalize(traced), evaluate_graph(traced, inputs)
+    cuttable, whole = cuts.Cuttable(normalize(traced)), evaluate_graph(traced, inputs)
 
     def drawn() -> Any:
         while True:
-            one = cuts.random_pipeline(graph, {}, rng)
+            one = cuts.random_pipeline(cuttable, rng)
             if one.cut.boundaries:
                 return one
 
     pipeline = drawn()
-    assert cuts.check_pipeline(pipeline, inputs, whole) == ""
+    assert cuts.check_pipeline(pipeline, inputs, whole, cuttable) == ""
     real = cuts.transferred
     monkeypatch.setattr(cuts, "transferred", lambda *case: [shard[::-1] + 1 for shard in real(*case)])
-    assert "differs" in cuts.check_pipeline(pipeline, inputs, whole)
+    assert "differs" in cuts.check_pipeline(pipeline, inputs, whole, cuttable)
 
 
 def test_the_graph_of_a_micro_batch_has_the_operators_of_the_whole() -> None:

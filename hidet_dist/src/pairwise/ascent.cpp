@@ -20,20 +20,17 @@ constexpr double kRounding = 1e-9;  // relative, of bounds: they are sums of man
 
 }  // namespace
 
-Ascent::Ascent(const Problem &problem, const std::vector<double> &prices, double bound)
+Ascent::Ascent(const Problem &problem, const Duals &duals, double bound)
     : problem_(problem),
-      bounds_(problem),
+      bounds_(problem, duals),
       least_scale_(kLeastGap * problem.big),
       bound_(bound),
       reached_(-std::numeric_limits<double>::infinity()),
       noted_(-std::numeric_limits<double>::infinity()),
       step_(kFirstStep),
-      warm_(!prices.empty()),
+      warm_(!duals.prices.empty()),
       direction_(static_cast<std::size_t>(problem.points), 0.0),
-      best_prices_(prices) {
-  best_prices_.resize(static_cast<std::size_t>(problem.points), 0.0);
-  bounds_.set_prices(best_prices_);
-}
+      best_prices_(bounds_.prices()) {}
 
 void Ascent::step(double cutoff) {
   const double backward = bounds_.pass(false);

@@ -12,8 +12,8 @@ namespace hidet_dist::pairwise {
 
 class Ascent {
  public:
-  // Starts at the prices given, if they are not empty.
-  Ascent(const Problem &problem, const std::vector<double> &prices, double bound);
+  // Starts from duals, which may be empty.
+  Ascent(const Problem &problem, const Duals &duals, double bound);
 
   // Makes one pass backwards and one forwards, and a step of the prices. `cutoff` is the cost of the best assignment
   // known; strategies that only worse ones take are removed.
@@ -25,6 +25,12 @@ class Ascent {
   double reached() const { return reached_; }
   // The prices of a byte at each program point that gave the best bound.
   const std::vector<double> &prices() const { return best_prices_; }
+  Duals duals() const { return bounds_.duals(best_prices_); }
+  // The weights of strategies in the fractional assignment that attains the last pass.
+  const std::vector<double> &weights() {
+    if (problem_.points == 0) bounds_.fractional_profile();
+    return bounds_.weights();
+  }
   // Messages and prices have hardly raised the bound for many steps, for this gap to the cutoff.
   bool stalled() const { return stalled_ >= kStalled; }
   const Bounds &bounds() const { return bounds_; }

@@ -43,15 +43,23 @@ HIDET_DIST_VECTORIZED void least_of_columns(const double *__restrict matrix, con
 
 }  // namespace
 
-Bounds::Bounds(const Problem &problem) : problem_(problem), node_(problem.cost) {
+Bounds::Bounds(const Problem &problem, const Duals &duals) : problem_(problem), node_(problem.cost) {
   to_first_.assign(1, 0);
   to_second_.assign(1, 0);
   for (int e = 0; e < problem.edges; ++e) {
     to_first_.push_back(to_first_.back() + problem.size(problem.first[e]));
     to_second_.push_back(to_second_.back() + problem.size(problem.second[e]));
   }
-  first_.assign(to_first_.back(), 0.0);
-  second_.assign(to_second_.back(), 0.0);
+  first_ = duals.first;
+  second_ = duals.second;
+  first_.resize(to_first_.back(), 0.0);
+  second_.resize(to_second_.back(), 0.0);
+  for (int e = 0; e < problem.edges; ++e)
+    for (const bool of_first : {true, false}) {
+      const int v = of_first ? problem.first[e] : problem.second[e];
+      const double *moved = of_first ? &first_[to_first_[e]] : &second_[to_second_[e]];
+      for (int s = 0; s < problem.size(v); ++s) node_[problem.strategy_begin[v] + s] -= moved[s];
+    }
   prices_.assign(problem.points, 0.0);
   constant_ = problem.base_cost;
   rounded_.assign(problem.nodes, 0);
@@ -62,6 +70,7 @@ Bounds::Bounds(const Problem &problem) : problem_(problem), node_(problem.cost) 
   part_.assign(problem.nodes, 0.0);
   int most = 0;
   for (int v = 0; v < problem.nodes; ++v) most = std::max(most, problem.size(v));
+  set_prices(duals.prices.empty() ? prices_ : duals.prices);
   least_.resize(most);
   conditioned_.resize(most);
 }

@@ -13,7 +13,8 @@ namespace hidet_dist::pairwise {
 
 class Bounds {
  public:
-  explicit Bounds(const Problem &problem);
+  // Starts from the duals given: no prices and messages for empty ones.
+  Bounds(const Problem &problem, const Duals &duals);
 
   // Makes one pass over the nodes, forwards or backwards. Returns a lower bound on all assignments that fit the limit.
   // A forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
@@ -39,6 +40,8 @@ class Bounds {
   void set_prices(const std::vector<double> &prices);
 
   const std::vector<double> &prices() const { return prices_; }
+  // The last messages, with prices that may be other ones.
+  Duals duals(const std::vector<double> &prices) const { return {prices, first_, second_}; }
   const std::vector<int> &rounded() const { return rounded_; }
 
  private:

@@ -22,7 +22,9 @@ constexpr double kSure = 0.999;                    // weights above are not frac
 // Divides the strategies of one node: 1 for those of one side, 2 for those of the other, 0 for other nodes'. Where the
 // fractional assignment mixes strategies that hold different bytes, the node whose priced bytes vary most is divided at
 // their mean; otherwise one that is undecided and has many edges, into its best strategy and the others.
-std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std::vector<double> &prices, double gap) {
+std::vector<char> divide(const Problem &problem, Ascent &ascent, double gap) {
+  const std::vector<double> &prices = ascent.prices(), &weights = ascent.weights();
+  const std::vector<char> &removed = ascent.bounds().removed();
   std::vector<double> sums(static_cast<std::size_t>(problem.points) + 1, 0.0), priced(problem.cost.size(), 0.0);
   for (int t = 0; t < problem.points; ++t) sums[t + 1] = sums[t] + prices[t];
   int by_bytes = -1, by_weight = -1;
@@ -33,11 +35,11 @@ std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std
     double greatest = 0, mean = 0, square = 0, low = priced[begin], high = priced[begin];
     int left = 0;
     for (int s = begin; s < end; ++s) {
-      const double weight = bounds.weights()[s];
+      const double weight = weights[s];
       greatest = std::max(greatest, weight);
       mean += weight * priced[s];
       square += weight * priced[s] * priced[s];
-      if (bounds.removed()[s]) continue;
+      if (removed[s]) continue;
       low = left == 0 ? priced[s] : std::min(low, priced[s]);
       high = left == 0 ? priced[s] : std::max(high, priced[s]);
       ++left;
@@ -57,7 +59,7 @@ std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std
   const int begin = problem.strategy_begin[node], end = problem.strategy_begin[node + 1];
   int best = begin;
   for (int s = begin; s < end; ++s)
-    if (!bounds.removed()[s] && (bounds.removed()[best] || bounds.weights()[s] > bounds.weights()[best])) best = s;
+    if (!removed[s] && (removed[best] || weights[s] > weights[best])) best = s;
   for (int s = begin; s < end; ++s) side[s] = memory_binds ? (priced[s] <= mean_there ? 1 : 2) : (s == best ? 1 : 2);
   return side;
 }
@@ -66,14 +68,15 @@ std::vector<char> divide(const Problem &problem, const Bounds &bounds, const std
 double bytes_of(const Problem *problem) {
   const std::size_t doubles = problem->entries.size() + problem->bytes.size() + problem->cost.size() +
                               problem->choice_begin.size() + 2 * problem->base_bytes.size();
-  const std::size_t ints = problem->choices.size() + problem->part_of.size();
+  const std::size_t ints = problem->choices.size() + 4 * problem->cost.size() + problem->part_of.size();
   return static_cast<double>(doubles * sizeof(double) + ints * sizeof(int)) / 2;
 }
 
 }  // namespace
 
-Branching::Branching(const Problem &problem, const std::vector<double> &prices, double bound) {
-  push({bound, std::make_shared<const Problem>(problem), std::make_shared<const std::vector<double>>(prices), {}});
+Branching::Branching(const Problem &problem, Duals duals, double bound) {
+  push(
+      {bound, std::make_shared<const Problem>(problem.rebased()), std::make_shared<const Duals>(std::move(duals)), {}});
 }
 
 void Branching::push(Part part) {
@@ -104,13 +107,13 @@ void Branching::step(double cutoff, const std::function<bool()> &stop) {
 void Branching::treat(Part part, double cutoff, const std::function<bool()> &stop) {
   if (part.bound >= cutoff) return;
   std::shared_ptr<const Problem> problem = part.problem;
-  std::vector<double> prices = *part.prices;
+  Duals duals = *part.duals;
   double bound = part.bound;
   std::vector<char> removed = std::move(part.removed);
   for (bool merge_anew = !removed.empty();;) {
     if (merge_anew) {
       auto made = std::make_shared<Problem>();
-      if (!without(*problem, removed, *made)) return;
+      if (!without(*problem, removed, *made, duals)) return;
       problem = std::move(made);
       removed.assign(problem->cost.size(), 0);
     }
@@ -122,10 +125,10 @@ void Branching::treat(Part part, double cutoff, const std::function<bool()> &sto
       }
       return;
     }
-    Ascent ascent(*problem, prices, bound);
+    Ascent ascent(*problem, duals, bound);
     double before = -std::numeric_limits<double>::infinity();
     for (int step = 1; step <= kMostSteps; ++step) {
-      if (stop()) return push({bound, problem, std::make_shared<const std::vector<double>>(prices), removed});
+      if (stop()) return push({bound, problem, std::make_shared<const Duals>(duals), removed});
       ascent.step(cutoff);
       if (ascent.bound() >= cutoff) return;
       if (ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size())) break;
@@ -134,14 +137,18 @@ void Branching::treat(Part part, double cutoff, const std::function<bool()> &sto
       before = ascent.reached();
     }
     bound = ascent.bound();
-    prices = ascent.prices();
+    duals = ascent.duals();
     removed = ascent.bounds().removed();
     merge_anew = ascent.bounds().removals() > kMostRemoved * static_cast<double>(problem->cost.size());
     if (merge_anew) continue;
-    const auto shared_prices = std::make_shared<const std::vector<double>>(prices);
-    const std::vector<char> chosen = divide(*problem, ascent.bounds(), prices, cutoff - bound);
+    {
+      const std::lock_guard lock(mutex_);
+      rounded_ = problem->given_strategies(ascent.bounds().rounded());
+    }
+    const auto shared_duals = std::make_shared<const Duals>(std::move(duals));
+    const std::vector<char> chosen = divide(*problem, ascent, cutoff - bound);
     for (const int side : {0, 1}) {
-      Part half{bound, problem, shared_prices, removed};
+      Part half{bound, problem, shared_duals, removed};
       for (std::size_t s = 0; s < chosen.size(); ++s)
         if (chosen[s] == 1 + side) half.removed[s] = 1;
       push(std::move(half));

@@ -1,5 +1,6 @@
 // Branch and bound, for problems that are small enough: the open part of least bound is bounded better, by messages and
-// prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into those of few bytes and those of many where memory is what binds.
+// prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into
+// those of few bytes and those of many where memory is what binds.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,8 @@ namespace hidet_dist::pairwise {
 
 class Branching {
  public:
-  Branching(const Problem &problem, const std::vector<double> &prices, double bound);
+  // Assignments are of the nodes of `problem`. Parts start from the duals of the part that they were divided from.
+  Branching(const Problem &problem, Duals duals, double bound);
 
   // Treats one open part, for assignments that cost less than `cutoff`, until `stop` says so. From any thread; the other
   // functions only while no thread does.
@@ -23,15 +25,18 @@ class Branching {
   // The least bound of the open parts, if there are any.
   double bound() const { return open_.front().bound; }
 
-  // The best assignment found, of the nodes as given; empty if there is none.
+  // The best assignment found; empty if there is none.
   const std::vector<int> &best() const { return best_; }
   double cost() const { return best_cost_; }
+
+  // The rounding of the last part treated, an assignment that may not be allowed or fit; empty if there is none.
+  const std::vector<int> &rounded() const { return rounded_; }
 
  private:
   struct Part {
     double bound;
     std::shared_ptr<const Problem> problem;
-    std::shared_ptr<const std::vector<double>> prices;
+    std::shared_ptr<const Duals> duals;
     std::vector<char> removed;  // strategies of the problem that the part does without
 
     bool operator<(const Part &other) const { return bound > other.bound; }  // the least is the first of the heap
@@ -44,7 +49,7 @@ class Branching {
   std::mutex mutex_;
   std::vector<Part> open_;  // a heap
   double stored_ = 0;  // bytes of open parts, about
-  std::vector<int> best_;
+  std::vector<int> best_, rounded_;
   double best_cost_ = 0;
 };
 

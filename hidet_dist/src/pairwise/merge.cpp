@@ -3,16 +3,28 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
+#include "eliminate.hpp"
 #include "memory.hpp"
+#include "points.hpp"
 
 namespace hidet_dist::pairwise {
 
 namespace {
 
 constexpr double kMostComparisons = 1e8;  // of entries, to find the strategies of one node that others dominate
+
+// Where the messages of each edge to one of its nodes begin; `nodes` has that node of each edge.
+std::vector<std::size_t> offsets(const Problem &problem, const std::vector<int> &nodes) {
+  std::vector<std::size_t> begin;
+  std::size_t sum = 0;
+  for (const int node : nodes) {
+    begin.push_back(sum);
+    sum += static_cast<std::size_t>(problem.size(node));
+  }
+  return begin;
+}
 
 class Merge {
  public:
@@ -34,7 +46,7 @@ class Merge {
   }
 
   // Makes the problem after the changes; false if a node has no strategy left.
-  bool apply(Problem &made);
+  bool apply(Problem &made, Duals &duals);
 
  private:
   bool is_left(int node, int s) const { return left_[static_cast<std::size_t>(p_.strategy_begin[node] + s)] != 0; }
@@ -173,7 +185,7 @@ class Merge {
     return numbers_.emplace(map, static_cast<int>(numbers_.size())).first->second;
   }
   void add_holds(Problem &made);
-  void add_edges(Problem &made);
+  void add_edges(Problem &made, Duals &duals);
   void set_choices(Problem &made) const;
 
   const Problem &p_;
@@ -235,10 +247,6 @@ bool Merge::keep_strategies() {
 }
 
 void Merge::add_holds(Problem &made) {
-  struct Hold {
-    int begin, end;
-    std::vector<double> bytes;
-  };
   std::vector<std::vector<Hold>> holds(static_cast<std::size_t>(made.nodes));
   std::vector<double> base(static_cast<std::size_t>(made.points) + 1, 0.0);
   for (int v = 0; v < p_.nodes; ++v)
@@ -256,31 +264,10 @@ void Merge::add_holds(Problem &made) {
     if (t > 0) base[t] += base[t - 1];
     made.base_bytes[t] += base[t];
   }
-  made.hold_begin.assign(1, 0);
-  for (std::vector<Hold> &of_node : holds) {
-    std::stable_sort(of_node.begin(), of_node.end(),
-                     [](const Hold &a, const Hold &b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
-    std::vector<Hold> joined;
-    for (Hold &hold : of_node) {
-      if (!joined.empty() && joined.back().begin == hold.begin && joined.back().end == hold.end) {
-        for (std::size_t s = 0; s < hold.bytes.size(); ++s) joined.back().bytes[s] += hold.bytes[s];
-      } else if (!joined.empty() && joined.back().end == hold.begin && joined.back().bytes == hold.bytes) {
-        joined.back().end = hold.end;
-      } else {
-        joined.push_back(std::move(hold));
-      }
-    }
-    for (const Hold &hold : joined) {
-      made.begin.push_back(hold.begin);
-      made.end.push_back(hold.end);
-      made.held.push_back(static_cast<std::int64_t>(made.bytes.size()));
-      made.bytes.insert(made.bytes.end(), hold.bytes.begin(), hold.bytes.end());
-    }
-    made.hold_begin.push_back(static_cast<int>(made.begin.size()));
-  }
+  set_holds(made, std::move(holds));
 }
 
-void Merge::add_edges(Problem &made) {
+void Merge::add_edges(Problem &made, Duals &duals) {
   struct Term {
     int edge;
     bool turned;  // whether its second node is part of the first of the edge made
@@ -324,6 +311,23 @@ void Merge::add_edges(Problem &made) {
   }
   made.edges = static_cast<int>(made.first.size());
   made.set_incident();
+  if (duals.first.empty()) return;
+  const std::vector<std::size_t> to_first = offsets(p_, p_.first), to_second = offsets(p_, p_.second);
+  Duals moved{std::move(duals.prices), {}, {}};
+  for (const auto &[ends, terms] : parallel)
+    for (const bool of_first : {true, false}) {
+      std::vector<double> &sums = of_first ? moved.first : moved.second;
+      const int node = of_first ? ends.first : ends.second;
+      const std::size_t begin = sums.size();
+      sums.resize(begin + static_cast<std::size_t>(made.size(node)), 0.0);
+      for (const auto &[e, turned] : terms) {
+        const bool from_first = of_first != turned;
+        const double *from = from_first ? &duals.first[to_first[e]] : &duals.second[to_second[e]];
+        const std::vector<int> &map = maps_[from_first ? p_.first[e] : p_.second[e]];
+        for (std::size_t s = 0; s < map.size(); ++s) sums[begin + s] += from[map[s]];
+      }
+    }
+  duals = std::move(moved);
 }
 
 void Merge::set_choices(Problem &made) const {
@@ -332,8 +336,8 @@ void Merge::set_choices(Problem &made) const {
     const int v = p_.part_of[g];
     const int *of_node = &p_.choices[static_cast<std::size_t>(p_.choice_begin[g])];
     if (v < 0) {
-      made.part_of.push_back(-1);
-      made.choices.push_back(of_node[0]);
+      made.part_of.push_back(v);
+      made.choices.insert(made.choices.end(), of_node, of_node + (p_.choice_begin[g + 1] - p_.choice_begin[g]));
     } else {
       made.part_of.push_back(made_[roots_[v]]);
       for (const int s : maps_[v]) made.choices.push_back(of_node[s]);
@@ -342,10 +346,12 @@ void Merge::set_choices(Problem &made) const {
   }
 }
 
-bool Merge::apply(Problem &made) {
+bool Merge::apply(Problem &made, Duals &duals) {
   set_maps();
   if (!keep_strategies()) return false;
   made.points = p_.points;
+  made.given_nodes = p_.given_nodes;
+  made.eliminations = p_.eliminations;
   made.byte_limit = p_.byte_limit;
   made.big = p_.big;
   made.base_cost = p_.base_cost;
@@ -371,7 +377,7 @@ bool Merge::apply(Problem &made) {
     }
   }
   add_holds(made);
-  add_edges(made);
+  add_edges(made, duals);
   set_choices(made);
   return made.base_cost < made.big;
 }
@@ -380,7 +386,7 @@ bool Merge::apply(Problem &made) {
 
 namespace {
 
-bool merge(Problem &problem, bool within_limit, bool dominated_too) {
+bool merge(Problem &problem, bool within_limit, bool dominated_too, Duals &duals) {
   bool dominated = false;
   for (bool first = true;; first = false) {  // the first step always adds parallel edges
     Merge step(problem);
@@ -392,7 +398,7 @@ bool merge(Problem &problem, bool within_limit, bool dominated_too) {
     }
     dominated = false;
     Problem made;
-    if (!step.apply(made)) return false;
+    if (!step.apply(made, duals)) return false;
     problem = std::move(made);
     if (within_limit && std::any_of(problem.base_bytes.begin(), problem.base_bytes.end(),
                                     [&](double bytes) { return bytes > problem.byte_limit; }))
@@ -400,15 +406,27 @@ bool merge(Problem &problem, bool within_limit, bool dominated_too) {
   }
 }
 
+bool simplify(Problem &problem, bool within_limit, bool dominated_too, Duals &duals) {
+  for (;;) {
+    if (!merge(problem, within_limit, dominated_too, duals)) return false;
+    bool fewer = within_limit && remove_points(problem, duals.prices);
+    fewer = eliminate(problem, duals) || fewer;
+    if (!fewer) return true;
+  }
+}
+
 }  // namespace
 
-bool merge(Problem &problem, bool within_limit) { return merge(problem, within_limit, true); }
+bool simplify(Problem &problem, bool within_limit) {
+  Duals none;
+  return simplify(problem, within_limit, true, none);
+}
 
-bool without(const Problem &problem, const std::vector<char> &removed, Problem &made) {
+bool without(const Problem &problem, const std::vector<char> &removed, Problem &made, Duals &duals) {
   made = problem;
   for (std::size_t s = 0; s < removed.size(); ++s)
     if (removed[s]) made.cost[s] = made.big;
-  return merge(made, true, false);  // a known assignment's strategies stay, though others may be as good
+  return simplify(made, true, false, duals);  // a known assignment's strategies stay, though others may be as good
 }
 
 }  // namespace hidet_dist::pairwise

@@ -7,11 +7,13 @@
 
 namespace hidet_dist::pairwise {
 
-// Merges nodes and removes strategies that others forbid or dominate until nothing changes; if `within_limit`, those
-// too that take more bytes than there are. False if a node has no strategy left, so that there is no assignment.
-bool merge(Problem &problem, bool within_limit);
+// Merges and eliminates nodes, and removes strategies that others forbid or dominate until nothing changes; if
+// `within_limit`, strategies that take more bytes than there are, and program points that cannot bind, too. False if a
+// node has no strategy left, so that there is no assignment.
+bool simplify(Problem &problem, bool within_limit);
 
-// Makes the problem without some strategies, merged. False if none is left of a node.
-bool without(const Problem &problem, const std::vector<char> &removed, Problem &made);
+// Makes the problem without some strategies, simplified, and translates the duals. False if no strategy is left of a
+// node.
+bool without(const Problem &problem, const std::vector<char> &removed, Problem &made, Duals &duals);
 
 }  // namespace hidet_dist::pairwise

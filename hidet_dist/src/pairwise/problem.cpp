@@ -62,6 +62,7 @@ double set_nodes(const hidet_dist_pairwise_problem &given, Problem &problem) {
   check(given.strategy_begin[0] == 0 && given.strategy_begin[given.nodes] < kMost, "the number of strategies");
   check(given.byte_limit >= 0 && given.forbidden > 0, "the limit of bytes, or the cost of what is forbidden");
   problem.nodes = static_cast<int>(given.nodes);
+  problem.given_nodes = static_cast<std::size_t>(given.nodes);
   problem.byte_limit = given.byte_limit;
   problem.strategy_begin.assign(1, 0);
   problem.choice_begin.assign(1, 0);
@@ -124,9 +125,20 @@ double Problem::cost_of(const std::vector<int> &assignment) const {
 }
 
 std::vector<int> Problem::given_strategies(const std::vector<int> &assignment) const {
-  std::vector<int> given(part_of.size());
-  for (std::size_t g = 0; g < given.size(); ++g)
-    given[g] = choices[static_cast<std::size_t>(choice_begin[g] + (part_of[g] < 0 ? 0 : assignment[part_of[g]]))];
+  std::vector<int> eliminated(eliminations.size());
+  const auto choice = [&](std::size_t g) {
+    const int part = part_of[g];
+    const int strategy = part >= 0    ? assignment[part]
+                         : part == -1 ? 0
+                                      : eliminated[static_cast<std::size_t>(-2 - part)];
+    return choices[static_cast<std::size_t>(choice_begin[g] + strategy)];
+  };
+  for (std::size_t k = eliminations.size(); k-- > 0;) {
+    const Elimination &one = *eliminations[k];
+    eliminated[k] = one.best[static_cast<std::size_t>(choice(one.first) * one.columns + choice(one.second))];
+  }
+  std::vector<int> given(given_nodes);
+  for (std::size_t g = 0; g < given.size(); ++g) given[g] = choice(g);
   return given;
 }
 
@@ -134,10 +146,8 @@ std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
   std::vector<char> possible(cost.size(), 1);
   for (std::size_t g = 0; g < given.size(); ++g) {
     const int *chosen = &choices[static_cast<std::size_t>(choice_begin[g])];
-    if (part_of[g] < 0) {
-      if (chosen[0] != given[g]) return {};
-      continue;
-    }
+    if (part_of[g] == -1 && chosen[0] != given[g]) return {};
+    if (part_of[g] < 0) continue;
     const int begin = strategy_begin[part_of[g]];
     for (int s = 0; s < size(part_of[g]); ++s)
       if (chosen[s] != given[g]) possible[begin + s] = 0;
@@ -150,6 +160,19 @@ std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
     assignment[v] = static_cast<int>(found - begin);
   }
   return assignment;
+}
+
+Problem Problem::rebased() const {
+  Problem made(*this);
+  made.eliminations.clear();
+  made.part_of.resize(static_cast<std::size_t>(nodes));
+  std::iota(made.part_of.begin(), made.part_of.end(), 0);
+  made.choice_begin.assign(strategy_begin.begin(), strategy_begin.end());
+  made.choices.clear();
+  for (int v = 0; v < nodes; ++v)
+    for (int s = 0; s < size(v); ++s) made.choices.push_back(s);
+  made.given_nodes = made.part_of.size();
+  return made;
 }
 
 void Problem::set_incident() {
@@ -173,7 +196,7 @@ bool reduce(const hidet_dist_pairwise_problem &given, bool within_limit, Problem
   for (double &entry : problem.entries)
     if (entry >= given.forbidden) entry = problem.big;
   set_points(given, problem);
-  return merge(problem, within_limit);
+  return simplify(problem, within_limit);
 }
 
 }  // namespace hidet_dist::pairwise

@@ -4,37 +4,54 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "hidet_dist/pairwise.h"
 
 namespace hidet_dist::pairwise {
 
+// The best strategy of an eliminated node for those of its neighbours, of which there are two at most.
+struct Elimination {
+  std::size_t first, second;  // the neighbours, as entries of Problem::part_of, of one strategy where there are fewer
+  int columns;  // strategies of the second one
+  std::vector<int> best;
+};
+
+// Multipliers: any values give a lower bound. The reductions of a problem translate them.
+struct Duals {
+  std::vector<double> prices;  // of a byte at each program point; none: 0
+  std::vector<double> first, second;  // the costs moved into each edge from the strategies of its nodes; none: 0
+};
+
 struct Problem {
   int nodes = 0;
   int edges = 0;
-  int points = 0;        // program points
+  int points = 0;  // program points
   double byte_limit = 0;
-  double big = 0;        // the cost of a forbidden pair: above that of any assignment without one
+  double big = 0;  // the cost of a forbidden pair: above that of any assignment without one
 
-  double base_cost = 0;                // of what has no choice
-  std::vector<double> base_bytes;      // held at each program point, whatever is chosen
-  std::vector<int> strategy_begin;     // nodes + 1
-  std::vector<double> cost;            // of each strategy
-  std::vector<int> hold_begin;         // nodes + 1: the holds of each node
-  std::vector<int> begin, end;         // of each hold, its program points
-  std::vector<std::int64_t> held;      // of each hold, where its bytes begin in `bytes`
-  std::vector<double> bytes;           // one per strategy of the hold's node; the least is 0
-  std::vector<int> first, second;      // of each edge, its nodes
-  std::vector<std::int64_t> matrix;    // of each edge, where its matrix begins in `entries`
-  std::vector<double> entries;         // matrices, rows of `first` by columns of `second`; equal ones once
+  double base_cost = 0;  // of what has no choice
+  std::vector<double> base_bytes;  // held at each program point, whatever is chosen
+  std::vector<int> strategy_begin;  // nodes + 1
+  std::vector<double> cost;  // of each strategy
+  std::vector<int> hold_begin;  // nodes + 1: the holds of each node
+  std::vector<int> begin, end;  // of each hold, its program points
+  std::vector<std::int64_t> held;  // of each hold, where its bytes begin in `bytes`
+  std::vector<double> bytes;  // one per strategy of the hold's node; the least is 0
+  std::vector<int> first, second;  // of each edge, its nodes
+  std::vector<std::int64_t> matrix;  // of each edge, where its matrix begins in `entries`
+  std::vector<double> entries;  // matrices, rows of `first` by columns of `second`; equal ones once
   std::vector<int> incident_begin, incident;  // of each node, its edges
 
-  // The nodes as given: the node here that each is part of, or -1 if it has no choice, and its strategy for each
-  // strategy of that node.
+  // The nodes as given, and after them those on which eliminated ones depend: the node here that each is part of, -1 if
+  // it has no choice, or -2 - k if it is part of the node of elimination k; and its strategy for each strategy of that
+  // node.
   std::vector<int> part_of;
   std::vector<std::int64_t> choice_begin;
   std::vector<int> choices;
+  std::vector<std::shared_ptr<const Elimination>> eliminations;  // each depends on nodes here and on later ones
+  std::size_t given_nodes = 0;
 
   int size(int node) const { return strategy_begin[node + 1] - strategy_begin[node]; }
   int degree(int node) const { return incident_begin[node + 1] - incident_begin[node]; }
@@ -83,6 +100,9 @@ struct Problem {
   std::vector<int> assignment_of(const std::vector<int> &given) const;
 
   double cost_of(const std::vector<int> &assignment) const;
+
+  // The same problem, with its nodes as those given.
+  Problem rebased() const;
 
   // Sets `incident` from the edges' nodes.
   void set_incident();

@@ -99,16 +99,17 @@ class Solver {
   }
 
   // Makes what works on the problem, which may be new.
-  void renew(const std::vector<double> &prices) {
+  void renew(const Duals &duals) {
     search_ = std::make_unique<Search>(
         *problem_, seed_ + static_cast<std::uint64_t>(renewals_++), [this] { return over(); }, [this] { report(); });
-    ascent_ = std::make_unique<Ascent>(*problem_, prices, bound_);
+    ascent_ = std::make_unique<Ascent>(*problem_, duals, bound_);
   }
 
   void round() {
     const double known = cutoff();
     const std::vector<double> prices = ascent_->prices();
-    const std::vector<int> start = ascent_->bounds().rounded();
+    const std::vector<int> start =
+        branching_ && !branching_->rounded().empty() ? branching_->rounded() : ascent_->bounds().rounded();
     const double scale = bound_ > 0 ? bound_ : kLeastScale * problem_->big;
     const bool at_once = options_.threads > 1;
     const bool timed = at_once && options_.seconds > 0;  // then neither waits for the other
@@ -151,10 +152,9 @@ class Solver {
   void take_bound(double known) {
     if (branching_) {
       if (!branching_->best().empty() && branching_->cost() < cost()) {
-        best_ = branching_->best();
         best_cost_ = branching_->cost();
-        const std::vector<int> here = problem_->assignment_of(best_);
-        if (!here.empty()) search_->offer(here);
+        best_ = problem_->given_strategies(branching_->best());
+        search_->offer(branching_->best());
       }
       bound_ = std::max(bound_, std::min(known, branching_->done() ? known : branching_->bound()));
       if (branching_->done()) bound_ = std::max(bound_, cost());
@@ -164,24 +164,24 @@ class Solver {
     const double removed = ascent_->bounds().removals();
     if (has_best() && removed > kMostRemoved * static_cast<double>(problem_->cost.size())) merge_anew();
     if (has_best() && ascent_->stalled() && static_cast<double>(problem_->entries.size()) <= kMostToBranch)
-      branching_ = std::make_unique<Branching>(*problem_, ascent_->prices(), bound_);
+      branching_ = std::make_unique<Branching>(*problem_, ascent_->duals(), bound_);
   }
 
   void merge_anew() {
     best_cost_ = cost();
     best_ = best();
     auto made = std::make_unique<Problem>();
-    if (!without(*problem_, ascent_->bounds().removed(), *made)) {  // nothing is as good as the best
+    Duals duals = ascent_->duals();
+    if (!without(*problem_, ascent_->bounds().removed(), *made, duals)) {  // nothing is as good as the best
       bound_ = best_cost_;
       return;
     }
     const std::vector<int> here = made->assignment_of(best_);
     if (here.empty() && made->nodes > 0) return;  // rounding has ruled it out: leave the problem as it is
-    const std::vector<double> prices = ascent_->prices();
     search_.reset();
     ascent_.reset();
     problem_ = std::move(made);
-    renew(prices);
+    renew(duals);
     search_->offer(here);
     for (int count = 0; count < kFirstPasses; ++count) ascent_->step(cutoff());
   }

@@ -239,7 +239,6 @@ def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
     for number, stage in enumerate(manifest.stages):
         _require(stage.symbols == symbols, f"stages[{number}].symbols", stage.symbols, "those of stages[0]")
         _check_formulas(f"stages[{number}]", stage)
-        _require(not stage.mesh_shares, f"stages[{number}].mesh_shares", stage.mesh_shares, "empty in a pipeline")
 
     def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
         per_dim = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim

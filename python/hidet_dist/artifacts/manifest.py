@@ -50,9 +50,9 @@ class TensorSignature:
         """Compute the whole shape at these whole sizes of symbolic dims. Raises SpecError if one is missing."""
         return tuple(n if isinstance(n, int) else evaluate_formula(n, sizes) for n in self.whole_shape)
 
-    def local_at(self, sizes: Mapping[str, int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """Compute the shape of a shard at these whole sizes of symbolic dims. Raises SpecError."""
-        return TensorShardSpec.parse(self.spec).local_shape(self.whole_at(sizes), mesh)
+    def local_at(self, sizes: Mapping[str, int], mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+        """Compute the shape of a rank's shard at these whole sizes of symbolic dims. Raises SpecError."""
+        return TensorShardSpec.parse(self.spec).local_shape(self.whole_at(sizes), mesh, mesh.coordinate(rank))
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,6 @@ class PlanRequest:
 
     def _check_shares(self, mesh: DeviceMesh) -> None:
         shares = {} if self.shares is None else parse_shares(self.shares)
-        if self.shares is not None and self.objective is not None:
-            raise ConfigError("--shares is not for pipelines: leave out --shares or --objective.")
         if not isinstance(shares, dict):
             return
         for name in shares:

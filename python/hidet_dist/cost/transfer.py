@@ -13,7 +13,7 @@ def transfer_seconds(transfer: Transfer, nbytes: int, link: Link, target: Cluste
     """Predict the seconds of a transfer of a tensor of ``nbytes``.
 
     A device sends, or receives, one message after the other over ``link``, and different devices do so at the same
-    time. The all-gather uses the links of the second mesh.
+    time. The all-gather uses the links of the second mesh; that of the largest shard takes longest.
     """
     elements = math.prod(transfer.shape)
     seconds_of = [
@@ -25,8 +25,9 @@ def transfer_seconds(transfer: Transfer, nbytes: int, link: Link, target: Cluste
         for end in (("sends", message.sender), ("receives", message.receiver)):
             busy[end] = busy.get(end, 0.0) + seconds
     crossing = max(busy.values(), default=0.0)
-    if transfer.gather is None:
+    if not transfer.gathers:
         return crossing
-    group = target.mesh.group_size(transfer.gather.mesh_axes)
-    gathered = group * transfer.gather.elements * nbytes // elements
-    return crossing + target.collective_seconds(ALL_GATHER, gathered, transfer.gather.mesh_axes)
+    largest = max(transfer.gathers, key=lambda gather: gather.elements)
+    group = target.mesh.group_size(largest.mesh_axes)
+    gathered = group * largest.elements * nbytes // elements
+    return crossing + target.collective_seconds(ALL_GATHER, gathered, largest.mesh_axes)

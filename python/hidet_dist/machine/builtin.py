@@ -49,25 +49,27 @@ _H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, T
 _H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
-# The costs of a rank with one core, calibrated on a 2-core x86-64 (AVX-512) virtual machine. The default rate is that
-# of hidet's generic CPU kernel for float64 products.
+# The costs of a rank with one core of a 2-core x86-64 (AVX-512) virtual machine: medians of three calibrations with two
+# ranks. The default rate is that of hidet's generic CPU kernel for float64 products. The memory is a choice: 8 GiB for
+# each rank. The cache is a measurement, not the 260 MB of the host's last-level cache, which its other guests use too:
+# kernels that read and write up to 16 MiB keep their rate, and those of 24 MiB have half of it.
 _CPU_KERNELS = {
-    "matmul": KernelCost(8.8e-12, 4.2e-11),
-    "convolution": KernelCost(1.0e-11, 0.0, 1.1e-4),
-    "normalization": KernelCost(0.0, 4.7e-11),
-    "reduction": KernelCost(0.0, 9.5e-11),
-    "pooling": KernelCost(0.0, 5.0e-11),
-    "lookup": KernelCost(0.0, 1.1e-11),
-    "copy": KernelCost(0.0, 9.4e-12),
-    "elementwise": KernelCost(0.0, 7.0e-12, 3.4e-6),
-    "function": KernelCost(5.2e-10, 0.0),
+    "matmul": KernelCost(6.9e-12, 0.0, 7.1e-6),
+    "convolution": KernelCost(7.1e-12, 0.0, 2.3e-4),
+    "normalization": KernelCost(0.0, 2.9e-11),
+    "reduction": KernelCost(0.0, 1.4e-11),
+    "pooling": KernelCost(0.0, 7.9e-11),
+    "lookup": KernelCost(0.0, 4.7e-11),
+    "copy": KernelCost(0.0, 2.1e-11),
+    "elementwise": KernelCost(1.2e-11, 1.6e-11),
+    "function": KernelCost(3.2e-10, 0.0),
 }
 _CPU = Device(
     "cpu",
-    {"default": 1.7e9, "float32": 1.1e11},
-    20 * _GB,
+    {"default": 1.5e10, "float32": 1.5e11, "float16": 4.8e10, "bfloat16": 4.6e10},
+    11 * _GB,
     8 * 2**30,
-    2e-7,
+    6.7e-7,
     cache_bytes=16 * 2**20,
     kernels=_CPU_KERNELS,
     places_shards=True,
@@ -78,7 +80,7 @@ _NVLINK4 = Link(3.4e-6, 450 * _GB)
 _PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
 _PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
 # The link between two ranks of that machine, through shared memory.
-_SHARED_MEMORY = Link(3e-6, 10.7 * _GB)
+_SHARED_MEMORY = Link(3.5e-6, 4.5 * _GB)
 
 _HDR = Link(14e-6, 25 * _GB)
 _NDR = Link(14e-6, 50 * _GB)

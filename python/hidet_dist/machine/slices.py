@@ -2,26 +2,32 @@
 
 A slice is a block of consecutive ranks that the mesh axes divide evenly: some devices of a node, one node, several
 whole nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. The mesh of a slice has
-the axes along which the slice has more than one device.
+the axes along which the slice has more than one device, with the shares of the slice's coordinates along them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.cluster import Cluster, Link
+from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.groups import slowest, slowest_link
 from hidet_dist.spec import DeviceMesh
 
 
 @dataclass(frozen=True, order=True)
 class MeshSlice:
-    """The ranks ``start`` to ``stop`` (excluded) of a mesh."""
+    """The ranks ``start`` to ``stop`` (excluded) of a mesh.
+
+    ``shares`` are those of the first axis of the slice's mesh. Without them, the slice has the shares of the mesh.
+    """
 
     start: int
     stop: int
+    shares: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -67,21 +73,23 @@ def check_slice(mesh: DeviceMesh, part: MeshSlice) -> None:
 def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
     """Describe a slice as a separate machine: its devices, and the mesh axes along which it has several.
 
-    The slice of all ranks is the machine itself. Raises ConfigError when the mesh has no such slice, or has shares.
+    The slice of all ranks is the machine itself, but for shares of the slice. Raises ConfigError when the mesh has no
+    such slice.
     """
     mesh = cluster.mesh
-    if mesh.is_uneven():
-        raise ConfigError(f"A mesh with shares, such as {mesh}, has no slices: leave the shares out.")
     check_slice(mesh, part)
     if part.size == mesh.size:
-        return cluster
+        return with_shares(cluster, part.shares) if part.shares else cluster
     shape, left = [], part.size
     for extent in reversed(mesh.shape):
         shape.append(min(extent, left))
         left //= shape[-1]
     shape.reverse()
     axes = [axis for axis, extent in enumerate(shape) if extent > 1] or [mesh.ndim - 1]
-    sub_mesh = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes))
+    shares = tuple(_shares_within(mesh, axis, part.start, shape[axis]) for axis in axes)
+    if part.shares:
+        shares = (part.shares, *shares[1:])
+    sub_mesh = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes), shares)
     if not cluster.groups:
         return Cluster(sub_mesh, tuple(cluster.links[axis] for axis in axes), cluster.device)
     rows = mesh.size // mesh.shape[0]
@@ -94,7 +102,44 @@ def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
     links = [slowest_link([(group.links or cluster.links)[axis] for group in groups]) for axis in axes]
     if len(groups) > 1:  # groups are joined by the first axis of the machine
         links = [cluster.links[0] if axis == 0 else link for axis, link in zip(axes, links, strict=True)]
-    return Cluster(sub_mesh, tuple(links), slowest([group.device for group in groups]))
+    devices = devices_along(cluster, sub_mesh, part.start)
+    return Cluster(sub_mesh, tuple(links), slowest(devices), device_groups(sub_mesh, devices))
+
+
+def with_shares(cluster: Cluster, shares: Sequence[int]) -> Cluster:
+    """Describe a machine whose mesh has these shares of the first axis."""
+    mesh = cluster.mesh
+    others = ((),) * (mesh.ndim - 1)
+    return replace(cluster, mesh=DeviceMesh(mesh.shape, mesh.axis_names, (tuple(shares), *others)))
+
+
+def _shares_within(mesh: DeviceMesh, axis: int, start: int, count: int) -> tuple[int, ...]:
+    """Return the shares of ``count`` coordinates of a mesh axis, from that of the rank ``start`` on."""
+    if not mesh.is_uneven((axis,)):
+        return ()
+    first = mesh.coordinate(start)[axis]
+    return mesh.shares_of(axis)[first : first + count]
+
+
+def devices_along(cluster: Cluster, mesh: DeviceMesh, start: int) -> list[Device]:
+    """List the device at each coordinate of the first axis of a sub-mesh that begins with the rank ``start``.
+
+    Where the devices at one coordinate differ, it is one as slow as the slowest of them.
+    """
+    each = mesh.size // mesh.shape[0]
+    if not cluster.groups:
+        return [cluster.device] * mesh.shape[0]
+    rows = cluster.mesh.size // cluster.mesh.shape[0]
+    of_row = [group.device for group in cluster.groups for _ in range(group.count)]
+    begins = [start + number * each for number in range(mesh.shape[0])]
+    return [slowest(of_row[begin // rows : (begin + each - 1) // rows + 1]) for begin in begins]
+
+
+def device_groups(mesh: DeviceMesh, devices: Sequence[Device]) -> tuple[DeviceGroup, ...]:
+    """Group the devices along the first axis of a mesh, if it has shares for them and they differ; else none."""
+    if not mesh.is_uneven((0,)) or all(device == devices[0] for device in devices):
+        return ()
+    return tuple(DeviceGroup(len(list(equal)), device) for device, equal in itertools.groupby(devices))
 
 
 def link_between(cluster: Cluster, first: MeshSlice, second: MeshSlice) -> Link:

@@ -29,7 +29,7 @@ from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, Sta
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
-from hidet_dist.rules.rule import derive
+from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, same_shape
 from hidet_dist.spec.interface import Interface
@@ -143,11 +143,13 @@ def partition_graph(
     stage: StagePlan,
     files: SafetensorsFiles | None = None,
     target: ProgramTarget | None = None,
+    rules: RuleTable | None = None,
 ) -> Program:
     """Turn a stage's graph into the program that its plan describes; ``files`` have the weights known by name only.
 
     The program is for ``target``; by default for the device on which the graph was traced, which must be present.
-    No data is put there: a program's inputs and weights are placeholders.
+    No data is put there: a program's inputs and weights are placeholders. The rules by which the plan is proven are
+    shared with the table ``rules``, for any mesh and graph.
 
     Raises
     ------
@@ -159,7 +161,7 @@ def partition_graph(
     WeightsError
         When ``files`` lack a weight, or have it in another shape or dtype.
     """
-    proven = prove(stage, graph)
+    proven = prove(stage, graph, rules)
     view = proven.view.symbolic if isinstance(proven.view, TwinView) else proven.view
     return _Partitioner(view, proven.stage, files, target).run()
 

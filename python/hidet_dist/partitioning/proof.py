@@ -59,15 +59,15 @@ class ProvenStage:
     notes: tuple[str, ...]
 
 
-def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
-    """Prove that a stage computes ``graph``.
+def prove(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
+    """Prove that a stage computes ``graph``. Rules and their proofs are shared with the table ``rules``.
 
     Raises
     ------
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    proven = prove_specs(stage, graph)
+    proven = prove_specs(stage, graph, rules)
     view = proven.view
     steps = PlannedSteps(stage)
     listed = {
@@ -98,7 +98,7 @@ def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
     return proven
 
 
-def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
+def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
     """Prove everything except conversions, which ``recost`` derives anew. Raises PlanError."""
     stage.check()
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
@@ -129,7 +129,7 @@ def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
             f"The plan must have the operators 0 to {len(view.operators) - 1} in order; it has "
             f"{[op.index for op in stage.operators]}."
         )
-    table = rule_table(view, stage.mesh)
+    table = rule_table(view, stage.mesh, rules)
     choices, notes = [], []
     for number, (op, planned) in enumerate(zip(view.operators, stage.operators, strict=True)):
         if planned.operator != op.name:

@@ -69,9 +69,7 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     graph = batch.graph
     graph.update_nodes()
     view = GraphView(graph, batch.symbols)
-    numbers = [number for of_stage in operators for number in of_stage]
-    if sorted(numbers) != list(range(len(graph.nodes))):
-        raise ConfigError(f"The stages must have each of the operators 0 to {len(graph.nodes) - 1} once.")
+    _check_operators(operators, len(graph.nodes))
     for place, name in enumerate(view.outputs):
         if not name.startswith("t"):
             raise ConfigError(f"Output {place} of the graph is {name}, which no operator computes; leave it out.")
@@ -106,6 +104,22 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
         tuple(PipelineOutput(computed[y], dim) for y, dim in zip(outputs, batch.output_dims, strict=True)),
         batch,
     )
+
+
+def _check_operators(operators: Sequence[Sequence[int]], count: int) -> None:
+    """Raise ConfigError, naming an operator at fault, unless each of ``count`` operators is in one stage."""
+    stages_of: dict[int, list[int]] = {number: [] for number in range(count)}
+    for stage, numbers in enumerate(operators):
+        for number in numbers:
+            if number not in stages_of:
+                raise ConfigError(f"Stage {stage} has operator {number}; the graph has the operators 0 to {count - 1}.")
+            stages_of[number].append(stage)
+    for number, stages in stages_of.items():
+        if len(stages) != 1:
+            where = f"in the stages {', '.join(map(str, stages))}" if stages else "in no stage"
+            raise ConfigError(
+                f"The stages must have each of the operators 0 to {count - 1} once; operator {number} is {where}."
+            )
 
 
 def _check_sizes(

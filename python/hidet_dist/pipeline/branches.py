@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
-from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
@@ -122,18 +122,19 @@ class _Parts:
             self.seconds[second] += self.seconds[first]
 
 
-def tilings(cluster: Cluster, count: int, start: int = 0) -> Iterator[tuple[MeshSlice, ...]]:
-    """Divide all ranks of a machine, from ``start`` on, into ``count`` consecutive slices, in every way."""
-    for part in slices_at(cluster.mesh, start):
+def tilings(slices: Mapping[int, Sequence[MeshSlice]], count: int, start: int = 0) -> Iterator[tuple[MeshSlice, ...]]:
+    """Divide all ranks, from ``start`` on, into ``count`` consecutive slices, in every way; ``slices`` are by rank."""
+    size = max(slices) + 1
+    for part in slices[start]:
         if count == 1:
-            if part.stop == cluster.mesh.size:
+            if part.stop == size:
                 yield (part,)
-        elif part.stop < cluster.mesh.size:
-            yield from ((part, *others) for others in tilings(cluster, count - 1, part.stop))
+        elif part.stop < size:
+            yield from ((part, *others) for others in tilings(slices, count - 1, part.stop))
 
 
 def _layouts(shape: Sequence[int], mesh: DeviceMesh) -> list[TensorShardSpec]:
-    """List the specs that split a tensor evenly, each mesh axis at most one dim."""
+    """List the specs that split a tensor without padding, each mesh axis at most one dim."""
     specs = []
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim = tuple(tuple(axis for axis, of in enumerate(dims) if of == dim) for dim in range(len(shape)))
@@ -156,7 +157,7 @@ class BranchSearch(StageSearch):
             self.bound = math.inf
             return
         bound = math.inf
-        for parts in tilings(self.cluster, len(branching.branches) + 1):
+        for parts in tilings(self.slices, len(branching.branches) + 1):
             for order in itertools.permutations(branching.branches):
                 operators = (*order, branching.join)
                 if self.view.symbols and not self._can_cut(operators):

@@ -17,7 +17,7 @@ import numpy as np
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
-from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
 from hidet_dist.pipeline.chain import (
     Allowed,
     Array,
@@ -28,13 +28,21 @@ from hidet_dist.pipeline.chain import (
     least_slowest,
     least_sum,
 )
-from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
+from hidet_dist.pipeline.constraints import (
+    GraphOptions,
+    check_parts,
+    check_runs,
+    check_slices,
+    cuts_at,
+    operators_of_weights,
+)
 from hidet_dist.pipeline.messages import least_seconds, message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
-from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, is_buffered
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
 from hidet_dist.search.labels import parse_names
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult
 
@@ -46,9 +54,12 @@ class ChainSearch(StageSearch):
     ----------
     least_period: for the objectives other than ``latency``, a lower bound of the longest period of a stage, by the
         costs of operators and messages alone; infinite if there are no pipelines. It is 0 until it is known.
+    sufficient_bytes: the least memory budget of those that are known to suffice for a pipeline whose stages did not fit
+        the given one; None if none is known.
     """
 
     least_period = 0.0
+    sufficient_bytes: int | None = None
 
     def _prepare(self) -> None:
         self.units = find_units(self.view)
@@ -59,9 +70,8 @@ class ChainSearch(StageSearch):
             self.options.output_specs,
         )
         mesh = self.cluster.mesh
-        self.starts = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
         self.allowed = self._allowed()
-        used = [part for rank in range(mesh.size) for part in self.starts[rank] if self._usable(part)]
+        used = [part for rank in range(mesh.size) for part in self.slices[rank] if self._usable(part)]
         self.starts = {rank: [part for part in used if part.start == rank] for rank in range(mesh.size)}
         self.clusters = {part: sub_cluster(self.cluster, part) for part in used}
         crossings = Crossings.of(self.view)
@@ -79,23 +89,36 @@ class ChainSearch(StageSearch):
         given = self.pipeline.stages
         if given is None:
             return None
+        check_slices(given, self.cluster.mesh)
+        begins = [*(unit.operators.start for unit in self.units), self.units[-1].operators.stop]
         if isinstance(given, int):
+            check_runs(given, [None] * given, begins)
             return [Allowed(None, None)] * given
         parts = check_parts(given, self.cluster.mesh)
         operators = operators_of_weights(given, self.view, self.given.names or {})
         count = len(self.units)
         unit_of = [n for n, unit in enumerate(self.units) for _ in unit.operators]
-        start_of = {unit.operators.start: n for n, unit in enumerate(self.units)} | {len(unit_of): count}
+        start_of = {place: n for n, place in enumerate(begins)}
         allowed = []
         for number, (stage, part) in enumerate(zip(given, parts, strict=True)):
             runs = np.triu(np.ones((count, count + 1), dtype=bool), 1)
             if stage.operators is not None:
                 for place in stage.operators:
+                    if place > begins[-1]:
+                        raise ConfigError(
+                            f"stages[{number}]['operators'] = {list(stage.operators)}: the graph has the operators 0 "
+                            f"to {begins[-1] - 1}."
+                        )
                     if place not in start_of:
-                        known = ", ".join(map(str, list(start_of)[:12]))
                         raise ConfigError(
                             f"stages[{number}]['operators'] = {list(stage.operators)}: the graph cannot be cut before "
-                            f"operator {place}; it can be before the operators {known}, ..., where one tensor crosses."
+                            f"operator {place}; it can be {cuts_at(begins)}."
+                        )
+                for operator, weight in operators[number].items():
+                    if weight and not stage.operators[0] <= operator < stage.operators[1]:
+                        raise ConfigError(
+                            f"stages[{number}]['weights'] = {list(stage.weights)} contradicts its 'operators' = "
+                            f"{list(stage.operators)}: operator {operator}, which is not among them, reads {weight!r}."
                         )
                 begin, end = (start_of[place] for place in stage.operators)
                 only = np.zeros_like(runs)
@@ -113,14 +136,16 @@ class ChainSearch(StageSearch):
                     else:
                         runs[:, unit + 1 :] = False
             if not runs.any():
-                what = f"stages[{number}]['operators'] = {stage.operators}" if stage.operators else ""
+                what = f"stages[{number}]['operators'] = {list(stage.operators)}" if stage.operators else ""
                 names = f"stages[{number}]['weights'] = {list(stage.weights)}" if stage.weights else ""
                 raise ConfigError(
                     f"{' and '.join(filter(None, (what, names))) or f'stages[{number}]'} contradict what is given of "
                     "the other stages: no run of operators is left that has these weights and none of theirs. Stages "
                     "are in the order of execution."
                 )
-            allowed.append(Allowed(None if part is None else frozenset([part]), runs))
+            same = None if part is None else frozenset(p for p in self.slices[part.start] if p.stop == part.stop)
+            allowed.append(Allowed(same, runs))
+        check_runs(given, [one.runs for one in allowed], begins)
         return allowed
 
     def _search(self, best_value: float) -> None:
@@ -244,6 +269,7 @@ class ChainSearch(StageSearch):
         """Plan the stages of a chain. Returns the pipeline, if all can be planned, and whether any bound was raised."""
         raised = False
         stages: list[PlannedStage] = []
+        unfit: list[InfeasibleError] = []
         for stage in chain.stages:
             cluster = self.clusters[stage.part]
             stage_bounds = bounds[cluster]
@@ -256,9 +282,24 @@ class ChainSearch(StageSearch):
                 stage_bounds.raise_to(list(self._equal_runs(stage)), stage.arrival, proven)
                 if isinstance(result, SearchResult) and result.second_per_byte:
                     stage_bounds.price(result.second_per_byte)
-            if isinstance(result, SearchResult):
+            if isinstance(result, InfeasibleError):
+                unfit.append(result)
+            else:
                 stages.append(PlannedStage(self._operators(stage), stage.part, cluster, result.plan.stages[0]))
+        if unfit:
+            enough = max(error.least_budget for error in unfit)
+            self.sufficient_bytes = min(enough, self.sufficient_bytes or enough)
         return (self._result(stages, 0.0) if len(stages) == len(chain.stages) else None), raised
+
+    def held_bytes(self, pipeline: PipelineResult) -> int:
+        """Compute the peak bytes of a device of a pipeline of this search, with the buffers of micro-batches."""
+        held = []
+        for one in pipeline.stages:
+            part = StagePart.of(self.view, one.operators, one.cluster.mesh)
+            specs = [tensor.spec for tensor in one.plan.inputs]
+            buffers = part.buffer_bytes(one.cluster.mesh, specs) if is_buffered(self.pipeline, self.micro) else 0
+            held.append(max(live_bytes(part.view, one.plan)) + buffers)
+        return max(held)
 
     def _key(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> Hashable:
         """Make a key that is equal for stages with equal plans."""

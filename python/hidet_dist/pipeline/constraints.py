@@ -13,16 +13,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import hidet
+import numpy as np
 
 from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.limits import MOST_DEVICES
-from hidet_dist.machine.slices import MeshSlice, check_slice
+from hidet_dist.machine.slices import MeshSlice, check_slice, slice_sizes, slices_at
 from hidet_dist.search.labels import tensor_labels
 from hidet_dist.search.pins import OPERATOR, Pin, Pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.view import GraphView
 
+Array = np.ndarray[Any, Any]
+
+_LISTED = 12  # numbers of operators that a message lists
 _STAGE_KEYS = ("ranks", "operators", "weights")
 _ACTIVATION = re.compile(r"^t(\d+)\.(\d+)$")
 _RESULT = re.compile(r"^y(\d+)$")
@@ -129,6 +133,88 @@ def check_parts(stages: Sequence[StageConstraint], mesh: DeviceMesh) -> list[Mes
             "stage needs a rank, and each rank a stage."
         )
     return parts
+
+
+def check_slices(stages: int | Sequence[StageConstraint], mesh: DeviceMesh) -> None:
+    """Raise ConfigError unless the mesh can be divided into slices, one for each stage, in order.
+
+    ``stages`` are their number, or constraints that :func:`check_parts` accepts.
+    """
+    parts = [None] * stages if isinstance(stages, int) else check_parts(stages, mesh)
+    ends = {0}  # the ranks behind the stages so far
+    for number, part in enumerate(parts):
+        after = {one.stop for end in ends for one in slices_at(mesh, end) if part in (None, one)}
+        if not after or (number == len(parts) - 1 and mesh.size not in after):
+            what = f"stages = {stages}" if isinstance(stages, int) else f"stages[{number}]"
+            raise ConfigError(
+                f"{what}: the mesh {mesh} cannot be divided into {len(parts)} slices of all its ranks, one for each "
+                f"stage, as given: slices have {', '.join(map(str, slice_sizes(mesh)))} ranks, and begin at a multiple "
+                "of their size."
+            )
+        ends = after
+
+
+def cuts_at(begins: Sequence[int]) -> str:
+    """Describe the operators before which a graph can be cut; ``begins`` ends with the number of its operators."""
+    return f"cut before the operators {_listed(begins[1:-1])}, where one tensor crosses"
+
+
+def check_runs(stages: int | Sequence[StageConstraint], runs: Sequence[Array | None], begins: Sequence[int]) -> None:
+    """Check that stages can take all operators of a graph in order.
+
+    Parameters
+    ----------
+    stages: int or sequence of StageConstraint
+        The stages, or their number.
+    runs: sequence of array or None
+        For each stage bool[units, units + 1]: whether it may have the units from one to before another. None for any.
+    begins: sequence of int
+        The first operator of each unit, and the number of operators.
+
+    Raises
+    ------
+    ConfigError
+        Naming the stage that contradicts those before it, or the operators that no stage can have.
+    """
+    most = len(begins) - 1
+    if len(runs) > most:
+        cuts = f"it can be {cuts_at(begins)}" if most > 1 else "no cut has one tensor that crosses"
+        raise ConfigError(f"{len(runs)} stages: the graph can be cut into at most {most}; {cuts}.")
+    ends = np.zeros(most + 1, dtype=bool)  # the units before which the stages so far may end
+    ends[0] = True
+    for number, allowed in enumerate(runs):
+        after = np.zeros_like(ends)
+        if allowed is None:
+            after[int(ends.argmax()) + 1 :] = True
+        else:
+            after |= allowed[ends[:-1]].any(axis=0)
+        if not after.any():
+            assert not isinstance(stages, int)
+            before = _listed([begin for begin, end in zip(begins, ends, strict=True) if end])
+            raise ConfigError(
+                f"{_described(stages, number)} contradicts what is given of the stages before it, which must end "
+                f"before operator {before}: stages have the operators in order, each operator in one stage."
+            )
+        ends = after
+    if not ends[-1]:
+        assert not isinstance(stages, int)
+        last = _listed([begin for begin, end in zip(begins, ends, strict=True) if end])
+        raise ConfigError(
+            f"{_described(stages, len(stages) - 1)} leaves operators to no stage: it must end before operator {last}, "
+            f"and the graph has the operators 0 to {begins[-1] - 1}."
+        )
+
+
+def _described(stages: Sequence[StageConstraint], number: int) -> str:
+    stage = stages[number]
+    name = f"stages[{number}]"
+    if stage.operators is not None:
+        return f"{name}['operators'] = {list(stage.operators)}"
+    return f"{name}['weights'] = {list(stage.weights)}" if stage.weights else name
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_LISTED])) + (", ..." if len(numbers) > _LISTED else "")
 
 
 def operators_of_weights(

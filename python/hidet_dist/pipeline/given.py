@@ -12,7 +12,14 @@ from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.groups import slowest
-from hidet_dist.machine.slices import MeshSlice, link_between, slice_sizes, sub_cluster
+from hidet_dist.machine.slices import (
+    MeshSlice,
+    device_groups,
+    devices_along,
+    link_between,
+    slice_sizes,
+    sub_cluster,
+)
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
@@ -20,11 +27,12 @@ from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import search
+from hidet_dist.search.shares import AUTO, parse_shares, search_shares
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, Pipeline, Port
 from hidet_dist.transfer import MeshLayout, plan_transfer
 
-_KEYS = ("operators", "mesh_shape", "mesh_axis_names", "pins")
+_KEYS = ("operators", "mesh_shape", "mesh_axis_names", "shares", "pins")
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class GivenStage:
     Attributes
     ----------
     operators: the numbers of its operators in the normal graph, ascending.
-    mesh: the mesh of its ranks.
+    mesh: the mesh of its ranks, with any given shares.
+    searches_shares: whether shares of the mesh's first axis are searched, with the even split.
     pins: specs of its weights, inputs, outputs and operators, by their names within the stage; see
         :class:`hidet_dist.search.pins.Pin`. Inputs and outputs without one are replicated.
     """
@@ -42,6 +51,7 @@ class GivenStage:
     operators: tuple[int, ...]
     mesh: DeviceMesh
     pins: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    searches_shares: bool = False
 
     @classmethod
     def parse(cls, given: Any, what: str) -> GivenStage:
@@ -50,8 +60,8 @@ class GivenStage:
         Parameters
         ----------
         given: mapping
-            ``operators`` is a range without its end, or a list of such ranges. ``mesh_axis_names`` and ``pins`` are
-            optional.
+            ``operators`` is a range without its end, or a list of such ranges. ``mesh_axis_names``, ``shares`` (as in
+            :class:`hidet_dist.config.DistributedConfig`) and ``pins`` are optional.
         what: str
             The stage's name in errors.
 
@@ -81,13 +91,16 @@ class GivenStage:
         shape, names = given["mesh_shape"], given.get("mesh_axis_names", ())
         if not is_list(shape) or not (is_list(names) or names == ()):
             raise ConfigError(f"{what}['mesh_shape'] must be a list of ints such as [2]; got {shown(shape)}.")
+        searches = given.get("shares") == AUTO
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names))
+            shares = () if searches else parse_shares(given.get("shares"), mesh, f"{what}['shares']")
+            mesh = DeviceMesh(mesh.shape, mesh.axis_names, shares)
         except SpecError as error:
             raise ConfigError(f"{what} describes no mesh: {error}") from error
         pins = given.get("pins")
         parse_pins(pins, f"{what}['pins']")
-        return cls(tuple(number for one in ranges for number in range(*one)), mesh, dict(pins or {}))
+        return cls(tuple(number for one in ranges for number in range(*one)), mesh, dict(pins or {}), searches)
 
 
 def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> Cluster:
@@ -102,18 +115,15 @@ def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> C
         When the mesh has more axes than the machine's.
     """
     part = MeshSlice(ranks[0], ranks[-1] + 1)
+    devices = devices_along(cluster, mesh, part.start)
+    groups = device_groups(mesh, devices)
     if part.size in slice_sizes(cluster.mesh) and part.start % part.size == 0:
         sliced = sub_cluster(cluster, part)
         if sliced.mesh.shape == mesh.shape:
-            return replace(sliced, mesh=mesh)
+            return replace(sliced, mesh=mesh, groups=groups)
     if mesh.ndim > cluster.mesh.ndim:
         raise ConfigError(f"The mesh {mesh} of a stage has more axes than the machine's, {cluster.mesh}.")
-    rows = cluster.mesh.size // cluster.mesh.shape[0]
-    devices = [cluster.device]
-    if cluster.groups:
-        of_row = [group.device for group in cluster.groups for _ in range(group.count)]
-        devices = of_row[part.start // rows : (part.stop - 1) // rows + 1]
-    return Cluster(mesh, cluster.links[cluster.mesh.ndim - mesh.ndim :], slowest(devices))
+    return Cluster(mesh, cluster.links[cluster.mesh.ndim - mesh.ndim :], slowest(devices), groups)
 
 
 def plan_given(
@@ -170,7 +180,12 @@ def plan_given(
     for number, (stage, stage_graph) in enumerate(zip(stages, cut.graphs, strict=True)):
         try:
             part = stage_cluster(cluster, stage.mesh, ranks[number])
-            plan_of_stage = search(stage_graph, part, options, pins=dict(stage.pins) or None)
+            changed = replace(options, pins=dict(stage.pins) or None)
+            if stage.searches_shares:
+                along = devices_along(cluster, stage.mesh, ranks[number].start)
+                plan_of_stage = search_shares(stage_graph, part, changed, along)
+            else:
+                plan_of_stage = search(stage_graph, part, changed)
         except ConfigError as error:
             raise ConfigError(f"Stage {number}: {error}") from error
         planned.append(plan_of_stage.stages[0])

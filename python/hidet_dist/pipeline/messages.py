@@ -24,12 +24,16 @@ def least_seconds(nbytes: int, senders: int, receivers: int, link: Link) -> floa
 def message_seconds(
     view: GraphView, name: str, senders: int, receivers: Cluster, spec: TensorShardSpec, link: Link
 ) -> float:
-    """Predict the seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``."""
+    """Predict the least seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``.
+
+    Where shares of the sub-mesh split it, the device with the largest shard receives longest.
+    """
     mesh = receivers.mesh
-    seconds = least_seconds(view.nbytes(name), senders, mesh.size, link)
     alike = [axis for axis in range(mesh.ndim) if axis not in spec.mesh_axes and mesh.shape[axis] > 1]
+    local = spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
+    largest = least_seconds(local, mesh.group_size(alike), mesh.group_size(alike), link)
+    seconds = max(largest, least_seconds(view.nbytes(name), senders, mesh.size, link))
     if alike:
-        local = spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
         seconds += receivers.collective_seconds(_ALL_GATHER, local, alike)
     return seconds
 

@@ -24,12 +24,15 @@ class PipelineOptions:
     micro_batches: the number of micro-batches of a batch; None to search for it, except that ``latency`` then uses one.
     outputs: the ranks that get the graph's outputs: ``all``, or those of the ``last`` stage.
     stages: None to search for the stages, of which there may be one; their number; or a constraint for each.
+    shares: whether slices of unequal devices may split dims by shares, which are searched with the rest. See
+        :mod:`hidet_dist.search.shares`.
     """
 
     objective: str = "latency"
     micro_batches: int | None = None
     outputs: str = "all"
     stages: StageConstraints = None
+    shares: bool = False
 
     def __post_init__(self) -> None:
         check_pipeline_option("objective", self.objective, "objective")

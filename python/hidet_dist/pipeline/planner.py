@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
+from hidet_dist.errors import ConfigError, HidetDistError, InfeasibleError, SolverError
+from hidet_dist.limits import MOST_BYTES
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
@@ -25,6 +26,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import search_result
+from hidet_dist.search.shares import shares_result
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import graph_symbols
 
@@ -66,6 +68,7 @@ def search_pipeline(
     best: PipelineResult | None = None
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
+    enough: list[int] = []  # memory budgets that suffice for pipelines that do not fit the given one
     rules = RuleTable(cluster.mesh)
     several = pipeline.stages != 1 and cluster.mesh.size > 1
     least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
@@ -92,6 +95,7 @@ def search_pipeline(
                 bound = min(bound, best.bound_seconds)
             except InfeasibleError as error:
                 errors.append(error)
+                enough.append(error.least_budget)
             except SolverError as error:
                 bound = 0.0  # one stage has no proven bound
                 errors.append(error)
@@ -103,6 +107,8 @@ def search_pipeline(
             pipelined = stages.search(math.inf if best is None else best.value)
             if isinstance(stages, ChainSearch) and count == 1 and _is_subadditive(stages, cluster):
                 least_batch = stages.least_period
+            if isinstance(stages, ChainSearch) and stages.sufficient_bytes is not None:
+                enough.append(stages.sufficient_bytes)
             bound = min(bound, stages.bound)
             errors += stages.errors
             if pipelined is not None:
@@ -111,11 +117,40 @@ def search_pipeline(
         unsolved = [error for error in errors if isinstance(error, SolverError)]
         if unsolved:  # what it might have found is not known to be over the budget
             raise unsolved[0]
-        unfit = [error for error in errors if isinstance(error, InfeasibleError)]
-        if unfit:
-            raise min(unfit, key=lambda error: error.least_budget)
-        raise ConfigError("The graph has no pipeline of the stages that are given.")
+        if errors and not several:
+            raise errors[0]
+        raise _unfit(enough, micro, cluster, options, pipeline, limits, rules)
     return replace(best, bound_seconds=min(bound, best.value))
+
+
+def _unfit(
+    enough: Sequence[int],
+    micro: MicroBatch,
+    cluster: Cluster,
+    options: SearchOptions,
+    pipeline: PipelineOptions,
+    limits: Limits,
+    rules: RuleTable,
+) -> HidetDistError:
+    """Make the error where no pipeline fits the memory, with the least budget that is known to suffice.
+
+    ``enough`` are such budgets. Without them, a pipeline is searched as if memory were unlimited.
+    """
+    given = "the memory of the devices" if options.mem_budget is None else f"mem_budget = {options.mem_budget} bytes"
+    if not enough:
+        stages = ChainSearch(micro, cluster, replace(options, mem_budget=MOST_BYTES // 2), pipeline, limits, rules)
+        found = stages.search(math.inf)
+        if found is None and limits.expired():
+            return SolverError(f"No pipeline that fits {given} was found within the time limit.")
+        if found is None:
+            return ConfigError("The graph has no pipeline of the stages that are given.")
+        enough = [stages.held_bytes(found)]
+    least = min(enough)
+    return InfeasibleError(
+        f"No pipeline that fits {given} was found: {least} bytes a device suffice, and fewer may. Give at least "
+        f"{least} bytes, or more devices.",
+        least,
+    )
 
 
 def _is_subadditive(stages: ChainSearch, cluster: Cluster) -> bool:
@@ -189,7 +224,10 @@ def _one_stage(
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
     changed = replace(options, time_limit_seconds=part.seconds_left(), symbols=micro.declared or None)
-    result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
+    if pipeline.shares:
+        result = shares_result(micro.graph, cluster, changed, changed.limits())
+    else:
+        result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     whole = MeshSlice(0, cluster.mesh.size)

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from hidet_dist.errors import InfeasibleError, SolverError
-from hidet_dist.machine import Cluster
-from hidet_dist.machine.slices import MeshSlice
+from hidet_dist.machine import Cluster, Device
+from hidet_dist.machine.slices import MeshSlice, devices_along, slices_at, sub_cluster
 from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stages import (
@@ -26,6 +26,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.planner import SearchResult
+from hidet_dist.search.shares import proposed_shares
 from hidet_dist.symbolic.planning import planning_view
 
 
@@ -34,6 +35,7 @@ class StageSearch(ABC):
 
     Attributes
     ----------
+    slices: the slices of the mesh that begin at each rank, with those that have proposed shares.
     best: the best pipeline so far; None before there is one.
     bound: a lower bound of the value of all pipelines of the search; infinite if there are none.
     errors: the errors of stages that cannot be planned.
@@ -52,11 +54,27 @@ class StageSearch(ABC):
         self.options = replace(options, symbols=micro.declared or None)
         self.rules = rules
         self.view = planning_view(micro.graph, micro.declared, cluster.mesh)
+        self.slices = self._slices()
         self.best: PipelineResult | None = None
         self.bound = 0.0
         self.errors: list[InfeasibleError | SolverError] = []
         self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
         self._prepare()
+
+    def _slices(self) -> dict[int, list[MeshSlice]]:
+        """List the slices that begin at each rank; with shares to search, also those of proposed shares."""
+        mesh = self.cluster.mesh
+        slices = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
+        if not self.pipeline.shares:
+            return slices
+        known: dict[tuple[Device, ...], list[tuple[int, ...]]] = {}
+        for rank, parts in slices.items():
+            for part in list(parts):
+                devices = tuple(devices_along(self.cluster, sub_cluster(self.cluster, part).mesh, part.start))
+                if devices not in known:
+                    known[devices] = proposed_shares(self.micro.graph, devices)
+                slices[rank] += [replace(part, shares=shares) for shares in known[devices]]
+        return slices
 
     @abstractmethod
     def _prepare(self) -> None:

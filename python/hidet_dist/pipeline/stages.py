@@ -69,10 +69,28 @@ class StagePart:
         Raises
         ------
         InfeasibleError
-            When nothing fits the memory budget.
+            When nothing fits the memory budget. Its bytes are with those of buffers.
         """
+        buffers = self.buffer_bytes(cluster.mesh, options.input_specs) if buffered else 0
+        if buffers >= memory_budget(cluster, options.mem_budget):
+            options = replace(options, mem_budget=buffers + 1)  # too little as well, for an error with what is needed
         changed = self.options(cluster, options, limits, buffered)
-        return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules)
+        try:
+            return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules)
+        except InfeasibleError as error:
+            raise InfeasibleError(str(error), error.least_budget + buffers, error.bound_bytes + buffers) from error
+
+    def buffer_bytes(self, mesh: DeviceMesh, input_specs: Sequence[TensorShardSpec | None] | None) -> int:
+        """Compute the bytes of a device's buffer for the inputs of the next micro-batch, which arrive in these specs.
+
+        An input without a spec arrives replicated.
+        """
+        nbytes = 0
+        for name, spec in zip(self.view.inputs, input_specs or [None] * len(self.view.inputs), strict=True):
+            shape = self.view.shape(name)
+            arriving = TensorShardSpec.replicated(len(shape)) if spec is None else spec
+            nbytes += arriving.local_nbytes(shape, self.view.itemsize(name), mesh)
+        return nbytes
 
     def options(self, cluster: Cluster, options: SearchOptions, limits: Limits, buffered: bool) -> SearchOptions:
         """Make the options of the stage's search: without the buffers' bytes, and with any specs of what it sends.
@@ -83,11 +101,7 @@ class StagePart:
         for number, name in enumerate(self.view.outputs):
             if name not in self.delivered:
                 pins.setdefault(f"y{number}", "?")
-        buffers = 0
-        if buffered:
-            for name, spec in zip(self.view.inputs, options.input_specs or [None] * len(self.view.inputs), strict=True):
-                arriving = TensorShardSpec.replicated(len(self.view.shape(name))) if spec is None else spec
-                buffers += arriving.local_nbytes(self.view.shape(name), self.view.itemsize(name), cluster.mesh)
+        buffers = self.buffer_bytes(cluster.mesh, options.input_specs) if buffered else 0
         budget = memory_budget(cluster, options.mem_budget)
         if buffers >= budget:
             raise InfeasibleError(

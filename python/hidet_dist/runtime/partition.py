@@ -265,8 +265,9 @@ class LoadedPartition:
 
         A pipeline stays full: each stage proceeds to the next batch while later stages work on earlier ones, so a
         result is yielded some batches after its inputs were taken. All ranks iterate over their streams together, over
-        the same number of batches and to the end; no other call can be made until then. If one rank pauses, the others
-        wait for it, at most for the time-out.
+        the same number of batches and to the end; no other call can be made until then. The last result ends the stream
+        of a list, or of another object with a length; other streams end when they are asked for one more result. If one
+        rank pauses, the others wait for it, at most for the time-out.
 
         Parameters
         ----------

@@ -4,6 +4,7 @@ Without the budget, elimination solves the problem exactly. With it, these steps
 between the best plan and the bound is too large:
 
 * prices on the bytes of program points give a bound, and plans (:mod:`hidet_dist.search.relaxation`),
+* prices of single points bound single choices (:mod:`hidet_dist.search.choice_bounds`),
 * the choices of known plans are combined, and all plans below a limit are listed
   (:mod:`hidet_dist.search.combination`),
 * plans are joined, and replanned in windows (:mod:`hidet_dist.search.windows`),
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hidet_dist.search import tuning, wide
+from hidet_dist.search.choice_bounds import raise_choice_bounds
 from hidet_dist.search.combination import combine_plans, search_below_limits
 from hidet_dist.search.descent import descend
 from hidet_dist.search.division import divide_plans
@@ -120,6 +122,10 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     combined = mixture.over
+    if not _is_wide(state, tables):
+        raise_choice_bounds(state, tables, mixture)
+    if state.done():
+        return
     if not mixture.over:
         join_at_cut(state, tables, mixture)
         if state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds:

@@ -10,37 +10,75 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from hidet_dist.checks import is_list, shown
 from hidet_dist.cost.model import PredictedCost, compute_seconds
-from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import best_search, search_result, warn_of_limit
+from hidet_dist.search.planner import SearchResult, best_search, search_result, warn_of_limit
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
+
+AUTO = "auto"
+"""The value of ``shares`` for which shares are searched."""
 
 _NO_LINK = Link(0.0, 1.0)  # of a mesh of one device, over which nothing is sent
 
 
-def search_shares(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> Plan:
+def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ...], ...]:
+    """Parse the shares of mesh axes by name; empty without any. Raises ConfigError for anything else."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(is_list(of_axis) for of_axis in given.values()):
+        raise ConfigError(
+            f"{what} must map names of mesh axes to lists of whole numbers, such as {{'gpu': [11, 5]}}, or be "
+            f"{AUTO!r}; got {shown(given)}."
+        )
+    for name in given:
+        if name not in mesh.axis_names:
+            raise ConfigError(f"{what} has the axis {shown(name)}; the mesh has the axes {', '.join(mesh.axis_names)}.")
+    return tuple(tuple(given.get(name, ())) for name in mesh.axis_names)
+
+
+def search_shares(
+    graph: NormalGraph, cluster: Cluster, options: SearchOptions, devices: Sequence[Device] | None = None
+) -> Plan:
     """Find the plan of least predicted time for the even mesh and for the proposed shares of its first axis.
 
-    Raises and warns as :func:`hidet_dist.search.search` does. A mesh for which there is no plan within the budget or
-    the limits is left out, unless that is so for all.
+    ``devices`` are those along the axis; by default, those of the machine's groups. Raises and warns as
+    :func:`hidet_dist.search.search` does. A mesh for which there is no plan within the budget or the limits is left
+    out, unless that is so for all.
     """
     limits = options.limits()
+    best = shares_result(graph, cluster, options, limits, devices)
+    warn_of_limit(limits, best.gap)
+    return best.plan
+
+
+def shares_result(
+    graph: NormalGraph,
+    cluster: Cluster,
+    options: SearchOptions,
+    limits: Limits,
+    devices: Sequence[Device] | None = None,
+) -> SearchResult:
+    """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
+    if devices is not None:
+        cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
     clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed_meshes(graph, cluster))]
     searches = [
         (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options))
         for number, on in enumerate(clusters)
     ]
-    best = best_search(searches, limits, options.gap)  # within the gap the even mesh wins
-    warn_of_limit(limits, best.gap)
-    return best.plan
+    return best_search(searches, limits, options.gap)  # within the gap the even mesh wins
 
 
 def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
@@ -50,7 +88,19 @@ def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
     """
     mesh = cluster.mesh
     devices = [group.device for group in cluster.groups for _ in range(group.count)]
-    if len(devices) != mesh.shape[0] or mesh.is_uneven() or len(set(devices)) == 1:
+    if len(devices) != mesh.shape[0] or mesh.is_uneven():
+        return []
+    others = ((),) * (mesh.ndim - 1)
+    return [DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for shares in proposed_shares(graph, devices)]
+
+
+def proposed_shares(graph: NormalGraph, devices: Sequence[Device]) -> list[tuple[int, ...]]:
+    """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices.
+
+    The last ones may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
+    sent, and where a graph is split along its batch, that is little.
+    """
+    if all(device == devices[0] for device in devices):
         return []
     view, table = GraphView(graph), RuleTable(DeviceMesh((1,)))
     rates = [1 / _seconds(view, table, device) for device in devices]
@@ -77,8 +127,11 @@ def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
         estimates[shares] = estimate(shares)
     even = estimate((1,) * len(devices))
     better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
-    others = ((),) * (mesh.ndim - 1)
-    return [DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for _, shares in better[: tuning.PROPOSALS]]
+    batch = int(graph.inputs[0].shape[0]) if graph.inputs and graph.inputs[0].shape else 1
+    proposals = [shares for _, shares in better[: tuning.PROPOSALS]]
+    if not any(batch % sum(shares) == 0 for shares in proposals):
+        proposals += [shares for _, shares in better if batch % sum(shares) == 0][:1]
+    return proposals
 
 
 def proportional(rates: Sequence[float], parts: int) -> tuple[int, ...]:

@@ -59,6 +59,10 @@ EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
+# Bounds of single choices (choice_bounds.py).
+PRICED_POINTS = 3  # points that are given the price of all, one after the other
+POINT_PRICES = (1.0, 1.3)  # factors of that price
+
 # Capacity (capacity.py).
 CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 

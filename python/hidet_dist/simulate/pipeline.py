@@ -119,9 +119,8 @@ def _micro_batch(
                     n if isinstance(n, int) else evaluate_formula(n, sizes) for n in plan.written or plan.shape
                 )
                 transfer = plan_transfer(shape, sent, MeshLayout(mesh, plan.spec))
-                local = plan.spec.local_shape(shape, mesh)
                 moved = transferred(transfer, [np.atleast_1d(shard) for shard in computed[source]])
-                shards.append([shard.reshape(local) for shard in moved])
+                shards.append([shard if shape else shard.reshape(()) for shard in moved])
         for number, entry in enumerate(simulate_shards(program, shards)):
             computed[Port(stage, number)] = entry
     return [

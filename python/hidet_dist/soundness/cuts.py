@@ -13,7 +13,7 @@ import numpy as np
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning import partition_graph
+from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch
 from hidet_dist.partitioning.stages import Cut, cut_graph
 from hidet_dist.rules.rule import RuleTable
@@ -23,7 +23,14 @@ from hidet_dist.spec.pipeline import Port
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 from hidet_dist.view import GraphView
 
-MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3))
+MESHES = (
+    *map(DeviceMesh, ((1,), (2,), (3,), (4,), (2, 2), (2, 3))),
+    DeviceMesh((2,), (), ((3, 1),)),
+    DeviceMesh((3,), (), ((1, 2, 1),)),
+    DeviceMesh((2, 2), (), ((1, 3), ())),
+)
+"""The meshes of stages, some of which split by shares."""
+
 MOST_STAGES = 4
 
 
@@ -56,48 +63,76 @@ def random_stages(graph: NormalGraph, rng: Rng) -> tuple[tuple[int, ...], ...]:
     return tuple(numbers for numbers in stages if numbers)
 
 
-def random_micro_batch(graph: NormalGraph, rng: Rng) -> MicroBatch:
+class Cuttable:
+    """A graph to draw pipelines of, with what they share: the graphs of micro-batches, and the rules of each mesh."""
+
+    def __init__(self, graph: NormalGraph):
+        self.graph = graph
+        self._batches: dict[int, MicroBatch] = {}
+        self._tables: dict[DeviceMesh, RuleTable] = {}
+
+    def micro_batch(self, count: int) -> MicroBatch:
+        """Return the graph of one of ``count`` micro-batches; the whole graph if it mixes elements of the batch."""
+        if count not in self._batches:
+            try:
+                self._batches[count] = micro_batch(self.graph, count)
+            except ConfigError:
+                self._batches[count] = micro_batch(self.graph, 1)
+        return self._batches[count]
+
+    def rules(self, mesh: DeviceMesh) -> RuleTable:
+        """Return the rules of operators on a mesh. Those of all meshes share their proofs."""
+        like = next(iter(self._tables.values()), None)
+        return self._tables.setdefault(mesh, RuleTable(mesh, like))
+
+
+def random_micro_batch(cuttable: Cuttable, rng: Rng) -> MicroBatch:
     """Make the graph of a micro-batch, for a random number of micro-batches into which the batch can be split."""
+    graph = cuttable.graph
     dims = batch_dims(graph)
     batch = int(graph.inputs[0].shape[0]) if dims and dims[0] is not None else 1
     counts = [count for count in range(1, batch + 1) if batch % count == 0]
-    try:
-        return micro_batch(graph, int(rng.choice(counts)))
-    except ConfigError:  # the graph mixes elements of the batch
-        return micro_batch(graph, 1)
+    return cuttable.micro_batch(int(rng.choice(counts)))
 
 
-def random_pipeline(graph: NormalGraph, tables: dict[tuple[int, ...], RuleTable], rng: Rng) -> RandomPipeline:
-    """Draw micro-batches, a cut, and for each stage a mesh and a plan. ``tables`` caches the rules of each mesh."""
-    batch = random_micro_batch(graph, rng)
+def random_pipeline(cuttable: Cuttable, rng: Rng) -> RandomPipeline:
+    """Draw micro-batches, a cut, and for each stage a mesh and a plan."""
+    batch = random_micro_batch(cuttable, rng)
     operators = random_stages(batch.graph, rng)
     cut = cut_graph(batch, operators)
     stages = []
     for part in cut.graphs:
-        shape = MESHES[int(rng.integers(len(MESHES)))]
-        table = tables.setdefault(shape, RuleTable(DeviceMesh(shape)))
-        stages.append(random_stage(GraphView(part), DeviceMesh(shape), table, rng))
+        mesh = MESHES[int(rng.integers(len(MESHES)))]
+        stages.append(random_stage(GraphView(part), mesh, cuttable.rules(mesh), rng))
     return RandomPipeline(cut, operators, tuple(stages))
 
 
-def check_pipeline(pipeline: RandomPipeline, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
+def check_pipeline(
+    pipeline: RandomPipeline, inputs: Sequence[Array], whole: Sequence[Array], cuttable: Cuttable
+) -> str:
     """Describe the first wrong output of a pipeline; empty if every rank has its shard of every output."""
     batch = pipeline.cut.batch
+    programs = [
+        partition_graph(graph, stage, rules=cuttable.rules(stage.mesh))
+        for graph, stage in zip(pipeline.cut.graphs, pipeline.stages, strict=True)
+    ]
     for number in range(batch.count):
         parts = [_part(x, dim, number, batch.count) for x, dim in zip(inputs, batch.input_dims, strict=True)]
         expected = [_part(y, dim, number, batch.count) for y, dim in zip(whole, batch.output_dims, strict=True)]
-        difference = _check_micro_batch(pipeline, parts, expected)
+        difference = _check_micro_batch(pipeline, programs, parts, expected)
         if difference:
             return f"micro-batch {number}: {difference}"
     return ""
 
 
-def _check_micro_batch(pipeline: RandomPipeline, inputs: Sequence[Array], outputs: Sequence[Array]) -> str:
+def _check_micro_batch(
+    pipeline: RandomPipeline, programs: Sequence[Program], inputs: Sequence[Array], outputs: Sequence[Array]
+) -> str:
     cut = pipeline.cut
     source_of = {reader: boundary.source for boundary in cut.boundaries for reader in boundary.readers}
     input_of = {reader: x for x, entry in zip(inputs, cut.graph_inputs, strict=True) for reader in entry.readers}
     computed: dict[Port, list[Array]] = {}
-    for number, (graph, stage) in enumerate(zip(cut.graphs, pipeline.stages, strict=True)):
+    for number, (program, stage) in enumerate(zip(programs, pipeline.stages, strict=True)):
         mesh, shards = stage.mesh, []
         for position, tensor in enumerate(stage.inputs):
             port, target = Port(number, position), MeshLayout(mesh, tensor.spec)
@@ -111,8 +146,8 @@ def _check_micro_batch(pipeline: RandomPipeline, inputs: Sequence[Array], output
                 moved = transferred(
                     plan_transfer(tensor.shape, sent, target), [np.atleast_1d(shard) for shard in computed[source]]
                 )
-                shards.append([shard.reshape(tensor.spec.local_shape(tensor.shape, mesh)) for shard in moved])
-        results = evaluate_shards(partition_graph(graph, stage), list(zip(*shards, strict=True)) or [()] * mesh.size)
+                shards.append([shard if tensor.shape else shard.reshape(()) for shard in moved])
+        results = evaluate_shards(program, list(zip(*shards, strict=True)) or [()] * mesh.size)
         for position in range(len(stage.outputs)):
             computed[Port(number, position)] = [result[position] for result in results]
     for number, (whole, y) in enumerate(zip(outputs, cut.graph_outputs, strict=True)):

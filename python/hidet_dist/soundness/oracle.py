@@ -6,6 +6,7 @@ precision whatever the dtype, so that wrong choices stand out from rounding erro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce as fold
 from typing import Any
@@ -28,6 +29,7 @@ class OutOfRange(Exception):
     """A definition that reads outside a tensor, where its conditions do not exclude that."""
 
 
+@functools.cache
 def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
     """Return the NumPy dtype for values of a hidet dtype: double precision for all floating point."""
     if dtype.is_complex():
@@ -54,10 +56,11 @@ def evaluate(task: Task, inputs: Sequence[Array], sizes: Mapping[str, int] | Non
     """
     evaluator = _Evaluator(dict(zip(task.inputs, inputs, strict=True)), sizes or {})
     outputs = []
-    for output in task.outputs:
-        if not isinstance(output, GridCompute):
-            raise NotEvaluable("it has no compute definition")
-        outputs.append(evaluator.grid(output))
+    with np.errstate(all="ignore"):  # values of branches that are not taken may be anything
+        for output in task.outputs:
+            if not isinstance(output, GridCompute):
+                raise NotEvaluable("it has no compute definition")
+            outputs.append(evaluator.grid(output))
     return outputs
 
 
@@ -194,8 +197,7 @@ class _Evaluator:
         array = np.asarray(value)
         if array.dtype.kind == "c" and target.kind != "c":
             array = array.real
-        with np.errstate(invalid="ignore"):
-            return array.astype(target)
+        return array.astype(target)
 
     def value(self, e: Any, env: _Env, ndim: int, live: Any) -> Any:
         """Evaluate ``e`` at every point of the iteration space; ``live`` is false where the value is not used."""
@@ -264,20 +266,19 @@ class _Evaluator:
             return np.negative(self.value(e.a, env, ndim, live))
         if isinstance(e, ir.BitwiseNot):
             return np.invert(self.value(e.a, env, ndim, live))
-        with np.errstate(all="ignore"):
-            if isinstance(e, ir.BinaryExpr):
-                a, b = self.value(e.a, env, ndim, live), self.value(e.b, env, ndim, live)
-                if isinstance(e, ir.Div | ir.FloorDiv):
-                    return _divide(a, b)
-                if isinstance(e, ir.Mod) and _integral(b):
-                    b = np.where(np.asarray(b) == 0, 1, b)
-                if type(e) in _BINARY:
-                    return _BINARY[type(e)](a, b)
-            if isinstance(e, ir.Call):
-                name = (e.func_var.name or e.func_var.hint).removeprefix("generic_")
-                if name in _CALLS:
-                    return _CALLS[name](*(self.value(arg, env, ndim, live) for arg in e.args))
-                raise NotEvaluable(f"it calls {name}")
+        if isinstance(e, ir.BinaryExpr):
+            a, b = self.value(e.a, env, ndim, live), self.value(e.b, env, ndim, live)
+            if isinstance(e, ir.Div | ir.FloorDiv):
+                return _divide(a, b)
+            if isinstance(e, ir.Mod) and _integral(b):
+                b = np.where(np.asarray(b) == 0, 1, b)
+            if type(e) in _BINARY:
+                return _BINARY[type(e)](a, b)
+        if isinstance(e, ir.Call):
+            name = (e.func_var.name or e.func_var.hint).removeprefix("generic_")
+            if name in _CALLS:
+                return _CALLS[name](*(self.value(arg, env, ndim, live) for arg in e.args))
+            raise NotEvaluable(f"it calls {name}")
         raise NotEvaluable(f"its definition has a {type(e).__name__}")
 
     def bind(self, axes: Sequence[ir.Var], sizes: Sequence[Any], env: _Env, ndim: int) -> tuple[tuple[int, ...], _Env]:
@@ -295,15 +296,15 @@ class _Evaluator:
             data = np.asarray(e.base.value)
         else:
             raise NotEvaluable(f"it reads from a {type(e.base).__name__}")
-        indices = [np.asarray(self.value(index, env, ndim, live)) for index in e.indices]
-        clipped = []
-        for index, size in zip(indices, data.shape, strict=True):
+        indices = [np.asarray(self.value(index, env, ndim, live), np.int64) for index in e.indices]
+        for place, (index, size) in enumerate(zip(indices, data.shape, strict=True)):
             wrong = (index < 0) | (index >= size)
-            if np.any(wrong & live):
-                at = np.broadcast_to(index, np.shape(wrong & live))[wrong & live].flat[0]
-                raise OutOfRange(f"{e} reads index {at} of {size}")
-            clipped.append(np.clip(index, 0, size - 1).astype(np.int64))
-        return data[tuple(clipped)] if clipped else data[()]
+            if wrong.any():
+                used = wrong & live
+                if np.any(used):
+                    raise OutOfRange(f"{e} reads index {np.broadcast_to(index, used.shape)[used].flat[0]} of {size}")
+                indices[place] = np.clip(index, 0, size - 1)
+        return data[tuple(indices)]
 
 
 def index_bounds(task: Task) -> dict[int, int]:

@@ -162,10 +162,19 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> li
     return received
 
 
-def check_stage(graph: NormalGraph, stage: StagePlan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
-    """Describe the first wrong output of a plan; empty if every rank has its shard of every output."""
+def check_stage(
+    graph: NormalGraph,
+    stage: StagePlan,
+    inputs: Sequence[Array],
+    whole: Sequence[Array],
+    rules: RuleTable | None = None,
+) -> str:
+    """Describe the first wrong output of a plan; empty if every rank has its shard of every output.
+
+    Rules are shared with the table ``rules``.
+    """
     mesh = stage.mesh
-    results = evaluate_program(partition_graph(graph, stage), inputs)
+    results = evaluate_program(partition_graph(graph, stage, rules=rules), inputs)
     for number, (want, tensor) in enumerate(zip(whole, stage.outputs, strict=True)):
         for rank, result in enumerate(results):
             expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]

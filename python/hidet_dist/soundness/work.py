@@ -10,7 +10,7 @@ import numpy as np
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import check_operator
-from hidet_dist.soundness.cuts import check_pipeline, random_pipeline
+from hidet_dist.soundness.cuts import Cuttable, check_pipeline, random_pipeline
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
@@ -54,12 +54,13 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     expected = evaluate_graph(traced, inputs)
     graph = normalize(traced)
     view = GraphView(graph)
-    tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
+    shared = RuleTable(DeviceMesh(GRAPH_MESHES[0]))  # rules and proofs, for all meshes
+    tables = {shape: RuleTable(DeviceMesh(shape), shared) for shape in GRAPH_MESHES}
     result = Result(f"{name}: {plans} plans", Counter(plans=plans))
     for number in range(plans):
         shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
         stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
-        difference = check_stage(graph, stage, inputs, expected)
+        difference = check_stage(graph, stage, inputs, expected, tables[shape])
         if difference:
             result.failures.append(f"{name} on {shape}: {difference}\n{Plan((stage,)).to_json()}")
     return result
@@ -71,12 +72,11 @@ def check_cuts(name: str, cuts: int, seed: int) -> Result:
     traced = GRAPHS[name](rng)
     inputs = graph_inputs(traced, rng)
     whole = evaluate_graph(traced, inputs)
-    graph = normalize(traced)
-    tables: dict[tuple[int, ...], RuleTable] = {}
+    cuttable = Cuttable(normalize(traced))
     result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
     for _ in range(cuts):
-        pipeline = random_pipeline(graph, tables, rng)
-        difference = check_pipeline(pipeline, inputs, whole)
+        pipeline = random_pipeline(cuttable, rng)
+        difference = check_pipeline(pipeline, inputs, whole, cuttable)
         if difference:
             plans = Plan(pipeline.stages).to_json()
             result.failures.append(f"{name} as {pipeline}: {difference}\n{plans}")

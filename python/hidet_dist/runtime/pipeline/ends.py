@@ -9,7 +9,7 @@ from hidet_dist.artifacts.manifest import Manifest, TensorSignature
 from hidet_dist.runtime.pipeline.arrivals import Arrival
 from hidet_dist.runtime.pipeline.exchange import Route
 from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet
-from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec import TensorShardSpec
 from hidet_dist.transfer import MeshLayout, Transfer, plan_transfer
 
 _MOST_SIZES = 256  # the number of combinations of sizes whose ends are kept
@@ -95,8 +95,8 @@ class RankEnds:
         replicated = TensorShardSpec.replicated(len(shape))
         spec = replicated if number is None else TensorShardSpec.parse(stages[target].inputs[number].spec)
         layouts = (
-            MeshLayout(DeviceMesh(stages[source].mesh_shape), TensorShardSpec.parse(y.spec)),
-            MeshLayout(DeviceMesh(stages[target].mesh_shape), spec),
+            MeshLayout(stages[source].mesh, TensorShardSpec.parse(y.spec)),
+            MeshLayout(stages[target].mesh, spec),
         )
         return plan_transfer(shape, *layouts), dtype_name(y)
 

@@ -70,8 +70,8 @@ class Outlet:
     def __init__(self, crossing: Crossing):
         transfer, rank = crossing.transfer, crossing.rank
         self._code, self._scale = crossing.code, crossing.scale
-        self._local = transfer.source.spec.local_shape(transfer.shape, transfer.source.mesh)
         held = transfer.source.box(transfer.shape, rank)
+        self._local = tuple(side.stop - side.start for side in held)
         self._messages = [
             (crossing.peers[message.receiver], within(message.box, held))
             for message in transfer.messages
@@ -116,10 +116,10 @@ class Inlet:
     def __init__(self, crossing: Crossing):
         transfer, rank = crossing.transfer, crossing.rank
         self._dtype, self._code, self._scale = crossing.dtype, crossing.code, crossing.scale
-        self._gather = transfer.gather
+        self._gather = transfer.gather(rank)
         part = transfer.part(rank)
         self._part_shape = tuple(side.stop - side.start for side in part)
-        self._local = transfer.target.spec.local_shape(transfer.shape, transfer.target.mesh)
+        self._local = tuple(side.stop - side.start for side in transfer.target.box(transfer.shape, rank))
         self._size = volume(part)
         self._messages = [
             (crossing.peers[message.sender], within(message.box, part))

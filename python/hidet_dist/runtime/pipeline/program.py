@@ -138,8 +138,9 @@ class PipelinedProgram:
         assert manifest.pipeline is not None
         self._manifest, self._pipeline = manifest, manifest.pipeline
         self._number = manifest.stage_of(rank)
-        self._stage = manifest.stages[self._number]
-        self._mesh, self._rank = self._stage.mesh, rank
+        self._rank, self._group_rank = rank, manifest.ranks_of(self._number).index(rank)
+        self._stage = manifest.stages[self._number].at(self._group_rank)
+        self._mesh = self._stage.mesh
         self._program, self._memory = program, memory
         self._world, self._own, self._backward = world, own, backward
         self._arrays, self._host = memory.arrays(), HostArrays()
@@ -408,9 +409,9 @@ class PipelinedProgram:
     def _output(self, place: int) -> TensorSignature:
         """An output of the graph on this rank, in one micro-batch."""
         y = self._pipeline.outputs[place]
-        signature = self._manifest.stages[y.source.stage].outputs[y.source.number]
         if y.source.stage == self._number:
-            return signature
+            return self._stage.outputs[y.source.number]
+        signature = self._manifest.stages[y.source.stage].outputs[y.source.number]
         whole = TensorShardSpec.replicated(len(signature.whole_shape))
         return replace(signature, shape=signature.whole_shape, spec=str(whole))
 
@@ -425,7 +426,10 @@ class PipelinedProgram:
             When there is not enough memory.
         """
         of_micro = self._sizes.of_micro_batches(sizes)
-        shapes = [[self._output(place).local_at(one, self._mesh) for place in self._given] for one in of_micro]
+        shapes = [
+            [self._output(place).local_at(one, self._mesh, self._group_rank) for place in self._given]
+            for one in of_micro
+        ]
         dims = [self._pipeline.outputs[place].batch_dim for place in self._given]
         wholes = [_joined([of[n] for of in shapes], dim) for n, dim in enumerate(dims)]
         for number, whole in enumerate(wholes):
@@ -459,7 +463,7 @@ class PipelinedProgram:
         dim = self._pipeline.inputs[place].batch_dim
         if dim is None or len(sizes) == 1:
             return buffer
-        shapes = [self._stage.inputs[own].local_at(one, self._mesh) for one in sizes]
+        shapes = [self._stage.inputs[own].local_at(one, self._mesh, self._group_rank) for one in sizes]
         part = _cut(_view(buffer), dim, shapes, micro_batch)
         arrays = self._host if buffer.device[0] in (dlpack.CPU, dlpack.CUDA_HOST) else self._arrays
         packed = arrays.packed(part)

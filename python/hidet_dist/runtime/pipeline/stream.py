@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from hidet_dist.runtime.calls import Calls
@@ -14,7 +14,8 @@ from hidet_dist.runtime.pipeline.program import PipelinedProgram, PreparedCall
 class Stream(Iterator[Any]):
     """The results of batches, in order.
 
-    All ranks iterate over it to the end, with equally many batches. A batch that a rank refuses ends the stream and the
+    All ranks iterate over it to the end, with equally many batches. Where the batches have a length, the last result is
+    the end; else the attempt to get one more. A batch that a rank refuses ends the stream and the
     partition on all ranks, because other ranks may have sent results of later batches.
 
     Parameters
@@ -34,6 +35,7 @@ class Stream(Iterator[Any]):
         self._batches = iter(batches)
         self._pending: deque[PreparedCall] = deque()
         self._taken = True  # whether there may be batches left
+        self._left = len(batches) if isinstance(batches, Sized) else None  # the number of results that are left
         self._open = True
         calls.streaming = True
 
@@ -58,16 +60,20 @@ class Stream(Iterator[Any]):
                     self._taken = False
                     break
                 self._calls.go_on(functools.partial(self._take, batch))
-            if self._pending:
-                return self._calls.go_on(self._results)
-            self._open = False
-            self._program.end()
-            self._finish()
+            results = [self._calls.go_on(self._results)] if self._pending else []
+            if results and self._left is not None:
+                self._left -= 1
+            if not results or self._left == 0:
+                self._open = False
+                self._program.end()
+                self._finish()
+                self._calls.streaming = False
         except BaseException as error:
             self._end_by(error)
             raise
-        self._calls.streaming = False
-        raise StopIteration
+        if not results:
+            raise StopIteration
+        return results[0]
 
     def close(self) -> None:
         """End the stream early, and with it the partition, because other ranks may be within the stream."""
