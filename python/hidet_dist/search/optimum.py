@@ -122,7 +122,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     combined = mixture.over
-    if not _is_wide(state, tables):
+    if not is_divided(state.problem, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
         return
