@@ -7,16 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.combination import search_below_limits
 from hidet_dist.search.eliminate import Tables
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Activations, ConvertedTensor, LiveInterval, Problem
+from hidet_dist.search.problem import Activations, LiveInterval, Problem
 from hidet_dist.search.relaxation import Mixture, relax_budget
 from hidet_dist.search.state import Probe, State, narrow_choices
 
@@ -137,7 +134,7 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     shares = [share for share, _ in mixture.parts]
     budget = problem.budget
 
-    def spread(values: Sequence[float]) -> tuple[float, float]:
+    def spread(values: Sequence[int]) -> tuple[float, float]:
         mean = sum(share * value for share, value in zip(shares, values, strict=True))
         return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
 
@@ -172,40 +169,29 @@ def _resident_bytes(problem: Problem, plan: Probe) -> int:
     return sum(nbytes[k] for nbytes, k in zip(problem.memory, plan.choices, strict=True))
 
 
-def _bytes_at(state: State, point: int, plans: Sequence[Probe]) -> Iterator[tuple[int, Sequence[float], list[float]]]:
+def _bytes_at(state: State, point: int, plans: Sequence[Probe]) -> Iterator[tuple[int, Sequence[float], list[int]]]:
     """Yield entities with figures for the bytes of their choices at a program point, and the bytes in each plan.
 
-    The bytes of an entity are its own and those of the conversions of the tensors that it reads, from the specs that
-    the plans produce on average. Conversions count for the producer, too, to the specs that the plans require.
+    Conversions count for their reader, by the spec that it requires, if the plans' readers require different ones, or
+    else for the producer, by the spec that it produces.
     """
     problem = state.problem
-    figures: dict[int, npt.NDArray[np.float64]] = {}
-    chosen: dict[int, npt.NDArray[np.float64]] = {}
-
-    def add(entity: int, nbytes: npt.NDArray[np.float64], in_plans: npt.NDArray[np.float64]) -> None:
-        figures[entity] = figures.get(entity, 0.0) + nbytes
-        chosen[entity] = chosen.get(entity, 0.0) + in_plans
-
     for interval in problem.activations.intervals:
         if interval.begin <= point <= interval.end:
-            nbytes = np.array(interval.nbytes, dtype=float)
-            add(interval.entity, nbytes, nbytes[[plan.choices[interval.entity] for plan in plans]])
+            yield interval.entity, interval.nbytes, [interval.nbytes[plan.choices[interval.entity]] for plan in plans]
     for tensor, memory in problem.activations.tensors.items():
         for edge in state.groups.get(tensor, ()):
             if not edge.begin <= point <= edge.end:
                 continue
-
-            def held(s: int, d: int, memory: ConvertedTensor = memory, made: bool = point == edge.begin) -> float:
-                if memory.layout[s] == memory.layout[d]:
-                    return 0.0
-                return memory.nbytes[d] + (memory.working(s, d) if made else 0)
-
-            made = [edge.produced[plan.choices[edge.producer]] for plan in plans]
-            required = [edge.consumed[plan.choices[edge.consumer]] for plan in plans]
-            in_plans = np.array([held(s, d) for s, d in zip(made, required, strict=True)])
-            to = {d: float(np.mean([held(s, d) for s in made])) for d in dict.fromkeys(edge.consumed)}
-            add(edge.consumer, np.array([to[d] for d in edge.consumed]), in_plans)
-            of = {s: float(np.mean([held(s, d) for d in required])) for s in dict.fromkeys(edge.produced)}
-            add(edge.producer, np.array([of[s] for s in edge.produced]), in_plans)
-    for entity, line in figures.items():
-        yield entity, line.tolist(), chosen[entity].tolist()
+            pairs = [(edge.produced[p.choices[edge.producer]], edge.consumed[p.choices[edge.consumer]]) for p in plans]
+            nbytes = [
+                memory.nbytes[d] + (memory.working(s, d) if point == edge.begin else 0)
+                if memory.layout[s] != memory.layout[d]
+                else 0
+                for s, d in pairs
+            ]
+            for side, entity, specs in ((1, edge.consumer, edge.consumed), (0, edge.producer, edge.produced)):
+                if len({pair[side] for pair in pairs}) > 1:
+                    dearest = pairs[nbytes.index(max(nbytes))][side]
+                    yield entity, [math.inf if spec == dearest else -math.inf for spec in specs], nbytes
+                    break

@@ -86,8 +86,7 @@ class Frontier:
             When the time limit is reached.
         """
         self._kept, self._tables, self._exact = kept, tables, exact
-        share = tuning.DIVIDED_SHARE if is_divided(problem, tables) else 1
-        self._comparisons, self._most_labels = tuning.COMPARISONS // share, tuning.MOST_LABELS // share
+        self._comparisons = tuning.COMPARISONS
         self._entries = 0  # numbers of all labels so far
         self._budget = prices.total * problem.budget
         self._network = self._bounded(problem, prices)
@@ -166,7 +165,7 @@ class Frontier:
         extended: list[_Numbers] = []
         for n in behind:
             at = self._behind_entry(network.buckets[n], scope, shape, entry)
-            which, label = _joined(self._labels[n], at, self._most_labels)
+            which, label = _joined(self._labels[n], at)
             more = excess[which] + self._labels[n].excess[label]
             left = np.flatnonzero(least[entry[which]] + more < self._limit)
             which, label = which[left], label[left]
@@ -235,7 +234,7 @@ class Frontier:
         for root in self._roots:
             self._tables.limits.check()
             labels = self._labels[root]
-            which, label = _joined(labels, np.zeros(len(excess), dtype=np.int64), self._most_labels)
+            which, label = _joined(labels, np.zeros(len(excess), dtype=np.int64))
             more, most = excess[which] + labels.excess[label], paid[which] + labels.paid[label]
             left = np.flatnonzero(self._network.constant + more < self._limit)
             which, label, excess, paid = which[left], label[left], more[left], most[left]
@@ -254,24 +253,16 @@ class Frontier:
         return seconds[plans], {one: of[plans] for one, of in last.items()}
 
 
-def is_divided(problem: Problem, tables: Tables) -> bool:
-    """Tell whether plans are divided into parts: the graph is wide, so that frontiers have many labels, and small."""
-    return tables.widest > tuning.WIDE_WORK and sum(map(len, problem.cost)) <= tuning.DIVIDED_CHOICES
-
-
 def _zeros(count: int, _tables: Mapping[int, Table]) -> Table:
     return np.zeros(count)
 
 
-def _joined(labels: _Labels, at: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
-    """Pair each position ``at`` with all labels there: the number of the position, and that of the label.
-
-    Raises TooWide where there are more than ``most`` pairs.
-    """
+def _joined(labels: _Labels, at: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Pair each position ``at`` with all labels there: the number of the position, and that of the label."""
     first = labels.starts[at]
     counts = labels.starts[at + 1] - first
     count = int(counts.sum())
-    if count > most:
+    if count > tuning.MOST_LABELS:
         raise TooWide
     which = np.repeat(np.arange(len(at)), counts)
     label = np.arange(count) - np.repeat(np.cumsum(counts) - counts - first, counts)

@@ -24,7 +24,6 @@ from hidet_dist.search.combination import combine_plans, search_below_limits
 from hidet_dist.search.descent import descend
 from hidet_dist.search.division import divide_plans
 from hidet_dist.search.eliminate import Tables, TooWide
-from hidet_dist.search.frontier import is_divided
 from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.limits import OutOfTimeError
@@ -100,6 +99,11 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     )
 
 
+def _is_wide(state: State, tables: Tables) -> bool:
+    """Tell whether the graph is so wide that frontiers have too many labels, and not too large to be divided."""
+    return tables.widest > tuning.WIDE_WORK and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_CHOICES
+
+
 def _search_wide(state: State) -> None:
     """Search a graph that is too wide for elimination, and has too many choices for the integer program alone."""
     try:
@@ -122,7 +126,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     combined = mixture.over
-    if not is_divided(state.problem, tables):
+    if not _is_wide(state, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
         return
@@ -143,7 +147,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
             search_below_limits(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
-    if is_divided(state.problem, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
+    if _is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
         divide_plans(state, mixture.prices)
         return
     more, gap = [], tuning.ROUGH_GAP

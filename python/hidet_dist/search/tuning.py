@@ -80,7 +80,6 @@ FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which 
 # Frontiers of seconds and bytes (frontier.py, combination.py).
 MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
 COMPARISONS = 10**9  # pairs of partial plans compared in one frontier, above which there are too many, too
-DIVIDED_SHARE = 8  # divides both limits where plans can be divided into parts instead
 FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
 FRONTIERS = 8  # raises of the bound at most: by the gap, by twice the gap, and so on
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
