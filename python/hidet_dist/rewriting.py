@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,10 +45,74 @@ def copy_operator(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:
     device = clone.device
     clone.outputs = []
     for number, y in enumerate(op.outputs):
-        made = Tensor(shape=[], dtype=y.dtype, device=device, storage=None, trace=(clone, number))
-        made._shape = y._shape  # simplified already
+        made = Tensor.__new__(Tensor)  # not its constructor, which simplifies the shape that is simplified already
+        made._shape, made._dtype, made._device = y._shape, y._dtype, device
+        made._storage, made._layout, made._trace = None, None, (clone, number)
         clone.outputs.append(made)
     return list(clone.outputs)
+
+
+class Repeated:
+    """Subgraphs that are built once for each kind of tensors, and copied for other tensors of this kind.
+
+    Building a definition takes long, and most layers of a model have equal ones.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def __call__(self, key: Hashable, inputs: Sequence[Tensor], build: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Build a subgraph on ``inputs``, or copy the one that was built for this key; return its outputs.
+
+        Parameters
+        ----------
+        key: hashable
+            Decides the subgraph together with the dtypes, the shapes and the devices of the inputs.
+        inputs: sequence of Tensor
+            The tensors that the subgraph reads. Their values must not decide what is built.
+        build: callable
+            Builds the subgraph; an empty list stands for none. It is called each time for a subgraph that reads other
+            tensors than ``inputs``.
+        """
+        given = list(inputs)
+        places = {x: place for place, x in reversed(list(enumerate(given)))}
+        kinds = tuple(
+            (x.dtype.name, tuple(map(str, x.shape)), str(x.device), x.storage is None, places[x]) for x in given
+        )
+        whole = (key, kinds)
+        if whole in self._known:
+            return _copied(*self._known[whole], given)
+        made = build()
+        if _reads_only(given, made):
+            self._known[whole] = given, made
+        return made
+
+
+def _reads_only(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """Whether outputs are computed from the inputs, and from operators without inputs, only."""
+    seen, pending = set(inputs), list(outputs)
+    while pending:
+        y = pending.pop()
+        if y in seen:
+            continue
+        if y.op is None:
+            return False
+        seen.add(y)
+        pending += y.op.inputs
+    return True
+
+
+def _copied(inputs: Sequence[Tensor], outputs: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Copy the operators between ``inputs`` and ``outputs``, for ``others`` in place of the inputs."""
+    copies = dict(zip(inputs, others, strict=True))
+
+    def copied(y: Tensor) -> Tensor:
+        if y not in copies:
+            read = [copied(x) for x in y.op.inputs]
+            copies.update(zip(y.op.outputs, copy_operator(y.op, read), strict=True))
+        return copies[y]
+
+    return [copied(y) for y in outputs]
 
 
 def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]], Tensor | None]) -> FlowGraph:
@@ -62,7 +126,6 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
         Returns the replacement of an operator's only output, given the operator and the replacements so far; None for
         an operator that stays.
     """
-    graph.update_nodes()
     replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         replacement = make(node, replaced)
@@ -86,7 +149,6 @@ def replace_operators(
     ``replaced`` returns the replacement of an operator of one output, given the consumers of each tensor: the tensors
     of ``graph`` that it is computed from, and a function that builds it; None for an operator that stays.
     """
-    graph.update_nodes()
     uses = uses_of(graph)
 
     def make(node: Operator, replaced_tensors: Mapping[Tensor, Tensor]) -> Tensor | None:

@@ -59,7 +59,6 @@ class GraphView:
                 f"A {type(graph).__name__} is not known to be in normal form. Normalize the graph first, once: "
                 "hidet_dist.normalize.normalize(graph)."
             )
-        graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)
         self.names: dict[hidet.Tensor, str] = {}

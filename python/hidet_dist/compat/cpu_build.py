@@ -7,7 +7,8 @@ While :func:`compiled_with` is active:
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
 * What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
 * Passes for CUDA's tensor cores are left out.
-* Kernels are cached apart for each compiler, choice of flags and headers: the key of hidet's cache has none of them.
+* Kernels are cached apart for each compiler, choice of flags, headers, and version of the Python sources that generate
+  them: the key of hidet's cache has none of these.
 """
 
 from __future__ import annotations
@@ -93,10 +94,16 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 
 
 @contextmanager
-def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
-    """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``."""
+def compiled_with(
+    flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str], generators: Sequence[str] = ()
+) -> Iterator[None]:
+    """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``.
+
+    ``generators`` are the folders of the Python sources that generate kernels.
+    """
     version = compiler_version(gcc())
-    parts = [*_COMMON, *flags, *headers, *map(content_of, include_dirs)]
+    sources = (content_of(folder, ".py") for folder in generators)
+    parts = [*_COMMON, *flags, *headers, *map(content_of, include_dirs), *sources]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():

@@ -41,7 +41,7 @@ def analyze(
     stop = set(stop_tensors or ())
 
     def maker(x: Tensor) -> Operator | None:
-        return x.trace[0] if x.trace and x not in stop else None
+        return x._trace[0] if x._trace and x not in stop else None
 
     makers: dict[Operator, list[Operator | None]] = {}  # of each operator's inputs, in the order in which they are met
     for y in outputs:
@@ -82,11 +82,11 @@ def analyze(
         operators.append(reader)
         for x, op in zip(reader.inputs, makers[reader], strict=True):
             if op is not None:
-                if x is not op.outputs[x.trace[1]]:
+                if x is not op.outputs[x._trace[1]]:
                     raise ValueError(f"The trace of an input of {reader.name} is broken.")
                 if read(op):
                     ready.append(op)
-            elif x.storage is None and x not in stop and not x.trace and not is_weight(x):
+            elif x._storage is None and x not in stop and not x._trace and not is_weight(x):
                 free[x] = None
     return list(free), operators[::-1], uses
 

@@ -21,12 +21,13 @@ import hidet.transforms
 from hidet.graph import FlowGraph, Operator, Tensor, transforms
 from hidet.graph.transforms import GraphPass, fuse_operator, resolve_variant
 from hidet.ir.module import IRModule
+from hidet.ir.task import Task
 from hidet.transforms.base import Pass
 from hidet.utils.py import repeat_until_converge
 
 from hidet_dist.compat.definitions import bound_in, renamed_task
 from hidet_dist.compat.replacing import replaced
-from hidet_dist.rewriting import copy_operator
+from hidet_dist.rewriting import Repeated, copy_operator
 
 _FOR_TENSOR_CORES = (
     "lower_cute_dialect_pass",
@@ -70,17 +71,62 @@ def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None
         yield
 
 
+_injective = Task.is_injective
+
+
+def _is_injective(task: Task) -> bool:
+    """Whether each output element of a task is computed from single elements: equal layers share the task."""
+    known = vars(task).get("_is_injective")
+    if known is None:
+        known = vars(task)["_is_injective"] = bool(_injective(task))
+    return known
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class _ResolvedOnce:
+    """Rules that resolve an operator to a variant; operators that are copies of another get copies of its variant.
+
+    Rules for GPUs look at an operator, and at those whose results it reads. The CPU target's look further, and keep
+    their results by themselves.
+    """
+
+    def __init__(self, chain: Any, known: Repeated):
+        self.chain = chain
+        self.known = known
+
+    def resolve(self, op: Operator) -> Sequence[Tensor] | None:
+        """Resolve an operator; None if no rule does."""
+        known_values = any(x.storage is not None for x in op.inputs)  # which rules read
+        plain = all(isinstance(value, _PLAIN) for value in op.attrs.values())
+        if known_values or not plain or op.build_target == "cpu":
+            outputs: Sequence[Tensor] | None = self.chain.resolve(op)
+            return outputs
+        read = tuple(
+            None if x.op is None else (type(x.op), x.op.task, *(y.op is None for y in x.op.inputs)) for x in op.inputs
+        )
+        key = type(op), op.task, tuple(sorted(op.attrs.items())), read
+        return self.known(key, op.inputs, lambda: list(self.chain.resolve(op) or ())) or None
+
+
 class _ResolvePresent(GraphPass):
-    """hidet's pass that resolves operators to variants, without walking the graph for operators that it lacks."""
+    """hidet's pass that resolves operators to variants, each variant once.
+
+    It does not walk the graph for operators that the graph lacks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Repeated()
 
     def process_graph(self, graph: FlowGraph) -> FlowGraph:
         return repeat_until_converge(self.resolved, graph, limit=None)
 
-    @staticmethod
-    def resolved(graph: FlowGraph) -> FlowGraph:
+    def resolved(self, graph: FlowGraph) -> FlowGraph:
         for kind, chain in resolve_variant.registered_resolve_rules.items():
             if any(isinstance(node, kind) for node in graph.nodes):
-                graph = resolve_variant.ResolveVariantRewriter(kind, chain)(graph)
+                graph = resolve_variant.ResolveVariantRewriter(kind, _ResolvedOnce(chain, self.known))(graph)
         return graph
 
 
@@ -175,6 +221,7 @@ def layered_passes() -> Iterator[None]:
     by = {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}
     with (
         replaced(fuse_operator, {**by, "operator_from_sub_graph": _Fused().operator}),
+        replaced(Task, {"is_injective": _is_injective}),
         replaced(transforms, {"resolve_variant_pass": _ResolvePresent}),
     ):
         yield

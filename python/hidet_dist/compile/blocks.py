@@ -96,7 +96,6 @@ def blocks_in_place(graph: FlowGraph, alignment_bytes: int = 1) -> FlowGraph:
     a tensor with other readers), and it does not become an output of the graph. The block must begin at a multiple of
     ``alignment_bytes`` from the beginning of its input: kernels for GPUs read several elements at once.
     """
-    graph.update_nodes()
     uses = uses_of(graph)
 
     def make(node: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:

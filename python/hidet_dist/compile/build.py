@@ -94,7 +94,6 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
         graph = hidet.graph.optimize(rewritten)
     with shared_tasks():
         graph = target.after_fusion(graph)
-    graph.update_nodes()
     check_communication(rewritten, graph)
     return graph
 

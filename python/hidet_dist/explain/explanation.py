@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from hidet_dist.errors import PlanError
 from hidet_dist.explain.schedule import schedule_lines
+from hidet_dist.files import json_text
 from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.report import Incumbent, Row
 
@@ -97,7 +97,7 @@ class Explanation(_Printed):
 
     def to_json(self) -> str:
         """The explanation as JSON text."""
-        return json.dumps(self.to_data(), indent=1) + "\n"
+        return json_text(self.to_data(), 2) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.plan.pipeline is not None:
@@ -214,7 +214,7 @@ class StageExplanation(_Printed):
 
     def to_json(self) -> str:
         """The explanation as JSON text."""
-        return json.dumps(self.to_data(), indent=1) + "\n"
+        return json_text(self.to_data(), 2) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._totals()
@@ -226,7 +226,7 @@ class StageExplanation(_Printed):
         if report is not None:
             for number, incumbent in enumerate(report.incumbents):
                 yield self._incumbent(number, incumbent)
-        yield Text("Schedule")
+        yield Text("Schedule" if self.schedule else "Schedule: nothing is sharded or sent")
         yield Group(*(Text("  " + line) for line in self.schedule))
 
     def _totals(self) -> Iterator[Text]:

@@ -42,4 +42,5 @@ def normalize(graph: FlowGraph) -> NormalGraph:
     """
     if isinstance(graph, NormalGraph):
         return graph
+    graph.update_nodes()  # the caller may have changed the graph
     return NormalGraph.of(split_projections(square_powers(define_views(drop_empty_parts(graph)))))

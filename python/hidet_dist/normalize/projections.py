@@ -29,7 +29,7 @@ from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
 from hidet_dist.renaming import RESHAPES
-from hidet_dist.rewriting import rewrite, uses_of
+from hidet_dist.rewriting import Repeated, rewrite, uses_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.weights import is_weight, part_of_weight
@@ -50,7 +50,6 @@ def split_projections(graph: FlowGraph) -> FlowGraph:
     Weights are copied if a part of them is not contiguous (the columns of a matrix). Returns ``graph`` itself if there
     is nothing to split.
     """
-    graph.update_nodes()
     cutter = _Cutter(graph)
 
     def part(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
@@ -85,6 +84,7 @@ class _Cutter:
         self.uses = uses_of(graph)
         self.verdicts: dict[Tensor, bool] = {}
         self.parts: dict[tuple[Tensor, Cut], Tensor] = {}
+        self.repeated = Repeated()
 
     def may_cut(self, op: StridedSliceOp) -> bool:
         """Whether the slice, and all other slices of the same tensor, can be moved to a product's weight."""
@@ -146,9 +146,15 @@ class _Cutter:
                 new.get(source, source) if moved is None else self.part(source, moved, new)
                 for source, moved in zip(op.inputs, moves, strict=True)
             ]
-        if isinstance(op, RESHAPES):
-            return hidet.ops.reshape(inputs[0], list(shape))
-        return rebuild(op, inputs, [shape])[0]
+        return self.repeated((type(op), op.task, cut), inputs, lambda: [_with_shape(op, inputs, shape)])[0]
+
+
+def _with_shape(op: Operator, inputs: list[Tensor], shape: tuple[Extent, ...]) -> Tensor:
+    """Build the operator on other inputs, with an output of this shape."""
+    if isinstance(op, RESHAPES):
+        reshaped: Tensor = hidet.ops.reshape(inputs[0], list(shape))
+        return reshaped
+    return rebuild(op, inputs, [shape])[0]
 
 
 def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:

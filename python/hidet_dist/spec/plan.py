@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hidet_dist.errors import PlanError, SpecError
-from hidet_dist.files import parse_json, write_text
+from hidet_dist.files import json_text, parse_json, write_text
 from hidet_dist.files import read_text as read_file
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec.collectives import COLLECTIVES
@@ -593,7 +592,7 @@ class Plan:
         data: dict[str, Any] = {"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}
         if self.pipeline is not None:
             data["pipeline"] = self.pipeline.to_json()
-        return json.dumps(data, indent=1) + "\n"
+        return json_text(data, 4) + "\n"  # an operator a line
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +34,14 @@ class Constant:
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
+    @functools.cached_property
+    def elements(self) -> torch.Tensor:
+        """The same memory as a tensor of PyTorch."""
+        return self.tensor.torch()
+
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``; without a copy if they are contiguous."""
-        elements: torch.Tensor = self.tensor.torch()
-        return elements[tuple(region)].contiguous()
+        return self.elements[tuple(region)].contiguous()
 
 
 class Missing:

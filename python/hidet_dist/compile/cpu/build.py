@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from hidet_dist.compat.cpu_build import compiled_with
 from hidet_dist.compile.cpu.arch import NATIVE, arch_of
+from hidet_dist.compile.generators import GENERATORS
 from hidet_dist.runtime import native
 
 # Not that of convolutions: reading it takes longer than it saves, as most kernels are none.
@@ -15,4 +16,4 @@ _HEADERS = ("hidet_dist/kernels/functions.h", "hidet_dist/kernels/workspace.h")
 def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:
     """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs; each has a separate cache."""
     native.library()  # hidet loads what it builds, which calls this library
-    return compiled_with(arch_of(arch).flags, [str(native.include_dir())], _HEADERS)
+    return compiled_with(arch_of(arch).flags, [str(native.include_dir())], _HEADERS, GENERATORS)

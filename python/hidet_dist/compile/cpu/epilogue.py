@@ -147,7 +147,6 @@ def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
     An operator moves if it is the only reader of the product, and each of its other inputs has the output's layout or
     is broadcast along whole rows or columns.
     """
-    graph.update_nodes()
     uses = uses_of(graph)
     absorbed: set[Operator] = set()
     chains: dict[Operator, _Chain] = {}  # by the last operator

@@ -92,7 +92,6 @@ class CpuTarget:
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""
         graph = lower_to_kernels(graph)
-        graph.update_nodes()
         if _needs_openblas(graph):
             openblas.load_openblas()  # the kernels need it when they are loaded
         return graph

@@ -24,6 +24,7 @@ from hidet.ir.utils import broadcast_indices
 from hidet.utils import prod
 
 from hidet_dist.compile.cuda.attention_float32 import float32_kernel
+from hidet_dist.partitioning.once import MadeOnce
 
 DTYPES = ("float16", "bfloat16", "float32")
 LONGEST_HEAD = 128
@@ -41,7 +42,7 @@ _VECTOR = 8  # elements in 16 bytes
 _AT_ONCE = 8  # elements of queries that a thread loads before it stores them
 
 
-class AttentionTask(Task):
+class AttentionTask(Task, metaclass=MadeOnce):
     """The definition. q: ``[..., queries, size]``; k, v: ``[..., keys, size]``; bias: ``[..., queries, keys]``.
 
     The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``. Queries that are ``copied`` are read

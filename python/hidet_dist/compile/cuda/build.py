@@ -15,18 +15,15 @@ from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
+from hidet_dist.compile.generators import GENERATORS
 from hidet_dist.machine.gpu import Gpu
 from hidet_dist.runtime import native
 from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
 
-_PACKAGE = Path(__file__).parents[2]
-# What generates the sources of kernels. hidet caches a kernel by its operator's name and definition, which do not have
-# the source.
-_GENERATORS = tuple(str(_PACKAGE / package) for package in ("compat", "compile", "partitioning"))
 _FLAG_OPTIONS = ("cuda.build.ftz", "cuda.build.prec_div")  # hidet's options that decide flags of nvcc
 
 
-def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[str] = _GENERATORS) -> str:
+def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[str] = GENERATORS) -> str:
     """Digest what a kernel for CUDA depends on besides its operator: kernels of different keys are cached apart.
 
     These are the GPU, both compilers, the flags, the native library's headers, and the Python sources in the folders

@@ -25,7 +25,7 @@ from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, A
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RENAMINGS
-from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
+from hidet_dist.rewriting import Build, Repeated, Uses, only_user, replace_operators
 from hidet_dist.spec.extents import Extent, extents_of
 
 
@@ -43,6 +43,8 @@ class _Scores:
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """Return an equivalent graph with each attention as one operator; the given graph is not changed."""
 
+    repeated = Repeated()
+
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
             return None
@@ -55,11 +57,10 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
         def build(inputs: list[Tensor]) -> Tensor:
             q, k, v, *rest = inputs
-            keys = barrier(_one_head_each(k if scores.keys_first else _transposed(k)))
-            bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
-            values = barrier(_one_head_each(v))
-            queries = barrier(q) if copied else q
-            return AttentionOp(queries, keys, values, bias, scores.scale, copied).outputs[0]
+            k, axes = (k, None) if scores.keys_first else _transposed(k)
+            read = [q, k if axes else _one_head_each(k), _one_head_each(v), *rest]
+            key = scores.scale, copied, axes
+            return repeated(key, read, lambda: [_attention(read, scores.scale, copied, axes)])[0]
 
         return inputs, build
 
@@ -154,13 +155,21 @@ def _keys_shape(scores: _Scores) -> list[Extent]:
     return [*outer, a, b] if scores.keys_first else [*outer, b, a]
 
 
-def _transposed(x: Tensor) -> Tensor:
-    """Swap the last two dims, merged with a permutation of them."""
+def _attention(inputs: list[Tensor], scale: float, copied: bool, axes: tuple[int, ...] | None) -> Tensor:
+    """Build the operator on queries, keys, values and a bias or none; ``axes`` permute the dims of the keys."""
+    q, k, v, *rest = inputs
+    keys = barrier(ops.permute_dims(k, list(axes)) if axes else k)
+    bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
+    return AttentionOp(barrier(q) if copied else q, keys, barrier(v), bias, scale, copied).outputs[0]
+
+
+def _transposed(x: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
+    """Swap the last two dims, merged with a permutation of them: return a tensor, and the axes to permute it by."""
     axes = list(range(len(x.shape)))
     if isinstance(x.op, PermuteDimsOp):
         axes, x = list(x.op.attrs["axes"]), x.op.inputs[0]
     axes[-2:] = axes[:-3:-1]
-    return x if axes == sorted(axes) else ops.permute_dims(x, axes)
+    return x, None if axes == sorted(axes) else tuple(axes)
 
 
 def _one_head_each(x: Tensor) -> Tensor:

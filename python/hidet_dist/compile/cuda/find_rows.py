@@ -22,7 +22,7 @@ from hidet.graph.ops.reduce.reduce import ReduceMaxOp, ReduceMeanOp, ReduceSumOp
 from hidet.graph.ops.transform import CastOp
 
 from hidet_dist.compile.cuda.rows import RowNormOp, RowRmsNormOp, RowSoftmaxOp, takes
-from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
+from hidet_dist.rewriting import Build, Repeated, Uses, only_user, replace_operators
 from hidet_dist.spec.extents import extents_of, same_shape
 
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -31,16 +31,22 @@ _FLOATS = ("float16", "bfloat16", "float32")
 def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """Return an equivalent graph with softmax and norms along the last dim as one operator each."""
 
+    repeated = Repeated()
+
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = next((match for find in (_softmax, _norm, _rms_norm) if (match := find(op, uses)) is not None), None)
         if match is None or match[0].dtype.name not in _FLOATS or not takes(match[0]):
             return None
         x, kind, epsilon = match
+        dtype = op.outputs[0].dtype
+
+        def built(x: Tensor) -> list[Tensor]:
+            wide = ops.cast(x, "float32")
+            fused = kind(wide) if epsilon is None else kind(wide, epsilon)
+            return [ops.cast(fused.outputs[0], dtype)]
 
         def build(inputs: list[Tensor]) -> Tensor:
-            wide = ops.cast(inputs[0], "float32")
-            fused = kind(wide) if epsilon is None else kind(wide, epsilon)
-            return ops.cast(fused.outputs[0], op.outputs[0].dtype)
+            return repeated((kind, epsilon, dtype.name), inputs, lambda: built(*inputs))[0]
 
         return [x], build
 

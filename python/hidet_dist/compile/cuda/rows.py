@@ -21,6 +21,8 @@ from hidet.ir.module import IRModule
 from hidet.ir.stmt import AssignStmt, Stmt
 from hidet.utils import prod
 
+from hidet_dist.partitioning.once import MadeOnce
+
 _WARP = 32
 _MOST_WARPS = 32  # warps of a block
 _SHARE = 8  # preferred elements of a row per thread
@@ -83,7 +85,7 @@ def _sum(a: Expr, b: Expr) -> Expr:
     return a + b
 
 
-class RowSoftmaxTask(SoftmaxTask):
+class RowSoftmaxTask(SoftmaxTask, metaclass=MadeOnce):
     """hidet's definition of softmax along the last dim of a float32 tensor."""
 
     def __init__(self, x: TensorNode):
@@ -131,7 +133,7 @@ class RowSoftmaxTask(SoftmaxTask):
         return module.ir_module()
 
 
-class RowNormTask(NormalizeTask):
+class RowNormTask(NormalizeTask, metaclass=MadeOnce):
     """hidet's definition of a norm along the last dim: ``(x - mean) / sqrt(variance + epsilon)``, of float32."""
 
     def __init__(self, x: TensorNode, epsilon: float):
@@ -148,7 +150,7 @@ class RowNormTask(NormalizeTask):
         return _norm(list(self.inputs[0].shape), self.epsilon, centred=True)
 
 
-class RowRmsNormTask(Task):
+class RowRmsNormTask(Task, metaclass=MadeOnce):
     """The rows of a float32 tensor over their root mean square: ``x / sqrt(mean(x * x) + epsilon)``."""
 
     def __init__(self, x: TensorNode, epsilon: float):

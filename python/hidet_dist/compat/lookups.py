@@ -1,0 +1,100 @@
+"""hidet 0.6.1 spends much of the time of planning and building in three look-ups, which are quick from now on.
+
+* The method of a functor that takes a node is found by comparing the node's type with up to a hundred others, for each
+  node anew. It depends on the two types only, so it is found once for them.
+* The hash of a tensor is computed by a function in Python, and is the tensor's address. Python's own hash is the same.
+* Whether a value is immutable is asked for each pair of values that are compared, and imports two modules each time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from hidet.graph import Tensor
+from hidet.graph.operator import Device
+from hidet.ir.expr import Constant
+from hidet.ir.functors import (
+    BaseFunctor,
+    ComputeFunctor,
+    ExprFunctor,
+    LayoutFunctor,
+    MappingFunctor,
+    ModuleFunctor,
+    StmtFunctor,
+    TypeFunctor,
+)
+from hidet.ir.functors.cute_functor import CuteFunctor
+
+_py: Any = importlib.import_module("hidet.utils.py")  # hidet.utils has other things of this name
+
+hidet_visit = BaseFunctor.visit
+
+_PYTHON_CONSTANTS = (str, bool, int, float, complex, type(None))
+_FUNCTORS = (
+    *(BaseFunctor, ComputeFunctor, CuteFunctor, ExprFunctor, LayoutFunctor),
+    *(MappingFunctor, ModuleFunctor, StmtFunctor, TypeFunctor),
+)
+_BY_TYPE = frozenset(vars(functor)["visit_dispatch"] for functor in _FUNCTORS)
+"""The functions of hidet that do nothing but call the method for the type of a node."""
+
+_methods: dict[type, dict[type, str | None]] = {}
+_UNKNOWN = ""
+
+
+class _Names:
+    """Stands for a functor: each of its methods returns the method's name."""
+
+    def __getattr__(self, name: str) -> Callable[[Any], str]:
+        return lambda node: name
+
+
+def _method(functor: type, node: Any) -> str | None:
+    """Find the name of a functor's method for a node; None if more than the node's type may decide it."""
+    for kind in functor.__mro__:
+        dispatch = vars(kind).get("visit_dispatch")
+        if dispatch is None:
+            continue
+        if dispatch not in _BY_TYPE:
+            return None
+        name: Any = dispatch(_Names(), node)
+        if name is not NotImplemented:
+            return str(name)
+    return None
+
+
+def _visit(self: Any, node: Any) -> Any:
+    """Call the method for a node, once for each node; replaces ``BaseFunctor.visit``."""
+    if isinstance(node, _PYTHON_CONSTANTS):
+        return self.visit_PyConstant(node)
+    known = self.memo
+    key = id(node) if isinstance(node, list | dict) else node
+    if known is not None and key in known:
+        return known[key]
+    functor, kind = type(self), type(node)
+    if functor not in _methods:
+        _methods[functor] = {}
+    name = _methods[functor].get(kind, _UNKNOWN)
+    if name == _UNKNOWN:
+        name = _methods[functor][kind] = _method(functor, node)
+    if name is None:
+        return hidet_visit(self, node)
+    result = getattr(self, name)(node)
+    if known is not None:
+        known[key] = result
+    return result
+
+
+def _is_immutable(value: Any) -> bool:
+    """Whether a value is compared by equality; replaces the function of this name in ``hidet.utils.py``."""
+    if isinstance(value, int | float | str | tuple):
+        return True
+    return isinstance(value, Constant | Device) and not (isinstance(value, Constant) and value.type.is_tensor())
+
+
+def install() -> None:
+    """Look up quickly from now on."""
+    BaseFunctor.visit = _visit
+    Tensor.__hash__ = object.__hash__
+    _py._is_immutable = _is_immutable
