@@ -19,6 +19,7 @@ import copy
 import hashlib
 import heapq
 import math
+import string
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -629,10 +630,10 @@ def network_of(
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         chosen = tuple(tuple(kept[entity]) for entity in scope)
-        key: Hashable = "joint", price, points, chosen, tuple(relaxed)
-        number = tables.find(key)
+        joint_key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
+        number = tables.find(joint_key)
         if number is None:
-            number = tables.add(key, tables.rounded(price * peak))
+            number = tables.add(joint_key, tables.rounded(price * peak))
         network.give(number, scope)
     return network, relaxed
 
@@ -682,7 +683,10 @@ def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tu
             table = table.take(tables.tables[tie].argmin(axis=1), axis=dim)
     own = sorted(set(scope))
     # An entity that occurs twice, by its choices and by its specs, takes one choice.
-    return np.einsum(table, [own.index(entity) for entity in scope], list(range(len(own)))), tuple(own)
+    letters = dict(zip(own, string.ascii_letters, strict=False))
+    diagonal = "".join(map(letters.__getitem__, scope)) + "->" + "".join(map(letters.__getitem__, own))
+    taken: Table = np.einsum(diagonal, table)
+    return taken, tuple(own)
 
 
 def tensor_bytes(
