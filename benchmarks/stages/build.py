@@ -1,11 +1,11 @@
 """Plans and compiles one case in stages, in a process of its own.
 
-    python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE]]
+    python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE PERIOD_SECONDS]]
 
 ``MESHES`` has the number of ranks of each stage, such as ``1,1``. With the ``CUTS`` ``even``, the graph is cut into as
 many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched; with
-``shares``, the shares of the ranks of one stage. The last rank's device has a ``SHARE`` of the machine's speed, 1 by
-default. The last line is JSON.
+``shares``, the shares of the ranks of one stage. The last rank runs for a ``SHARE`` of each period, by default for all
+of it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
 from cases import CASES
 
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
-from hidet_dist.machine import Cluster, Device, DeviceGroup, builtin, unequal_cluster
+from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, builtin, unequal_cluster
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.machine.file import load_machine
 from hidet_dist.machine.kernels import KernelCost
@@ -55,18 +55,35 @@ def slowed(device: Device, share: float) -> Device:
     )
 
 
-def cluster_of(machine: str, sizes: list[int], share: float) -> Cluster:
-    """Describe the ranks of all stages as a machine, the last of which has a share of the others' speed."""
+def slowed_link(link: Link, share: float, period_seconds: float) -> Link:
+    """Describe the link to a rank that runs for a share of each period: it copies as slowly as it computes.
+
+    Who needs it while it is stopped, ``1 - share`` of the time, waits for half of the rest of the period on average.
+    """
+    waiting = (1 - share) ** 2 * period_seconds / 2
+    return Link(link.latency_seconds + waiting, link.bandwidth_bytes_per_second * share)
+
+
+def cluster_of(machine: str, sizes: list[int], share: float, period_seconds: float) -> Cluster:
+    """Describe the ranks of all stages as a machine; the last one runs for a share of each period."""
     mesh = DeviceMesh((sum(sizes),))
     whole = builtin(machine, mesh) if machine in MACHINES else load_machine(machine, mesh)
     if share == 1:
         return whole
     groups = [DeviceGroup(sum(sizes) - 1, whole.device), DeviceGroup(1, slowed(whole.device, share))]
-    return unequal_cluster(whole.mesh, whole.links, groups)
+    return unequal_cluster(whole.mesh, [slowed_link(link, share, period_seconds) for link in whole.links], groups)
 
 
 def main(
-    name: str, meshes: str, weights: str, machine: str, out: str, inputs: str, cuts: str = "even", share: str = "1"
+    name: str,
+    meshes: str,
+    weights: str,
+    machine: str,
+    out: str,
+    inputs: str,
+    cuts: str = "even",
+    share: str = "1",
+    period: str = "0",
 ) -> None:
     case, sizes = CASES[name], [int(size) for size in meshes.split(",")]
     graph = case.graph(Path(weights))
@@ -74,7 +91,8 @@ def main(
     options: dict[str, Any] = {"recompile": True}
     if case.named_weights:
         options["weights"] = weights
-    config: dict[str, Any] = {"mesh_shape": [sum(sizes)], "machine": cluster_of(machine, sizes, float(share))}
+    cluster = cluster_of(machine, sizes, float(share), float(period))
+    config: dict[str, Any] = {"mesh_shape": [sum(sizes)], "machine": cluster}
     if cuts == "shares":
         config["shares"] = "auto"
     if len(sizes) > 1:

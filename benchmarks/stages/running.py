@@ -39,15 +39,10 @@ from hidet_dist.calibration import calibrate
 HERE = Path(__file__).parent
 RUNS = ("minilm_8", "gpt2_1", "gpt2_8")
 SHAPES = {"one rank": ["1"], "two stages": ["1,1"], "two stages of two": ["2,2"]}
-SLOWED_RUN, SLOWED_SHARE = "minilm_8", 0.5
-SLOWED_SHAPES = {
-    "slowed, even": ["1,1", "even", str(SLOWED_SHARE)],
-    "slowed, searched": ["1,1", "searched", str(SLOWED_SHARE)],
-}
-SHARES_SHAPES = {
-    "slowed, equal parts": ["2", "even", str(SLOWED_SHARE)],
-    "slowed, shares": ["2", "shares", str(SLOWED_SHARE)],
-}
+SLOWED_RUN, SLOWED_SHARE, SLOWED_PERIOD_SECONDS = "minilm_8", 0.5, 0.004
+_QUOTA = [str(SLOWED_SHARE), str(SLOWED_PERIOD_SECONDS)]
+SLOWED_SHAPES = {"slowed, even": ["1,1", "even", *_QUOTA], "slowed, searched": ["1,1", "searched", *_QUOTA]}
+SHARES_SHAPES = {"slowed, equal parts": ["2", "even", *_QUOTA], "slowed, shares": ["2", "shares", *_QUOTA]}
 ALL_SLOWED = SLOWED_SHAPES | SHARES_SHAPES
 TIMEOUT_SECONDS = 1800
 WARM_UP = 2  # batches that do not count
@@ -83,7 +78,11 @@ class Case:
         out = self.folder / f"{title.replace(' ', '_')}.out"
         arguments = [HERE / "serve.py", self._artifacts(title), self._inputs, out, WARM_UP, batches]
         launcher = ["-m", "hidet_dist.launch", "-n", str(ranks)] if ranks > 1 else []
-        slowed = {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": str(SLOWED_SHARE)} if title in ALL_SLOWED else {}
+        slowed = (
+            {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": _QUOTA[0], "SLOWED_PERIOD": _QUOTA[1]}
+            if title in ALL_SLOWED
+            else {}
+        )
         _checked([*launcher, *arguments], **slowed)
         self.rounds[title].append([json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(ranks)])
 

@@ -3,8 +3,8 @@
     python serve.py ARTIFACTS INPUTS OUT WARM_UP BATCHES
 
 ``INPUTS`` is an ``.npz`` file. Each rank writes ``OUT.<rank>.json``, and those that have results ``OUT.<rank>.npz``.
-With the environment variable ``SLOWED_RANK``, that rank runs for only ``SLOWED_SHARE`` of the time, as with a quota of
-the CPU's time: another process stops and continues it.
+With the environment variable ``SLOWED_RANK``, that rank runs for only ``SLOWED_SHARE`` of each period of
+``SLOWED_PERIOD`` seconds, as with a quota of the CPU's time: another process stops and continues it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 
 import hidet_dist
 
-QUOTA_PERIOD_SECONDS = 0.004
 # Stops and continues a process until it is told to end; the process runs when it does.
 QUOTA = """
 import os, signal, sys, time
@@ -43,9 +42,9 @@ finally:
 
 
 @contextlib.contextmanager
-def quota(share: float) -> Iterator[None]:
-    """Let this process run for a share of the time only."""
-    arguments = [sys.executable, "-c", QUOTA, os.getpid(), share, QUOTA_PERIOD_SECONDS]
+def quota(share: float, period_seconds: float) -> Iterator[None]:
+    """Let this process run for a share of each period only."""
+    arguments = [sys.executable, "-c", QUOTA, os.getpid(), share, period_seconds]
     process = subprocess.Popen([str(argument) for argument in arguments])
     try:
         yield
@@ -61,7 +60,7 @@ def main(artifacts: str, inputs: str, out: str, warm_up: str, batches: str) -> N
         model = stack.enter_context(hidet_dist.load_partition(artifacts, timeout_seconds=300))
         model.warm_up()
         if os.environ.get("SLOWED_RANK") == str(model.rank):
-            stack.enter_context(quota(float(os.environ["SLOWED_SHARE"])))
+            stack.enter_context(quota(float(os.environ["SLOWED_SHARE"]), float(os.environ["SLOWED_PERIOD"])))
         for _ in model.stream(itertools.repeat(batch, int(warm_up))):
             pass
         # From the first result to the last: the pipeline is full all the while.

@@ -348,7 +348,8 @@ class _Request:
                 )
         if plan.pipeline is not None and self.target.name != "cpu" and plan.stages[0].symbols:
             raise ConfigError(
-                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}."
+                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}: "
+                "give a plan of one stage, or of the graph traced for one size."
             )
         for stage in plan.stages:
             if stage.mesh.is_uneven():

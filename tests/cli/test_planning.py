@@ -147,6 +147,7 @@ def test_a_pipeline_is_planned_by_its_objective(tmp_path):
     assert plan.pipeline.search is not None
     assert [stage["ranks"] for stage in summary["stages"]] == [list(stage.ranks) for stage in plan.pipeline.stages]
     assert [stage["ranks"] for stage in summary["stages"]] == [[0], [1]]
+    assert [stage["buffer_bytes"] for stage in summary["stages"]] == [4 * 64 * 4] * 2
     assert summary["micro_batches"] == 2
     assert summary["seconds"] == plan.makespan_seconds
     assert summary["interval_seconds"] == pytest.approx(plan.pipeline.search.seconds)
@@ -158,12 +159,15 @@ def test_a_pipeline_is_planned_by_its_objective(tmp_path):
         report = Report.from_json(invoke("report", str(out), "--stage", str(stage), "--json").stdout)
         assert len(report.operators) == len(plan.stages[stage].operators)
         assert (tmp_path / f"out.stage{stage}.html").is_file()
-    assert "lower bound of any pipeline" in invoke("explain", str(out)).stdout
+    explained = invoke("explain", str(out)).stdout
+    assert "lower bound of any pipeline" in explained
+    assert explained.count("Schedule: nothing is sharded or sent") == 2
     refused = invoke("report", str(out), "--live")
     assert "--live takes plans of `hidet-dist plan --out` without an --objective" in refused.stderr
     text = invoke(*arguments, "--out", str(out)).stdout
     assert "layers.onnx in 2 stages" in text
     assert "by throughput" in text
+    assert " ".join(text.split()).count(", 1.00 KiB for the next micro-batch") == 2
     # A plan of one stage takes the place of the reports on stages.
     assert invoke("plan", model, "--mesh", "2", "--out", str(out)).exit_code == 0
     assert [file.name for file in sorted(tmp_path.glob("*.report.json"))] == ["plan.report.json"]

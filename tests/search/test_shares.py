@@ -57,6 +57,21 @@ def test_the_search_takes_shares_in_proportion_to_rates() -> None:
     assert plan.seconds < even.seconds / 1.9  # twice as fast, but for what is sent
 
 
+def test_shares_that_divide_the_batch_are_proposed_and_taken_where_messages_are_slow() -> None:
+    """Two parts of three are better for the work, but send within the graph; three of four split the rows."""
+    x = hidet.symbol([8, 192], "float32", "cpu")
+    y = ops.relu(ops.matmul(x, weight("up", [192, 192], "float32")))
+    graph = normalize(hidet.trace_from(ops.matmul(y, weight("down", [192, 192], "float32")), [x]))
+    quick, slow = machine(2 * RATE, RATE), machine(2 * RATE, RATE, latency=1e-5)
+    proposed = [mesh.shares[0] for mesh in proposed_meshes(graph, quick)]
+    assert proposed[0] == (2, 1)
+    assert [sum(shares) for shares in proposed if 8 % sum(shares) == 0] == [4]
+    assert str(search_shares(graph, quick, SearchOptions()).stages[0].mesh) == "[gpu=2:1]"
+    plan = search_shares(graph, slow, SearchOptions())
+    assert str(plan.stages[0].mesh) == "[gpu=3:1]"
+    assert plan.collectives() == {"all_gather": 1}  # of the outputs
+
+
 def test_the_even_split_is_kept_where_shares_do_not_pay() -> None:
     graph = normalize(traced())
     for cluster in (machine(RATE, RATE), machine(3 * RATE, RATE, latency=1.0)):

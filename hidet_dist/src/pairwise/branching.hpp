@@ -1,5 +1,6 @@
 // Branch and bound, for problems that are small enough: the open part of least bound is bounded better, by messages and
-// prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into those of few bytes and those of many where memory is what binds.
+// prices, loses the strategies that cannot pay, is merged, and is divided by the strategies of one of its nodes, into
+// those of few bytes and those of many where memory is what binds.
 #pragma once
 
 #include <functional>
@@ -13,6 +14,7 @@ namespace hidet_dist::pairwise {
 
 class Branching {
  public:
+  // Assignments are of the nodes of `problem`. Parts start from the duals of the part that they were divided from.
   Branching(const Problem &problem, Duals duals, double bound);
 
   // Treats one open part, for assignments that cost less than `cutoff`, until `stop` says so. From any thread; the other

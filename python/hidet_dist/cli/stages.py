@@ -14,7 +14,7 @@ from hidet_dist.cli.quantities import bytes_text, count_text, seconds_text
 from hidet_dist.cli.summary import communication_text, mesh_text, print_summary, summarize
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
-from hidet_dist.spec import Plan
+from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.pipeline import Pipeline
 
 
@@ -32,8 +32,9 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
     """Summarize a pipeline as plain JSON values: times in seconds, memory in bytes, the gap as a share of 1.
 
     ``seconds`` is the time of a call, and ``interval_seconds`` that between calls while the pipeline is full. Each
-    stage has the values of :func:`hidet_dist.cli.summary.summarize`, its ranks, and the seconds for which a
-    micro-batch occupies it, messages included.
+    stage has the values of :func:`hidet_dist.cli.summary.summarize`, its ranks, the seconds for which a micro-batch
+    occupies it, messages included, and the bytes of a device's buffer for the inputs of the next micro-batch, which
+    are in addition to the peak.
     """
     periods = pipeline.period_seconds([stage.makespan_seconds for stage in plan.stages])
     search = pipeline.search
@@ -44,8 +45,13 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
         "micro_batches": pipeline.micro_batches,
         "search": None if search is None else {**search.to_json(), "gap": search.gap},
         "stages": [
-            {"ranks": list(stage.ranks), "period_seconds": period, **summarize(report)}
-            for stage, period, report in zip(pipeline.stages, periods, reports, strict=True)
+            {
+                "ranks": list(stage.ranks),
+                "period_seconds": period,
+                "buffer_bytes": buffer_bytes(pipeline, planned),
+                **summarize(report),
+            }
+            for stage, planned, period, report in zip(pipeline.stages, plan.stages, periods, reports, strict=True)
         ],
         "messages": [
             {
@@ -58,6 +64,14 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
             for one in pipeline.boundaries
         ],
     }
+
+
+def buffer_bytes(pipeline: Pipeline, stage: StagePlan) -> int:
+    """Compute the bytes of a device's buffer for the inputs of the next micro-batch, as the search counts them."""
+    latency = pipeline.search is None or pipeline.search.objective == "latency"
+    if latency and pipeline.micro_batches == 1:
+        return 0
+    return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)
 
 
 def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], console: Console) -> None:
@@ -102,7 +116,8 @@ def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], con
             "",
             f"busy {seconds_text(stage['period_seconds'])} a micro-batch, idle "
             f"{1 - stage['period_seconds'] / interval if interval else 0:.0%}; peak "
-            f"{bytes_text(memory['peak_bytes'])} of {bytes_text(memory['budget_bytes'])}",
+            f"{bytes_text(memory['peak_bytes'] + stage['buffer_bytes'])} of {bytes_text(memory['budget_bytes'])}"
+            + (f", {bytes_text(stage['buffer_bytes'])} for the next micro-batch" if stage["buffer_bytes"] else ""),
         )
         line("", f"communication: {communication_text(stage)}")
     console.print(table)

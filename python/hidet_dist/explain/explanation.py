@@ -226,7 +226,7 @@ class StageExplanation(_Printed):
         if report is not None:
             for number, incumbent in enumerate(report.incumbents):
                 yield self._incumbent(number, incumbent)
-        yield Text("Schedule")
+        yield Text("Schedule" if self.schedule else "Schedule: nothing is sharded or sent")
         yield Group(*(Text("  " + line) for line in self.schedule))
 
     def _totals(self) -> Iterator[Text]:

@@ -55,6 +55,7 @@ def write_report(
     mode: str,
     gap: float,
     budget: int,
+    places_shards: bool,
     limits: Limits,
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
@@ -64,7 +65,7 @@ def write_report(
         stage.seconds * (1 - gap),
         gap,
         budget,
-        tuple(live_bytes(view, stage)),
+        tuple(live_bytes(view, stage, places_shards)),
         traffic(view, stage),
         others.runner_ups(),
         _incumbents(incumbents),

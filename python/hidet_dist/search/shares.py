@@ -95,7 +95,11 @@ def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def proposed_shares(graph: NormalGraph, devices: Sequence[Device]) -> list[tuple[int, ...]]:
-    """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices."""
+    """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices.
+
+    The last ones may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
+    sent, and where a graph is split along its batch, that is little.
+    """
     if all(device == devices[0] for device in devices):
         return []
     view, table = GraphView(graph), RuleTable(DeviceMesh((1,)))
@@ -123,7 +127,11 @@ def proposed_shares(graph: NormalGraph, devices: Sequence[Device]) -> list[tuple
         estimates[shares] = estimate(shares)
     even = estimate((1,) * len(devices))
     better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
-    return [shares for _, shares in better[: tuning.PROPOSALS]]
+    batch = int(graph.inputs[0].shape[0]) if graph.inputs and graph.inputs[0].shape else 1
+    proposals = [shares for _, shares in better[: tuning.PROPOSALS]]
+    if not any(batch % sum(shares) == 0 for shares in proposals):
+        proposals += [shares for _, shares in better if batch % sum(shares) == 0][:1]
+    return proposals
 
 
 def proportional(rates: Sequence[float], parts: int) -> tuple[int, ...]:

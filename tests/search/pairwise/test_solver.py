@@ -158,6 +158,87 @@ def test_nodes_that_others_determine_are_merged_with_their_bytes():
         solve(around, rounds=1)
 
 
+def grid_of_parallel_parts(seed: int, rows: int = 4, columns: int = 5) -> PairwiseProblem:
+    """A ladder of nodes with branches of one and two neighbours, most of which hold no bytes at points that bind."""
+    random = np.random.default_rng(seed)
+    ends = [(r * columns + c, r * columns + c + 1) for r in range(rows) for c in range(columns - 1)]
+    ends += [(r * columns, (r + 1) * columns + random.integers(columns)) for r in range(rows - 1)]
+    ends += [(columns - 1, rows * columns - 1), (0, 2)]
+    nodes = rows * columns
+    sizes = random.integers(2, 4, nodes)
+    starts = np.concatenate([[0], np.cumsum([sizes[u] * sizes[v] for u, v in ends])])
+    nbytes = [random.integers(0, 20, size) if node % 3 == 0 else np.zeros(size) for node, size in enumerate(sizes)]
+    begin = random.integers(0, 6, nodes)
+    return PairwiseProblem(
+        np.concatenate([[0], np.cumsum(sizes)]),
+        random.integers(0, 50, sizes.sum()),
+        np.concatenate(nbytes),
+        np.stack([begin, begin + random.integers(1, 6, nodes)], axis=1),
+        np.array(ends),
+        np.arange(len(ends)),
+        starts[:-1],
+        random.integers(0, 50, starts[-1]),
+        math.inf,
+    )
+
+
+def least_by_dynamic_programming(problem: PairwiseProblem) -> float:
+    """The least cost within the limit: partial assignments, node by node, that no other one undercuts in all respects.
+
+    Two partial assignments compare if they agree on the nodes that have edges to later ones; bytes count at each point.
+    """
+    points = int(problem.interval.max())
+    neighbours: list[list[tuple[int, int]]] = [[] for _ in range(problem.nodes)]
+    last = np.arange(problem.nodes)
+    for edge, (u, v) in enumerate(problem.edge_nodes):
+        neighbours[max(u, v)].append((edge, int(min(u, v))))
+        last[min(u, v)] = max(last[min(u, v)], u, v)
+    partial = {(): [(0.0, np.zeros(points))]}
+    open_nodes: tuple[int, ...] = ()
+    for node in range(problem.nodes):
+        stays = tuple(one for one in (*open_nodes, node) if last[one] > node)
+        following: dict[tuple[int, ...], list[tuple[float, np.ndarray]]] = {}
+        for key, labels in partial.items():
+            taken = dict(zip(open_nodes, key, strict=True))
+            for strategy in range(problem.sizes[node]):
+                taken[node] = strategy
+                cost = problem.cost[problem.strategy_begin[node] + strategy]
+                for edge, other in neighbours[node]:
+                    u, v = problem.edge_nodes[edge]
+                    begin = problem.matrix_begin[problem.edge_matrix[edge]]
+                    cost += problem.entries[begin + taken[int(u)] * problem.sizes[v] + taken[int(v)]]
+                    assert other in taken
+                held = np.zeros(points)
+                held[slice(*problem.interval[node])] = problem.nbytes[problem.strategy_begin[node] + strategy]
+                kept = following.setdefault(tuple(taken[one] for one in stays), [])
+                for before, bytes_before in labels:
+                    sum_, profile = before + cost, bytes_before + held
+                    if profile.max() > problem.byte_limit:
+                        continue
+                    if any(c <= sum_ and (b <= profile).all() for c, b in kept):
+                        continue
+                    kept[:] = [(c, b) for c, b in kept if not (sum_ <= c and (profile <= b).all())]
+                    kept.append((sum_, profile))
+        partial, open_nodes = following, stays
+    return min((cost for labels in partial.values() for cost, _ in labels), default=math.inf)
+
+
+@pytest.mark.parametrize("limit", [40.0, 50.0, 70.0, 1000.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_eliminated_nodes_and_points_without_use_leave_the_optimum(seed, limit):
+    """Twenty nodes, of which most have two neighbours and no bytes; the limit binds at few points or at none."""
+    problem = PairwiseProblem(**{**vars(grid_of_parallel_parts(seed)), "byte_limit": limit})
+    least = least_by_dynamic_programming(problem)
+    if least == math.inf:
+        with pytest.raises(SolverError):
+            solve(problem, rounds=ROUNDS)
+        return
+    found = solve(problem, rounds=60)
+    assert problem.peak_of(found.assignment) <= limit
+    assert found.cost == problem.cost_of(found.assignment) == least
+    assert found.gap <= 1e-8
+
+
 def test_memory_is_traded_where_it_is_cheapest():
     """Of ten nodes alive at once, each saves 1 byte for its number in cost; the limit asks for four of them."""
     nodes = 10

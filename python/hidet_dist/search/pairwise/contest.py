@@ -26,6 +26,7 @@ from hidet_dist.limits import MOST_PROBLEM_BYTES
 from hidet_dist.search.pairwise.problem import PairwiseProblem
 
 _GZIP = b"\x1f\x8b"
+_NUMBERS = frozenset((int, float))
 
 
 def load_problem(path: str | Path) -> PairwiseProblem:
@@ -151,7 +152,7 @@ def _field(data: Any, name: str, kind: type, where: str) -> Any:
 def _numbers(values: Any, what: str) -> list[Any]:
     if not isinstance(values, list):
         raise ProblemError(f"the {what} must be a list of numbers; got {shown(values)}")
-    for value in values:
-        if type(value) not in (int, float):
-            raise ProblemError(f"the {what} must be numbers; got {shown(value)}")
+    if not _NUMBERS.issuperset(map(type, values)):
+        wrong = next(value for value in values if type(value) not in _NUMBERS)
+        raise ProblemError(f"the {what} must be numbers; got {shown(wrong)}")
     return values
