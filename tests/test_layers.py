@@ -46,6 +46,7 @@ LAYERS: tuple[str, ...] = (
     "explain",
     "weights",
     "transfer",
+    "patterns",
     "spec",
     # Helpers.
     "elementwise",

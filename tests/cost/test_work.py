@@ -48,7 +48,7 @@ def test_a_stack_of_products_is_a_call_for_each() -> None:
 def test_tensors_passed_to_a_neighbour_move_no_bytes() -> None:
     y = ops.gelu(symbol(8, 16))
     split = choice(y, "(S0, R) -> (S0, R)")
-    own, absorbed = work_of(y.op, split, MESH), work_of(y.op, split, MESH, 4 * 64)
+    own, absorbed = work_of(y.op, split, MESH), work_of(y.op, split, MESH, 2 * 4 * 64)
     assert (own.kernel, own.functions, own.moved_bytes, own.calls) == ("elementwise", 64, 2 * 4 * 64, 1)
     assert (absorbed.functions, absorbed.moved_bytes, absorbed.calls) == (64, 0, 0)
     assert own.operations == 5 * 64

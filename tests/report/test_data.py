@@ -39,13 +39,18 @@ def planned(request, graph):
 
 
 def test_memory_is_what_the_plan_holds(planned, graph):
-    plan, _, report = planned
+    plan, cluster, report = planned
     held = [0] * len(report.memory.held_bytes)
     for one in report.memory.holdings:
         for point in range(one.begin, one.end + 1):
             held[point] += one.nbytes
     assert tuple(held) == report.memory.held_bytes
-    assert max(held) == max(live_bytes(GraphView(graph), plan.stages[0])) <= report.memory.budget_bytes == BUDGET
+    assert (
+        max(held)
+        == max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards))
+        <= report.memory.budget_bytes
+        == BUDGET
+    )
     weights = sum(one.nbytes for one in report.memory.holdings if one.what == "weight")
     assert weights == plan.stages[0].weight_bytes_per_device
     assert weights == sum(tensor.shard_nbytes for tensor in report.tensors if tensor.kind == "weight")

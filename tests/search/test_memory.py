@@ -5,7 +5,7 @@ import pytest
 
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.reshard import cheapest_conversion
+from hidet_dist.reshard import Step, cheapest_conversion
 from hidet_dist.search import search
 from hidet_dist.search.memory import conversion_nbytes, live_bytes, reduction_nbytes
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
@@ -45,6 +45,31 @@ def test_a_conversion_holds_the_buffers_between_its_steps(source: str, target: s
     cluster = builtin("cpu", DeviceMesh((4,)))
     steps = cheapest_conversion((16, 16), "float32", spec(source), spec(target), cluster).steps
     assert conversion_nbytes((16, 16), 4, spec(source), steps, cluster.mesh) == extra
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "extra"),
+    [
+        ("(R, S0)", "(R, R)", 0),
+        ("(S0, R)", "(R, S0)", 0),
+        ("(R, S10)", "(R, R)", 512),  # what is between two gatherings
+    ],
+)
+def test_collectives_that_place_shards_need_no_buffers(source: str, target: str, extra: int) -> None:
+    cluster = builtin("cpu", DeviceMesh((2, 2)))
+    steps = cheapest_conversion((16, 16), "float32", spec(source), spec(target), cluster).steps
+    working = conversion_nbytes((16, 16), 4, spec(source), steps, cluster.mesh, places_shards=True)
+    assert working == extra
+
+
+def test_parts_that_are_not_in_the_order_of_the_ranks_are_received_in_a_buffer() -> None:
+    steps, mesh = (Step.parse("all_gather(axes=10, dim=1)"),), DeviceMesh((2, 2))
+    assert conversion_nbytes((16, 16), 4, spec("(R, S10)"), steps, mesh, places_shards=True) == 1024
+
+
+def test_a_reduction_that_places_shards_packs_nothing() -> None:
+    fn, mesh = ReduceFn("reduce_scatter", "sum", (0,), 1), DeviceMesh((4,))
+    assert reduction_nbytes((16, 16), 4, spec("(R, R)"), (fn,), mesh, places_shards=True) == 1024 + 256
 
 
 @pytest.mark.parametrize(

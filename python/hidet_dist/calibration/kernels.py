@@ -169,13 +169,13 @@ class _Counting(PredictedCost):
         """Record an operator that has a kernel to itself."""
         return self._note(op, choice, None)
 
-    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Record an operator fused into a neighbour's kernel."""
-        return self._note(op, choice, nbytes)
+    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+        """Record an operator that shares a kernel with others."""
+        return self._note(op, choice, spared_bytes)
 
-    def _note(self, op: Operator, choice: Choice, nbytes: int | None) -> float:
+    def _note(self, op: Operator, choice: Choice, spared_bytes: int | None) -> float:
         if choice.read_bytes + choice.written_bytes:
-            self.work.append(work_of(op, choice, self.cluster.mesh, nbytes))
+            self.work.append(work_of(op, choice, self.cluster.mesh, spared_bytes))
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Prediction of the operators that hidet fuses into a neighbour's kernel, which saves a launch and a pass over memory.
+"""Prediction of the operators that share a kernel, which saves launches and passes over memory.
 
 This follows hidet 0.6.1's ``fuse_operator_pass`` (hidet/graph/transforms/fuse_operator.py) on the unsharded graph. An
 operator that is not element-wise (injective) is an *anchor*. The sole reader of an anchor's output becomes its epilogue
@@ -8,12 +8,15 @@ fused operators is a barrier: the operator that would have been absorbed then pa
 
 On CPUs, products and convolutions are kernels around a library's calls (``hidet_dist.compile.cpu``), which read through
 renamings of their operands and through the padding before a convolution, and write through element-wise operators.
+
+On GPUs, a softmax, a norm or attention is an anchor of several operators (:mod:`hidet_dist.cost.gpu_kernels`), and
+kernels of products in half precision compute no prologue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
@@ -25,13 +28,19 @@ from hidet.graph.ops.transform import (
 )
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
+from hidet_dist.compat.half_products import is_taken
+from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.rule import signature_of
+from hidet_dist.spec import OpShardSpec, TensorShardSpec
 from hidet_dist.view import GraphView
 
 _CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
 _VIEWS = (*RENAMINGS, StridedSliceOp)
+
+
+HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
 
 
 @dataclass(frozen=True)
@@ -46,18 +55,144 @@ class Fused:
     prologue: bool
 
 
-def fused_operators(view: GraphView, library_products: bool = False) -> dict[int, Fused]:
-    """Map the number of each absorbed operator of a graph to its :class:`Fused`.
+@dataclass(frozen=True)
+class Member:
+    """An operator of a kernel of several operators (:class:`hidet_dist.cost.gpu_kernels.GpuKernel`).
 
-    ``library_products``: matrix products and convolutions are kernels around a library's calls.
+    Tensors are given by their positions among the inputs and the outputs of the operator.
+
+    Attributes
+    ----------
+    is_last: whether the kernel writes its output to memory. This operator pays for the launch.
+    spared: the inputs and outputs that it neither reads from memory nor writes to it: those that pass within the
+        kernel, and those that another operator of the kernel reads.
+    inner: the outputs that pass within the kernel.
+    rows: the inputs and outputs whose last dim must be whole in the kernel.
+    otherwise: how it is fused where its sharding breaks the kernel up, or None.
     """
-    return _Fusion(view, library_products).run()
+
+    is_last: bool
+    spared: tuple[tuple[int, ...], tuple[int, ...]]
+    inner: tuple[int, ...]
+    rows: tuple[tuple[int, ...], tuple[int, ...]]
+    otherwise: Fused | None
+
+    def is_broken(self, spec: OpShardSpec) -> bool:
+        """Whether an operator of this spec cannot be part of the kernel: its rows are sharded."""
+        return any(spec.reduce_fns[o] for o in self.inner) or any(
+            splits_rows(specs[position])
+            for specs, positions in zip((spec.in_specs, spec.out_specs), self.rows, strict=True)
+            for position in positions
+        )
+
+
+def splits_rows(spec: TensorShardSpec) -> bool:
+    """Whether a spec shards the last dim."""
+    return bool(spec.mesh_axes_per_dim[-1])
+
+
+Fusions = Mapping[int, Fused | Member]
+"""How operators share kernels, by number. Operators without an entry, and no others, begin a kernel of their own."""
+
+
+def sharing(fusions: Fusions, number: int, spec: OpShardSpec) -> Fused | Member | None:
+    """Return how an operator of a spec shares a kernel; None if it begins one of its own."""
+    entry = fusions.get(number)
+    return entry.otherwise if isinstance(entry, Member) and entry.is_broken(spec) else entry
+
+
+@dataclass(frozen=True)
+class Between:
+    """A tensor between two operators of one kernel.
+
+    Attributes
+    ----------
+    plain: how one of the two is fused by hidet's pass; None if it is not.
+    inner: whether the tensor passes within a kernel of several operators; ``rows``: if its last dim is one of its rows.
+    """
+
+    prologue: bool | None
+    inner: bool = False
+    rows: bool = False
+
+
+def tensors_between(view: GraphView, fusions: Fusions) -> dict[str, tuple[int, Between]]:
+    """Map each tensor between operators of one kernel to its :class:`Between`, and the operator that pays for a split.
+
+    The split makes another kernel begin.
+    """
+    result = {}
+    for number, entry in fusions.items():
+        if isinstance(entry, Fused):
+            result[entry.tensor] = number, Between(entry.prologue)
+            continue
+        for o in entry.inner:
+            name = view.names[view.operators[number].outputs[o]]
+            result[name] = number, Between(None, True, o in entry.rows[1])
+    for entry in fusions.values():
+        if isinstance(entry, Member) and entry.otherwise is not None:
+            name = entry.otherwise.tensor
+            payer, between = result[name]
+            result[name] = payer, replace(between, prologue=entry.otherwise.prologue)
+    return result
+
+
+def fused_operators(view: GraphView, target: str = GPU) -> dict[int, Fused | Member]:
+    """Map the numbers of operators to how they share a kernel with others.
+
+    ``target`` is :data:`GPU`, or :data:`LIBRARY` where matrix products and convolutions are kernels around a library's
+    calls, or :data:`HIDET` for hidet's pass alone.
+    """
+    if target != GPU:
+        return dict(_Fusion(view, target == LIBRARY).run())
+    kernels = gpu_kernels(view)
+    fused: dict[int, Fused | Member] = dict(_Fusion(view, False, kernels, half_prologues=False).run())
+    if any(len(kernel.operators) > 1 for kernel in kernels):
+        alone = _Fusion(view, False, half_prologues=False).run()
+        for kernel in kernels:
+            fused.update(_members(view, kernel, alone))
+    return dict(sorted(fused.items()))
+
+
+def _members(view: GraphView, kernel: GpuKernel, alone: Mapping[int, Fused]) -> dict[int, Member]:
+    """Describe the operators of a kernel; ``alone`` is how hidet's pass fuses them."""
+    last = kernel.operators[-1]
+    inner = {view.names[y] for number in kernel.operators[:-1] for y in view.operators[number].outputs}
+    read: set[str] = set()
+    members = {}
+    for number in kernel.operators:
+        op = view.operators[number]
+        inputs, outputs = ([view.names[x] for x in tensors] for tensors in (op.inputs, op.outputs))
+        spared = []
+        for position, name in enumerate(inputs):
+            if name in inner or name in read:
+                spared.append(position)
+            read.add(name)
+        made = tuple(o for o, name in enumerate(outputs) if name in inner)
+        ins, outs = (tuple(n for n, name in enumerate(names) if name in kernel.rows) for names in (inputs, outputs))
+        entry = alone.get(number)
+        otherwise = entry if entry is not None and entry.tensor in inner else None
+        members[number] = Member(number == last, (tuple(spared), made), made, (ins, outs), otherwise)
+    return members
 
 
 class _Fusion:
-    def __init__(self, view: GraphView, library_products: bool):
+    """hidet's pass on the operators of a graph, with ``kernels`` of several operators as anchors.
+
+    Without ``half_prologues``, no prologue is fused into products in half precision.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        library_products: bool,
+        kernels: Sequence[GpuKernel] = (),
+        half_prologues: bool = True,
+    ):
         self.view = view
         self.library_products = library_products
+        self.half_prologues = half_prologues
+        self.kernels = {kernel.operators[-1]: kernel for kernel in kernels}
         self.readers: dict[str, list[tuple[int | None, int]]] = {}  # operator (None: an output) and position of uses
         for name, use in view.uses():
             self.readers.setdefault(name, []).append((use.operator, use.position))
@@ -71,16 +206,21 @@ class _Fusion:
         operators = self.view.operators
         injective: dict[Hashable, bool] = {}  # hidet walks the whole definition: once for equal operators
         anchors = []
+        for anchor, kernel in self.kernels.items():
+            for i in kernel.operators:
+                self._join(i, anchor)
         for i, op in enumerate(operators):
+            if i in self.group:
+                anchors += [i] if i in self.kernels else []
+                continue
             key = signature_of(op)
             if key not in injective:
                 injective[key] = op.task.is_injective()
             if not injective[key]:
                 anchors.append(i)
-        for i in anchors:
-            self._join(i, i)
+                self._join(i, i)
         for anchor in anchors:
-            if operators[anchor].task.allow_epilogue() and not isinstance(operators[anchor], NOT_FUSIBLE):
+            if self._allows(anchor, "epilogue"):
                 self._epilogue(anchor)
         for anchor in anchors:
             self._prologue(anchor)
@@ -90,6 +230,19 @@ class _Fusion:
                 self._prologue(i)
                 self._move_head(i)
         return self._without_idle_views()
+
+    def _allows(self, anchor: int, what: str) -> bool:
+        """Whether the kernel of an anchor can compute a prologue or an epilogue."""
+        op = self.view.operators[anchor]
+        if anchor in self.kernels:
+            return True
+        if isinstance(op, NOT_FUSIBLE):
+            return False
+        if what == "epilogue":
+            return bool(op.task.allow_epilogue())
+        if not self.half_prologues and isinstance(op, MatmulOp) and op.outputs[0].dtype.is_any_float16():
+            return not is_taken(op)
+        return bool(op.task.allow_prologue())
 
     def _join(self, number: int, anchor: int) -> None:
         self.group[number] = anchor
@@ -132,16 +285,17 @@ class _Fusion:
         return None if others & set(open_) else reader
 
     def _prologue(self, anchor: int) -> None:
-        if not self.view.operators[anchor].task.allow_prologue() or isinstance(
-            self.view.operators[anchor], NOT_FUSIBLE
-        ):
+        if not self._allows(anchor, "prologue"):
             return
         library = self._library(anchor)
+        in_memory = self.kernels[anchor].in_memory if anchor in self.kernels else frozenset()
         waiting = [self.view.names[x] for i in self.members[anchor] for x in self.view.operators[i].inputs]
         while waiting:
             name = waiting.pop(0)
             maker = self.maker.get(name)
             if maker is None or maker in self.group or not self._can_prologue(maker, anchor if library else None):
+                continue
+            if name in in_memory:
                 continue
             readers = [reader for reader, _ in self.readers[name]]
             if any(reader is None or self.group.get(reader) != anchor for reader in readers):

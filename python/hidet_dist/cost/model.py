@@ -3,7 +3,9 @@
 An element-wise operator that hidet fuses into a neighbour's kernel (:mod:`hidet_dist.cost.fusion`) costs no launch, and
 no pass over the tensor between the two. The other bytes that it moves, and its arithmetic, are added to the neighbour's
 roofline. A conversion or a reduce function between the two *splits* them into two kernels, which costs a launch and a
-pass: the tensor is written and read once more.
+pass: the tensor is written and read once more. Of a kernel of several operators, such as a softmax on a GPU, the last
+one costs the launch. Each costs the bytes that the kernel reads or writes for it. Where their sharding breaks the
+kernel up, they cost what they cost apart.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Protocol
 
 from hidet.graph import Operator
 
-from hidet_dist.cost.fusion import Fused, fused_operators
+from hidet_dist.cost.fusion import GPU, HIDET, LIBRARY, Between, Fused, Fusions, Member, fused_operators, splits_rows
 from hidet_dist.cost.work import MEASURED_DTYPES, local_work, work_of
 from hidet_dist.machine import Cluster, Device
 from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
@@ -25,18 +27,19 @@ from hidet_dist.view import GraphView
 class CostModel(Protocol):
     """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements."""
 
-    def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """Map the number of each fused operator to its :class:`Fused`; empty if the model ignores fusion."""
+    def fused(self, view: GraphView) -> Fusions:
+        """Map the numbers of operators to how they share kernels; empty if the model ignores fusion."""
         ...
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""
         ...
 
-    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Predict the seconds that the local operator adds to a neighbour's kernel.
+    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+        """Predict the seconds that the local operator adds to a kernel with others.
 
-        ``nbytes`` pass between them in registers.
+        ``spared_bytes`` are those that the kernel does not move although separate kernels would. ``launches``: the
+        seconds of the kernel's launch are added.
         """
         ...
 
@@ -67,9 +70,13 @@ class PredictedCost:
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
 
-    def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """Map the number of each fused operator to its :class:`Fused`."""
-        return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
+    def fused(self, view: GraphView) -> Fusions:
+        """Map the numbers of operators to how they share kernels.
+
+        Devices whose kernels were measured are CPUs; all others are predicted as GPUs.
+        """
+        kernels = self.cluster.device.kernels
+        return fused_operators(view, LIBRARY if "matmul" in kernels else HIDET if kernels else GPU)
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""
@@ -82,22 +89,23 @@ class PredictedCost:
             return device.launch_seconds + measured
         return device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
-    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Predict the seconds that the local operator adds to a neighbour's kernel.
+    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+        """Predict the seconds that the local operator adds to a kernel with others.
 
-        The tensor of ``nbytes`` between the two passes in registers: both its passes are subtracted from the bytes
-        moved.
+        ``spared_bytes`` are subtracted from the bytes moved: for a tensor that passes to a neighbour in registers, both
+        its passes. ``launches``: the seconds of the kernel's launch are added.
         """
         moved = choice.read_bytes + choice.written_bytes
-        if not moved:
-            return 0.0
-        measured = self._measured(op, choice, nbytes)
-        if measured is not None:
-            return measured
         device = self._device(choice)
-        rest = max(0, moved - 2 * nbytes)
+        launch = device.launch_seconds if launches else 0.0
+        if not moved:
+            return launch
+        measured = self._measured(op, choice, spared_bytes)
+        if measured is not None:
+            return launch + measured
+        rest = max(0, moved - spared_bytes)
         seconds = device.operator_seconds(choice.operations, rest, op.outputs[0].dtype.name)
-        return max(0.0, seconds - device.launch_seconds)
+        return launch + max(0.0, seconds - device.launch_seconds)
 
     def local(self, op: Operator, sizes: Mapping[str, int]) -> float:
         """Predict the seconds of an operator of a sharded program, with local shapes, at given local symbolic sizes."""
@@ -107,12 +115,12 @@ class PredictedCost:
             return device.launch_seconds + measured
         return device.operator_seconds(work.operations, work.moved_bytes, dtype)
 
-    def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
+    def _measured(self, op: Operator, choice: Choice, spared_bytes: int | None = None) -> float | None:
         """Predict a kernel's seconds by its measured class, without its launch; None if the class was not measured."""
         device = self._device(choice)
         if not device.kernels or op.outputs[0].dtype.name not in MEASURED_DTYPES:
             return None
-        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
+        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, spared_bytes))
 
     def _device(self, choice: Choice) -> Device:
         """Return the device that does a choice's work: the one at its coordinate, or one as slow as all of them."""
@@ -151,21 +159,40 @@ def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
 
 
 def compute_seconds(
-    model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
+    model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | Member | None, mesh: DeviceMesh
 ) -> float:
-    """Predict the seconds of an operator's computation, within its neighbour's kernel if it is ``fused``.
+    """Predict the seconds of an operator's computation, within a kernel with others if it is ``fused``.
 
     Where devices do unequal parts of it, these are the seconds of the device that takes longest.
     """
     op = view.operators[number]
     of_devices = choice.devices or (choice,)
+    if isinstance(fused, Member) and fused.is_broken(choice.spec):
+        fused = fused.otherwise
     if fused is None:
         return max(model.operator(op, one) for one in of_devices)
+    if isinstance(fused, Member):
+        return max(
+            model.absorbed(op, one, _spared_bytes(view, op, one, fused, mesh), fused.is_last) for one in of_devices
+        )
     tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
     between = next(spec for x, spec in zip(tensors, specs, strict=True) if view.names[x] == fused.tensor)
     shape, itemsize = view.shape(fused.tensor), view.itemsize(fused.tensor)
     return max(
-        model.absorbed(op, one, between.local_nbytes(shape, itemsize, mesh, one.coordinate)) for one in of_devices
+        model.absorbed(op, one, 2 * between.local_nbytes(shape, itemsize, mesh, one.coordinate)) for one in of_devices
+    )
+
+
+def _spared_bytes(view: GraphView, op: Operator, choice: Choice, member: Member, mesh: DeviceMesh) -> int:
+    """Count the bytes of the inputs and outputs that a kernel does not move for one of its operators."""
+    return sum(
+        specs[position].local_nbytes(
+            view.shape(name := view.names[tensors[position]]), view.itemsize(name), mesh, choice.coordinate
+        )
+        for tensors, specs, positions in zip(
+            (op.inputs, op.outputs), (choice.spec.in_specs, choice.spec.out_specs), member.spared, strict=True
+        )
+        for position in positions
     )
 
 
@@ -173,12 +200,12 @@ def split_seconds(
     model: CostModel,
     shape: Sequence[int],
     itemsize: int,
-    fused: Fused,
+    between: Between,
     produced: tuple[TensorShardSpec, bool],
     required: TensorShardSpec,
     mesh: DeviceMesh,
 ) -> float:
-    """Predict the seconds of splitting two fused operators; 0 unless the tensor between them is reduced or converted.
+    """Predict the seconds of splitting a kernel at a tensor; 0 unless the tensor there is reduced or converted.
 
     ``produced`` is the spec in which the tensor is produced, and whether it is reduced. The cost is paid once for each
     distinct ``required`` spec.
@@ -186,5 +213,11 @@ def split_seconds(
     spec, reduced = produced
     if not reduced and spec == required:
         return 0.0
-    between = spec if fused.prologue else required
-    return model.split(between.local_nbytes(shape, itemsize, mesh))
+    # An end that is still part of the kernel has neither the launch nor the pass among its costs.
+    begins = not reduced and not (between.rows and splits_rows(spec))
+    ends = between.rows and not splits_rows(required)
+    if between.inner and (begins or ends):
+        return model.split(spec.local_nbytes(shape, itemsize, mesh))
+    if between.prologue is None:
+        return 0.0
+    return model.split((spec if between.prologue else required).local_nbytes(shape, itemsize, mesh))

@@ -60,11 +60,11 @@ def kernel_class(op: Operator) -> str:
     return "elementwise" if op.task.is_injective() else "reduction"
 
 
-def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int | None = None) -> Work:
+def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | None = None) -> Work:
     """Determine the work of a local operator.
 
-    ``passing_bytes`` pass in registers between the operator and the neighbour whose kernel it is fused into; None if
-    the operator has a separate kernel. A batched product is one call per matrix, unless all share one operand.
+    ``spared_bytes`` are not moved by the kernel that the operator shares with others; None if the operator has a
+    separate kernel. A batched product is one call per matrix, unless all share one operand.
     """
     kernel = kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes
@@ -74,8 +74,8 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int |
             if x.storage is not None or is_weight(x):
                 weights += spec.local_nbytes([int(n) for n in x.shape], int(x.dtype.nbytes), mesh, choice.coordinate)
     calls = 1
-    if passing_bytes is not None:
-        moved, calls = max(0, moved - 2 * passing_bytes), 0
+    if spared_bytes is not None:
+        moved, calls = max(0, moved - spared_bytes), 0
     elif kernel == "matmul" and len(op.inputs[1].shape) > 2:
         y, spec = op.outputs[0], choice.spec.out_specs[0]
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])

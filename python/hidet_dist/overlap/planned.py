@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.fusion import Fusions, Member, sharing
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import START, Schedule, Task, schedule, serial
@@ -65,11 +65,10 @@ Place = tuple[int, int]
 class PlannedTasks:
     """The tasks of plans of one graph on one machine; parts are cached across plans.
 
-    An operator that runs in the kernel of a neighbour (``fused``) is one task with it, unless the tensor between the
-    two is reduced or converted.
+    Operators that share a kernel (``fused``) are one task, unless a tensor between them is reduced or converted.
     """
 
-    def __init__(self, view: GraphView, cluster: Cluster, fused: Mapping[int, Fused]):
+    def __init__(self, view: GraphView, cluster: Cluster, fused: Fusions):
         self.view = view
         self.cluster = cluster
         self.fused = fused
@@ -110,15 +109,20 @@ class PlannedTasks:
                 number = kernel[number]
             return number
 
-        for number, absorbed in self.fused.items():
-            producer = self._maker[absorbed.tensor]
-            output = next(
-                o for o, y in enumerate(self.view.operators[producer].outputs) if self.view.names[y] == absorbed.tensor
-            )
-            if absorbed.tensor in apart or stage.operators[producer].spec.reduce_fns[output]:
-                continue
-            for other in self._readers[absorbed.tensor] if absorbed.prologue else [producer]:
-                kernel[root(number)] = root(other)
+        for number in self.fused:
+            entry = sharing(self.fused, number, stage.operators[number].spec)
+            outputs = [self.view.names[y] for y in self.view.operators[number].outputs]
+            if isinstance(entry, Member):
+                within = [outputs[o] for o in entry.inner]
+            else:
+                within = [] if entry is None else [entry.tensor]
+            for name in within:
+                producer = self._maker[name]
+                made = [self.view.names[y] for y in self.view.operators[producer].outputs].index(name)
+                if name in apart or stage.operators[producer].spec.reduce_fns[made]:
+                    continue
+                for other in self._readers[name] if name in outputs else [producer]:
+                    kernel[root(number)] = root(other)
         return [root(number) for number in range(len(kernel))]
 
     def size(self, name: str, spec: TensorShardSpec) -> int:

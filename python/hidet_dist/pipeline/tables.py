@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.fusion import Fused, Fusions, Member
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster
 from hidet_dist.pipeline.constraints import GraphOptions
@@ -43,13 +43,22 @@ Table = npt.NDArray[np.float64]
 class UnitCost(PredictedCost):
     """The costs of a unit's operators in the whole graph, where they may share kernels with other operators."""
 
-    def __init__(self, cluster: Cluster, fused: Mapping[int, Fused]):
+    def __init__(self, cluster: Cluster, fused: Fusions):
         super().__init__(cluster)
         self._fused = fused
 
-    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+    def fused(self, view: GraphView) -> Fusions:
         """The fusions of the unit's operators in the whole graph."""
         return self._fused
+
+
+def _renamed(entry: Fused | Member, names: Mapping[str, str]) -> Fused | Member:
+    """Rename the tensors of the whole graph."""
+    if isinstance(entry, Fused):
+        return Fused(names[entry.tensor], entry.prologue)
+    if entry.otherwise is None:
+        return entry
+    return replace(entry, otherwise=Fused(names[entry.otherwise.tensor], entry.otherwise.prologue))
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ class StageBounds:
             part_tensors = part_names(self.view, part, view, unit.operators)
             begin = unit.operators.start
             fused = {
-                number - begin: Fused(part_tensors[one.tensor], one.prologue)
+                number - begin: _renamed(one, part_tensors)
                 for number, one in self._whole.items()
                 if number in unit.operators
             }

@@ -275,10 +275,12 @@ class _Collector:
     def _memory(self) -> Memory:
         held = tuple(
             Holding(entry.tensor, entry.what, entry.begin, entry.end, entry.nbytes)
-            for entry in holdings(self.view, self.stage)
+            for entry in holdings(self.view, self.stage, self.cluster.device.places_shards)
             if entry.nbytes
         )
-        return Memory(self.budget, POINTS, tuple(point_bytes(self.view, self.stage)), held)
+        return Memory(
+            self.budget, POINTS, tuple(point_bytes(self.view, self.stage, self.cluster.device.places_shards)), held
+        )
 
     def _timeline(self) -> tuple[Span, ...]:
         model = PredictedCost(self.cluster)

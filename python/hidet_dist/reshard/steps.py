@@ -135,22 +135,30 @@ class Step:
         kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
         return received * ranks if kind.splits and self.is_uneven(mesh) else kind.whole(sent, ranks)
 
-    def packs(self, local_shape: Sequence[int]) -> bool:
-        """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent."""
+    def packs(self, local_shape: Sequence[int], places_shards: bool = False) -> bool:
+        """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent.
+
+        A device that ``places_shards`` sends parts of any dim as they are, if the axes are in ascending order.
+        """
         if not self.collective.sends_blocks:
             return False
         dim, axes = self.split
-        return not _in_order(axes, dim, local_shape)
+        return not _in_order(axes, 0 if places_shards else dim, local_shape)
 
-    def unpacks(self, local_shape: Sequence[int], result_shape: Sequence[int], mesh: DeviceMesh) -> bool:
+    def unpacks(
+        self, local_shape: Sequence[int], result_shape: Sequence[int], mesh: DeviceMesh, places_shards: bool = False
+    ) -> bool:
         """Tell whether the received data of a tensor of ``local_shape`` must be copied out of the order of group ranks.
 
-        Cutting off padding needs a copy as well: ``result_shape`` is the local shape after the step.
+        Cutting off padding needs a copy as well: ``result_shape`` is the local shape after the step. A device that
+        ``places_shards`` writes parts to their positions, without padding, if the axes are in ascending order.
         """
         kind = self.collective
         if not kind.receives_blocks:
             return False
         assert self.dim is not None
+        if places_shards:
+            return not _in_order(self.mesh_axes, 0, local_shape)
         if not kind.splits:
             cut = result_shape[self.dim] != local_shape[self.dim] * mesh.group_size(self.mesh_axes)
             return cut or not _in_order(self.mesh_axes, self.dim, local_shape)

@@ -19,6 +19,7 @@ import copy
 import hashlib
 import heapq
 import math
+import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -299,6 +300,10 @@ class Network:
             full[position[i]] = self.sizes[variables[i]]
         return table.transpose(order).reshape(full)
 
+    def most_work(self) -> float:
+        """Compute the additions of the largest step of an elimination."""
+        return self._greedy_order(False, frozenset())[2]
+
     def _order(self, kept: frozenset[int] = frozenset()) -> list[int]:
         """Choose the order of elimination of all but ``kept``. Raises TooWide if both have a step of too much work.
 
@@ -546,7 +551,7 @@ def minimized(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> _Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
-    key = prices.at, tuple(map(tuple, kept)), limit
+    key = prices.at, prices.joint, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last
@@ -629,7 +634,66 @@ def network_of(
             recipes["shares", recipe_key] = recipe
         ends = (first.producer, *consumers)
         network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
+    for price, points in prices.joint:
+        scope, peak = joint_peak(problem, kept, tables, points, relaxed)
+        chosen = tuple(tuple(kept[entity]) for entity in scope)
+        joint_key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
+        number = tables.find(joint_key)
+        if number is None:
+            number = tables.add(joint_key, tables.rounded(price * peak))
+        network.give(number, scope)
     return network, relaxed
+
+
+def joint_peak(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Sequence[int]
+) -> tuple[tuple[int, ...], Table]:
+    """Tabulate the most transient bytes at any of some points, over the choices of the entities that it depends on.
+
+    Returns these entities and the table. Tensors in ``relaxed`` hold no bytes. Raises TooWide if it is too large.
+    """
+    free, count = problem.without_costs, problem.activations.points
+    at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
+    for interval in problem.activations.intervals:
+        for m in points:
+            if interval.begin <= m <= interval.end:
+                line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
+                at[m].append((line, (interval.entity,)))
+    for tensor, group in free.groups.items():
+        if tensor in relaxed or tensor not in problem.activations.tensors:
+            continue
+        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
+        ends = group[0].producer, *(edge.consumer for edge in group)
+        for m in points:
+            if begin <= m <= end:
+                for given in tensor_bytes(free, kept, tables, Prices.at_point(m, 1.0, count), tensor):
+                    at[m].append(_over_choices(tables, given, ends))
+    scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
+    shape = [len(kept[entity]) for entity in scope]
+    if len(scope) > _DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+        raise TooWide
+    peak: Table = np.zeros(shape)
+    for terms in at.values():
+        held: Table = np.zeros(())
+        for table, own in terms:
+            if table.any():
+                held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+        peak = np.maximum(peak, held)
+    return scope, peak
+
+
+def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:
+    """Expand a table over choices or specs of the entities ``ends`` to one over choices, in the entities' order."""
+    table, scope = tables.tables[given.table], [ends[end] for end, _, _ in given.dims]
+    for dim, (_, _, tie) in enumerate(given.dims):
+        if tie is not None:
+            table = table.take(tables.tables[tie].argmin(axis=1), axis=dim)
+    own = sorted(set(scope))
+    # An entity that occurs twice, by its choices and by its specs, takes one choice.
+    letters = dict(zip(own, string.ascii_letters, strict=False))
+    diagonal = "".join(map(letters.__getitem__, scope)) + "->" + "".join(map(letters.__getitem__, own))
+    taken: Table = np.einsum(diagonal, table)
+    return taken, tuple(own)
 
 
 def tensor_bytes(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from hidet.graph import Operator
 
-from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
@@ -45,7 +45,7 @@ class Formulation:
     Attributes
     ----------
     problem: its entities are the operators, then weights, graph inputs and graph outputs.
-    fused: the operators that run in the kernel of a neighbour, by number.
+    fused: how operators share kernels, by number.
     choices: the choices of each operator.
     notes: for each operator the reason why it is only replicated; else empty.
     weights: the entity numbers of the weights.
@@ -55,7 +55,7 @@ class Formulation:
     """
 
     problem: Problem
-    fused: Mapping[int, Fused]
+    fused: Fusions
     choices: list[tuple[Choice, ...]]
     notes: list[str]
     weights: range
@@ -119,7 +119,7 @@ def formulate(
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
-    activations = _activations(view, model, mesh, choices, outputs, tensors)
+    activations = _activations(view, model, cluster, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
@@ -148,17 +148,17 @@ def _operator_costs(
     model: CostModel,
     mesh: DeviceMesh,
     choices: Sequence[tuple[Choice, ...]],
-    fused: Mapping[int, Fused],
+    fused: Fusions,
     limits: Limits,
 ) -> list[list[float]]:
     """Predict the seconds of each operator's choices, reduce functions included."""
     # Equal operators share their tuple of choices; kernels that read weights or constants have costs of their own.
-    known: dict[tuple[int, bool, bool, tuple[bool, ...]], list[float]] = {}
+    known: dict[Hashable, list[float]] = {}
     costs = []
     for number, op in enumerate(view.operators):
         limits.check()
         held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
-        key = id(choices[number]), number in fused, number in fused and fused[number].prologue, held
+        key = id(choices[number]), _position(view, number, fused.get(number)), held
         if key not in known:
             known[key] = [
                 compute_seconds(model, view, number, choice, fused.get(number), mesh)
@@ -167,6 +167,17 @@ def _operator_costs(
             ]
         costs.append(known[key])
     return costs
+
+
+def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+    """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
+    if isinstance(entry, Member):
+        return replace(entry, otherwise=None), _position(view, number, entry.otherwise)
+    if entry is None:
+        return None
+    op = view.operators[number]
+    names = [view.names[x] for x in (op.outputs if entry.prologue else op.inputs)]
+    return entry.prologue, names.index(entry.tensor)
 
 
 def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[float]]) -> list[list[int]]:
@@ -204,12 +215,12 @@ class _Tensors:
     def __init__(
         self,
         view: GraphView,
-        fused: Mapping[int, Fused],
+        fused: Fusions,
         choices: Sequence[tuple[Choice, ...]],
         stored: Sequence[Specs],
         outputs: Sequence[Specs],
     ):
-        between = {one.tensor for one in fused.values()}
+        between = tensors_between(view, fused)
         known: dict[Hashable, list[_Layout]] = {}  # equal operators share their lists of layouts
         self.producers: dict[str, tuple[int, list[_Layout]]] = {}
         for number, op in enumerate(view.operators):
@@ -292,31 +303,30 @@ class _Tensors:
 class _Conversions:
     """The costs of conversions between the layouts of tensors; equal tensors share a table."""
 
-    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Mapping[int, Fused], limits: Limits):
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Fusions, limits: Limits):
         self.view, self.cluster, self.model, self.mesh, self.limits = view, cluster, model, cluster.mesh, limits
-        self.split = {one.tensor: one for one in fused.values()}
+        self.split = {name: between for name, (_, between) in tensors_between(view, fused).items()}
         self.tables: dict[Hashable, _Table] = {}
         self.counts: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
 
     def seconds(self, name: str, numbers: dict[_Layout, int]) -> _Table:
         """Predict the time from each layout to each other, including that of splitting a fused kernel."""
         view = self.view
-        (shape, dtype), fused = view.pieces(name), self.split.get(name)
-        kernel = fused is None or fused.prologue, fused is None
+        (shape, dtype), between = view.pieces(name), self.split.get(name)
         # Equal tensors mostly share their numbers of layouts: their identity saves comparing layouts.
-        same = shape, dtype, id(numbers), kernel
+        same = shape, dtype, id(numbers), between
         if same in self.tables:
             return self.tables[same]
         layouts = tuple(numbers)
-        key = shape, dtype, layouts, kernel
+        key = shape, dtype, layouts, between
         if key not in self.tables:
             self.limits.check()
             seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
-            if fused is not None:
+            if between is not None:
                 whole = view.shape(name), view.itemsize(name)
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(self.model, *whole, fused, source, target, self.mesh)
+                        cost + split_seconds(self.model, *whole, between, source, target, self.mesh)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)
@@ -347,8 +357,8 @@ class _Sizes:
     buffer is counted.
     """
 
-    def __init__(self, view: GraphView, mesh: DeviceMesh, outputs: Sequence[Specs]):
-        self.view, self.mesh = view, mesh
+    def __init__(self, view: GraphView, cluster: Cluster, outputs: Sequence[Specs]):
+        self.view, self.mesh, self.places_shards = view, cluster.mesh, cluster.device.places_shards
         self.outputs = set(view.outputs)
         self.resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
         self.known: dict[Hashable, int] = {}
@@ -369,13 +379,13 @@ class _Sizes:
 def _activations(
     view: GraphView,
     model: CostModel,
-    mesh: DeviceMesh,
+    cluster: Cluster,
     choices: Sequence[tuple[Choice, ...]],
     outputs: Sequence[Specs],
     tensors: _Tensors,
 ) -> Activations:
     """Formulate the bytes of :func:`hidet_dist.search.memory.point_bytes` for all plans at once."""
-    sizes = _Sizes(view, mesh, outputs)
+    sizes = _Sizes(view, cluster, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
     converted = {}
@@ -409,7 +419,8 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
                     if fns:
                         partial = choice.spec.partial_spec(o)
                         run.append(sizes.shard(name, partial))
-                        reduce.append(reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh))
+                        whole = view.shape(name), view.itemsize(name)
+                        reduce.append(reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards))
                     else:
                         run.append(kept[-1])
                         reduce.append(kept[-1])
@@ -438,7 +449,7 @@ def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> Conv
     def working(s: int, d: int) -> int:
         if (s, d) not in known:
             steps = model.conversion(*view.pieces(name), specs[s], specs[d]).steps
-            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh)
+            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh, sizes.places_shards)
         return known[s, d]
 
     layout = tuple(specs.index(spec) for spec in specs)

@@ -6,7 +6,8 @@ point the graph outputs are converted. Live intervals, before kernels are fused:
 * The result of an operator lives from the point at which it is computed to the last operator that reads the tensor in
   any spec. A result in the spec of a graph output is written to the output, and is held during the whole run.
 * A converted tensor lives from the first operator that requires its spec to the last one. During the conversion, the
-  buffers between its steps, and the copies that pack and unpack shards, are live too.
+  buffers between its steps, and the copies that pack and unpack shards, are live too. There are none where collectives
+  place shards (``places_shards``), unless mesh axes split a dim in descending order or unequally.
 * A partial result lives until it is reduced, together with the buffers of its reduce functions.
 * A view (an operator whose output shares memory with its input, such as a reshape) takes no memory while the tensor
   that it views is live. After that, the view keeps the memory.
@@ -30,7 +31,12 @@ POINTS = 3  # per operator
 
 
 def conversion_nbytes(
-    shape: Sequence[int], itemsize: int, source: TensorShardSpec, steps: Sequence[Step], mesh: DeviceMesh
+    shape: Sequence[int],
+    itemsize: int,
+    source: TensorShardSpec,
+    steps: Sequence[Step],
+    mesh: DeviceMesh,
+    places_shards: bool = False,
 ) -> int:
     """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
     first = before = source.local_nbytes(shape, itemsize, mesh)
@@ -40,32 +46,42 @@ def conversion_nbytes(
         spec = split_of(layout)
         after = spec.local_nbytes(shape, itemsize, mesh)
         kept = first if number else 0  # the first step's input is the source itself
-        received = step.received_nbytes(before, after, mesh)
-        most = max(most, before + received + kept)
-        if step.is_uneven(mesh):
-            most = max(most, kept + uneven_nbytes(step, before, after, mesh))
-        if step.packs(local):
-            most = max(most, 2 * before + kept)
         result = spec.local_shape(shape, mesh)
-        if step.unpacks(local, result, mesh):
+        uneven = step.is_uneven(mesh)
+        places = places_shards and not uneven
+        unpacks = step.unpacks(local, result, mesh, places)
+        received = after if places and not unpacks else step.received_nbytes(before, after, mesh)
+        most = max(most, before + received + kept)
+        if uneven:
+            most = max(most, kept + uneven_nbytes(step, before, after, mesh))
+        if step.packs(local, places):
+            most = max(most, 2 * before + kept)
+        if unpacks:
             most = max(most, received + after + first)
         before, local = after, result
     return max(0, most - first - before)
 
 
 def reduction_nbytes(
-    shape: Sequence[int], itemsize: int, partial: TensorShardSpec, fns: Sequence[ReduceFn], mesh: DeviceMesh
+    shape: Sequence[int],
+    itemsize: int,
+    partial: TensorShardSpec,
+    fns: Sequence[ReduceFn],
+    mesh: DeviceMesh,
+    places_shards: bool = False,
 ) -> int:
     """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included."""
     spec = partial
     before = most = partial.local_nbytes(shape, itemsize, mesh)
     for fn in fns:
+        step, local = Step.of(fn), spec.local_shape(shape, mesh)
         if fn.dim is not None:
             spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
-        after = spec.local_nbytes(shape, itemsize, mesh)
-        copies: tuple[int, ...] = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
-        if Step.of(fn).is_uneven(mesh):
-            copies = (*copies, uneven_nbytes(Step.of(fn), before, after, mesh))
+        after, uneven = spec.local_nbytes(shape, itemsize, mesh), step.is_uneven(mesh)
+        packs = step.packs(local, places_shards and not uneven)
+        copies: tuple[int, ...] = (2 * before if packs else 0, 2 * after if fn.op == "average" else 0)
+        if uneven:
+            copies = (*copies, uneven_nbytes(step, before, after, mesh))
         most = max(most, before + after, *copies)
         before = after
     return most
@@ -137,17 +153,20 @@ class Holding:
     nbytes: int
 
 
-def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
+def point_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[int]:
     """Compute the bytes that a device holds at each program point. Raises SpecError for a spec that does not fit."""
     change = [0] * (POINTS * len(view.operators) + 2)
-    for one in holdings(view, stage):
+    for one in holdings(view, stage, places_shards):
         change[one.begin] += one.nbytes
         change[one.end + 1] -= one.nbytes
     return list(accumulate(change))[:-1]
 
 
-def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
-    """List the memory that a device holds, with live intervals. Raises SpecError for a spec that does not fit."""
+def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[Holding]:
+    """List the memory that a device holds, with live intervals. Raises SpecError for a spec that does not fit.
+
+    ``places_shards``: collectives need no copies, as those in host memory.
+    """
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
     held: list[Holding] = []
@@ -182,7 +201,7 @@ def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
                 continue
             partial = plan.spec.partial_spec(o)
             hold(name, ACTIVATION, at + RUN, at + RUN, size(name, partial) if fns else kept)
-            most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh)
+            most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh, places_shards)
             hold(name, ACTIVATION, at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
     for name, target, begin, end in _requirements(view, stage, lifetimes):
@@ -193,7 +212,7 @@ def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
         if (name, target) not in resident:
             hold(name, CONVERTED, begin, end, size(name, target))
         steps = conversions.take(name, view.pieces(name)[0], spec_of[name], target)
-        working = conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh)
+        working = conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh, places_shards)
         hold(name, BUFFER, begin, begin, working)
     return held
 
@@ -211,11 +230,13 @@ def _requirements(
         yield name, target, *lifetimes.required(name, use.operator, shares)
 
 
-def live_bytes(view: GraphView, stage: StagePlan) -> list[int]:
+def live_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[int]:
     """Compute the peak bytes of a device during each operator, in execution order.
+
+    ``places_shards``: collectives need no copies, as those in host memory.
 
     There is one entry per operator, and a last one for the conversion of the graph outputs. Their maximum is the memory
     that the stage needs. Raises SpecError for a spec that does not fit the graph.
     """
-    held = point_bytes(view, stage)
+    held = point_bytes(view, stage, places_shards)
     return [max(held[i : i + POINTS]) for i in range(0, len(held), POINTS)]

@@ -255,7 +255,7 @@ def _search(
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
             stage, bound, gap, price = write(picks), 0.0, 1.0, 0.0
-            _check_held(view, stage, budget)
+            _check_held(view, stage, cluster, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
@@ -268,7 +268,7 @@ def _search(
             gap = solution.gap
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
-            most = max(live_bytes(view, stage))
+            most = max(live_bytes(view, stage, cluster.device.places_shards))
             if most > budget:
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
@@ -283,7 +283,10 @@ def _search(
                 for one in incumbents.known
                 if one.choices == picks or not limits.expired()
             ]
-            report_of = write_report(view, formulation, stage, picks, known, options.mode, bound, gap, budget, limits)
+            places_shards = cluster.device.places_shards
+            report_of = write_report(
+                view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, limits
+            )
             stage = replace(stage, report=report_of)
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
 
@@ -346,8 +349,8 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check_held(view: GraphView, stage: StagePlan, budget: int) -> None:
-    held = max(live_bytes(view, stage))
+def _check_held(view: GraphView, stage: StagePlan, cluster: Cluster, budget: int) -> None:
+    held = max(live_bytes(view, stage, cluster.device.places_shards))
     if held > budget:
         raise InfeasibleError(
             f"The plan that follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more "

@@ -50,6 +50,6 @@ def check_budget(stage: StagePlan, graph: NormalGraph, cluster: Cluster, mem_bud
         When it holds more.
     """
     budget = memory_budget(cluster, mem_budget)
-    most = max(live_bytes(prove_specs(stage, graph).view, stage))
+    most = max(live_bytes(prove_specs(stage, graph).view, stage, cluster.device.places_shards))
     if most > budget:
         raise InfeasibleError(f"The given plan holds {most} bytes a device, and mem_budget is {budget}.", most)

@@ -56,6 +56,7 @@ def write_report(
     bound_seconds: float,
     gap: float,
     budget: int,
+    places_shards: bool,
     limits: Limits,
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
@@ -65,7 +66,7 @@ def write_report(
         bound_seconds,
         gap,
         budget,
-        tuple(live_bytes(view, stage)),
+        tuple(live_bytes(view, stage, places_shards)),
         traffic(view, stage),
         others.runner_ups(),
         _incumbents(incumbents),

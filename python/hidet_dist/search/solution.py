@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.fusion import Fusions, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
@@ -34,7 +34,7 @@ def write_stage(
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    most = max(live_bytes(view, stage))
+    most = max(live_bytes(view, stage, cluster.device.places_shards))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
     return stage
@@ -60,12 +60,12 @@ def lay_out(
     stored: Mapping[str, TensorShardSpec],
     outputs: Sequence[TensorShardSpec],
     notes: Sequence[str],
-    fused: Mapping[int, Fused],
+    fused: Fusions,
 ) -> StagePlan:
     """Write down the plan of given choices, with the conversions between them, and all costs.
 
     ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights and graph inputs by
-    name, ``outputs`` those in which graph outputs are delivered, and ``fused`` the cost model's fused operators.
+    name, ``outputs`` those in which graph outputs are delivered, and ``fused`` is how operators share kernels.
     """
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
@@ -80,7 +80,7 @@ def lay_out(
             if fns:
                 reduced.add(view.names[y])
 
-    split_by = {absorbed.tensor: number for number, absorbed in fused.items()}
+    between = tensors_between(view, fused)
     compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
@@ -90,12 +90,10 @@ def lay_out(
         if (name, target) in paid:
             continue
         paid.add((name, target))
-        if name in split_by:
-            splitter = split_by[name]
+        if name in between:
+            splitter, kind = between[name]
             source = spec_of[name], name in reduced
-            compute[splitter] += split_seconds(
-                model, view.shape(name), view.itemsize(name), fused[splitter], source, target, mesh
-            )
+            compute[splitter] += split_seconds(model, view.shape(name), view.itemsize(name), kind, source, target, mesh)
         if target != spec_of[name]:
             conversion = model.conversion(*view.pieces(name), spec_of[name], target)
             steps = tuple(map(str, conversion.steps))

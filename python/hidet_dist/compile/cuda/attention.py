@@ -25,12 +25,7 @@ from hidet.utils import prod
 
 from hidet_dist.compile.cuda.attention_float32 import float32_kernel
 from hidet_dist.partitioning.once import MadeOnce
-
-DTYPES = ("float16", "bfloat16", "float32")
-LONGEST_HEAD = 128
-"""The supported sizes of a head: larger ones would not stay in registers."""
-HEAD_STEP = 16
-"""The size of a head must be a multiple of this: the inner dim of the tensor cores' product."""
+from hidet_dist.patterns.attention import HEAD_STEP
 
 _WARP = 32
 _WARPS = 4  # warps of a block, at most

@@ -1,44 +1,29 @@
-"""Pattern matching of softmax and norms in a program, for the kernels of :mod:`hidet_dist.compile.cuda.rows`.
+"""Replacement of softmax and norms in a program by the kernels of :mod:`hidet_dist.compile.cuda.rows`.
 
-hidet makes a softmax of five operators, and a root-mean-square norm of five; on a GPU they are three and two kernels,
-with intermediate results in memory. Its layer norm is one kernel, but only reads float32 from memory.
+On a GPU, hidet computes a softmax by three kernels and a root-mean-square norm by two, with intermediate results in
+memory. Its layer norm is one kernel, but only reads float32 from memory.
 """
 
 from __future__ import annotations
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
-from hidet.graph.ops.activation import SoftmaxOp
-from hidet.graph.ops.arithmetic import (
-    AddScalarOp,
-    DivideOp,
-    ExpOp,
-    MultiplyOp,
-    RsqrtOp,
-    SquareOp,
-    SubtractOp,
-)
-from hidet.graph.ops.normalize.norm import NormalizeOp
-from hidet.graph.ops.reduce.reduce import ReduceMaxOp, ReduceMeanOp, ReduceSumOp
-from hidet.graph.ops.transform import CastOp
 
-from hidet_dist.compile.cuda.rows import RowNormOp, RowRmsNormOp, RowSoftmaxOp, takes
-from hidet_dist.rewriting import Build, Repeated, Uses, only_user, replace_operators
-from hidet_dist.spec.extents import extents_of, same_shape
+from hidet_dist.compile.cuda.rows import RowNormOp, RowRmsNormOp, RowSoftmaxOp
+from hidet_dist.patterns.rows import NORM, RMS_NORM, SOFTMAX, rows_of
+from hidet_dist.rewriting import Build, Repeated, Uses, replace_operators
 
-_FLOATS = ("float16", "bfloat16", "float32")
+_KERNELS: dict[str, type[Operator]] = {SOFTMAX: RowSoftmaxOp, NORM: RowNormOp, RMS_NORM: RowRmsNormOp}
 
 
 def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """Return an equivalent graph with softmax and norms along the last dim as one operator each."""
-
     repeated = Repeated()
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
-        match = next((match for find in (_softmax, _norm, _rms_norm) if (match := find(op, uses)) is not None), None)
-        if match is None or match[0].dtype.name not in _FLOATS or not takes(match[0]):
+        match = rows_of(op, uses)
+        if match is None:
             return None
-        x, kind, epsilon = match
-        dtype = op.outputs[0].dtype
+        kind, epsilon, dtype = _KERNELS[match.kind], match.epsilon, op.outputs[0].dtype
 
         def built(x: Tensor) -> list[Tensor]:
             wide = ops.cast(x, "float32")
@@ -48,80 +33,6 @@ def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
         def build(inputs: list[Tensor]) -> Tensor:
             return repeated((kind, epsilon, dtype.name), inputs, lambda: built(*inputs))[0]
 
-        return [x], build
+        return [match.x], build
 
     return replace_operators(graph, replaced)
-
-
-def softmax_of(op: Operator, uses: Uses) -> Tensor | None:
-    """Find the argument of a softmax along the last dim; None if the operator is none."""
-    if isinstance(op, SoftmaxOp):
-        return op.inputs[0] if op.attrs["axis"] == len(op.inputs[0].shape) - 1 else None
-    if not isinstance(op, DivideOp):
-        return None
-    powers, total = (x.op for x in op.inputs)
-    if not isinstance(powers, ExpOp) or not isinstance(total, ReduceSumOp) or not _along_rows(total):
-        return None
-    difference = powers.inputs[0].op
-    if total.inputs[0] is not powers.outputs[0] or not isinstance(difference, SubtractOp):
-        return None
-    x, most = difference.inputs
-    if not isinstance(most.op, ReduceMaxOp) or not _along_rows(most.op) or most.op.inputs[0] is not x:
-        return None
-    inner = (difference.outputs[0], total.outputs[0], most)
-    if not all(only_user(y, uses) is not None for y in inner) or len(uses[powers.outputs[0]]) != 2:
-        return None  # its exponentials have another reader, so they are computed anyway
-    return x
-
-
-def _softmax(op: Operator, uses: Uses) -> tuple[Tensor, type[Operator], float | None] | None:
-    x = softmax_of(op, uses)
-    return None if x is None else (x, RowSoftmaxOp, None)
-
-
-def _norm(op: Operator, uses: Uses) -> tuple[Tensor, type[Operator], float | None] | None:
-    if not isinstance(op, NormalizeOp) or op.attrs["accumulate_dtype"] != "float32":
-        return None
-    x = op.inputs[0]
-    if [dim % len(x.shape) for dim in op.attrs["dims"]] != [len(x.shape) - 1]:
-        return None
-    return widest(x), RowNormOp, float(op.attrs["epsilon"])
-
-
-def _rms_norm(op: Operator, uses: Uses) -> tuple[Tensor, type[Operator], float | None] | None:
-    if not isinstance(op, MultiplyOp):
-        return None
-    for x, factor in (op.inputs, reversed(op.inputs)):
-        if not isinstance(factor.op, RsqrtOp) or only_user(factor, uses) is None:
-            continue
-        shifted = factor.op.inputs[0].op
-        if not isinstance(shifted, AddScalarOp):
-            continue
-        mean = shifted.inputs[0].op
-        if not isinstance(mean, ReduceMeanOp) or not _along_rows(mean):
-            continue
-        square = widest(mean.inputs[0]).op
-        if not isinstance(square, SquareOp | MultiplyOp):
-            continue
-        base = widest(x)
-        is_whole = same_shape(extents_of(op.outputs[0]), extents_of(x))
-        if is_whole and all(widest(operand) is base for operand in square.inputs):
-            return base, RowRmsNormOp, float(shifted.attrs["scalar"])
-    return None
-
-
-def _along_rows(op: Operator) -> bool:
-    """Whether a reduction is along the last dim, which it keeps."""
-    last = len(op.inputs[0].shape) - 1
-    return bool(op.attrs["keepdims"]) and [dim % (last + 1) for dim in op.attrs["dims"]] == [last]
-
-
-def widest(x: Tensor) -> Tensor:
-    """Skip casts to wider dtypes, which lose nothing: return the tensor before them."""
-    while isinstance(x.op, CastOp) and _holds(x.dtype.name, x.op.inputs[0].dtype.name):
-        x = x.op.inputs[0]
-    return x
-
-
-def _holds(wide: str, narrow: str) -> bool:
-    return wide == narrow or (wide in ("float32", "float64") and narrow in ("float16", "bfloat16"))

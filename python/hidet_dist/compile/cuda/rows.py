@@ -16,7 +16,7 @@ from hidet.graph.ops.utils import Task, TensorNode, compute, input_like, reduce
 from hidet.ir import primitives
 from hidet.ir.builders import StmtBuilder
 from hidet.ir.dtypes import float32
-from hidet.ir.expr import Expr, Var, is_constant
+from hidet.ir.expr import Expr, Var
 from hidet.ir.module import IRModule
 from hidet.ir.stmt import AssignStmt, Stmt
 from hidet.utils import prod
@@ -26,15 +26,7 @@ from hidet_dist.partitioning.once import MadeOnce
 _WARP = 32
 _MOST_WARPS = 32  # warps of a block
 _SHARE = 8  # preferred elements of a row per thread
-_MOST_SHARE = 32  # elements per thread that stay in registers: a thread of the largest block has 64 registers
 _LEAST_WARPS = 4  # warps of a block, so that the blocks that a multiprocessor can hold fill it
-LONGEST_ROW = _WARP * _MOST_WARPS * _MOST_SHARE
-"""The longest supported row, in elements."""
-
-
-def takes(x: Tensor) -> bool:
-    """Whether the kernels support a tensor's rows: their length is known, and they fit into registers."""
-    return len(x.shape) > 0 and is_constant(x.shape[-1]) and 0 < int(x.shape[-1]) <= LONGEST_ROW
 
 
 class _Rows:

@@ -1,0 +1,1 @@
+"""Patterns of several operators that a target computes by one kernel."""

@@ -1,0 +1,104 @@
+"""The costs of operators that share a kernel."""
+
+from dataclasses import replace
+
+import hidet
+import pytest
+from hidet import ops
+
+from hidet_dist.cost.fusion import GPU, HIDET, Fused, Member, fused_operators
+from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.normalize import normalize
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.view import GraphView
+
+ONE = DeviceMesh((1,))
+LAUNCH = 1000.0
+# Arithmetic takes next to no time, a byte a second.
+SLOW_MEMORY = Cluster(ONE, (Link(0.0, 1.0),), Device("gpu", {"default": 1e15}, 1.0, 2**40, LAUNCH))
+ROWS, LENGTH = 8, 32
+TENSOR_BYTES = 4 * ROWS * LENGTH
+
+
+def symbol(*shape):
+    return hidet.symbol(list(shape), "float32", "cpu")
+
+
+def seconds(y, inputs, cluster=SLOW_MEMORY, **options):
+    return search(normalize(hidet.trace_from(y, inputs)), cluster, **options).seconds
+
+
+def rms(x):
+    return x * ops.rsqrt(ops.mean(x * x, -1, keep_dim=True) + 1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda x: ops.softmax(x, 1), ops.layer_norm, rms], ids=["softmax", "norm", "rms"])
+def test_a_kernel_of_several_operators_is_launched_once_and_reads_and_writes_its_tensor_once(make):
+    x = symbol(ROWS, LENGTH)
+    assert seconds(make(x), [x]) == pytest.approx(LAUNCH + 2 * TENSOR_BYTES)
+
+
+def test_scores_of_attention_never_reach_memory():
+    q, k, v = (symbol(2, 64, 16) for _ in range(3))
+    bias = symbol(2, 64, 64)
+    y = ops.softmax(ops.matmul(q, ops.transpose(k, [0, 2, 1])) * 0.25 + bias, 2) @ v
+    moved = 4 * (4 * 2 * 64 * 16 + 2 * 64 * 64)  # q, k, v, the result and the bias
+    assert seconds(y, [q, k, v, bias]) == pytest.approx(LAUNCH + moved)
+
+
+def test_what_is_around_a_norm_is_part_of_its_kernel():
+    x, other = symbol(ROWS, LENGTH), symbol(ROWS, LENGTH)
+    y = ops.relu(ops.softmax(x + other, 1))
+    assert seconds(y, [x, other]) == pytest.approx(LAUNCH + 3 * TENSOR_BYTES)
+
+
+def test_exponentials_with_another_reader_are_written_to_memory():
+    x = symbol(ROWS, LENGTH)
+    e = ops.exp(x - ops.max(x, 1, keep_dim=True))
+    view = GraphView(normalize(hidet.trace_from([e / ops.sum(e, 1, keep_dim=True), e], [x])))
+    assert all(isinstance(entry, Fused) for entry in fused_operators(view).values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_in_half_precision_have_no_prologue_on_a_gpu(dtype):
+    a, b = (hidet.symbol([64, 64], dtype, "cpu") for _ in range(2))
+    view = GraphView(normalize(hidet.trace_from(ops.matmul(ops.relu(a), b), [a, b])))
+    assert len(fused_operators(view, GPU)) == (dtype == "float32")
+
+
+def test_a_device_with_measured_kernels_computes_a_softmax_by_several():
+    x = symbol(ROWS, LENGTH)
+    view = GraphView(normalize(hidet.trace_from(ops.softmax(x, 1), [x])))
+    assert {type(entry) for entry in fused_operators(view, GPU).values()} == {Member}
+    assert {type(entry) for entry in fused_operators(view, HIDET).values()} == {Fused}
+
+
+def test_sharded_rows_cost_what_the_operators_cost_apart():
+    """Two devices that have halves of all rows compute four kernels, and exchange the maxima and the sums."""
+    mesh = DeviceMesh((2,))
+    cluster = Cluster(mesh, (Link(0.0, 1e15),), SLOW_MEMORY.device)
+    cluster = replace(cluster, device=replace(cluster.device, places_shards=True))
+    x = symbol(ROWS, LENGTH)
+    halves = {
+        "op:0": "(R, S0) -> (R, R)",
+        "op:1": "(R, S0), (R, R) -> (R, S0)",
+        "op:2": "(R, S0) -> (R, S0)",
+        "op:3": "(R, S0) -> (R, R)",
+        "op:4": "(R, S0), (R, R) -> (R, S0)",
+    }
+    halved = [TensorShardSpec.parse("(R, S0)")]
+    half, statistics = TENSOR_BYTES // 2, 4 * ROWS
+    reads = 4 * half + 2 * statistics  # the maximum, the exponentials, the sum and the quotient
+    writes = 2 * half + 2 * statistics
+    found = seconds(ops.softmax(x, 1), [x], cluster, pins=halves, input_specs=halved, output_specs=halved)
+    assert found == pytest.approx(4 * LAUNCH + reads + writes)
+
+
+def test_gpus_are_those_devices_whose_kernels_were_not_measured():
+    x = symbol(256, 1024)
+    y = ops.softmax(x, 1)
+    gpu, cpu = (builtin(name, ONE).device for name in ("dgx-h100", "cpu"))
+    passes = 2 * 4 * 256 * 1024 / gpu.memory_bandwidth_bytes_per_second
+    assert gpu.launch_seconds + passes <= seconds(y, [x], builtin("dgx-h100", ONE)) < 2 * gpu.launch_seconds + passes
+    assert seconds(y, [x], builtin("cpu", ONE)) > 4 * cpu.launch_seconds
