@@ -9,7 +9,7 @@ process of its own, which ends after ``--seconds``; planning is told to end at h
 other work on the machine does not matter. Of each:
 
 seconds          CPU seconds from the traced graph to the plan, or to the refusal.
-gap              (plan - bound) / plan, or for a refusal (least - bound) / least.
+gap              (plan - bound) / plan, of the plan of the least sum of seconds; for a refusal (least - bound) / least.
 peak_rss_bytes   of the process.
 """
 

@@ -8,7 +8,8 @@ another process with the cache that the first has left. Cases of the target cuda
 Time is CPU time, so that other work on the machine does not matter. Of each:
 
 seconds                CPU seconds of the first build, of its process and all compilers. ``parts`` of the process are
-                       ``plan``, ``partition``, ``passes``, ``compile`` and ``write``; ``compilers`` are all others.
+                       ``plan``, ``partition``, ``passes``, ``compile``, ``weights`` (written while compilers run) and
+                       ``write`` (of everything else); ``compilers`` are all others.
 second_build_seconds   the same of the second build, and ``second_parts``.
 kernels, compiled      kernels of the artifacts, and how many of them the first and the second build compiled.
 peak_rss_bytes         of the first build's process.
@@ -64,6 +65,7 @@ def _timed(parts: dict[str, float]) -> Iterator[None]:
         mock.patch.object(api, "search", timed("plan", api.search)),
         mock.patch.object(api, "partition_graph", timed("partition", api.partition_graph)),
         mock.patch.object(api, "compile_program", timed("compile", api.compile_program)),
+        mock.patch.object(api, "write_weights", timed("weights", api.write_weights)),
         mock.patch.object(api, "write_artifacts", timed("write", api.write_artifacts)),
         mock.patch.object(build, "optimize_program", timed("passes", build.optimize_program)),
     ):
@@ -87,7 +89,7 @@ def measure(name: str, folder: Path, seed: int) -> dict[str, Any]:
     with _timed(parts):
         api.auto_parallel(graph, {"mesh_shape": [2], **machine}, {"target": target}, folder / "artifacts")
     own = time.process_time() - begin
-    parts["compile"] -= parts["passes"]
+    parts["compile"] -= parts["passes"] + parts["weights"]
     parts["compilers"] = _children() - begin_children
     new = set((folder / "cache").rglob("lib.so")) - before
     return {

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hidet_dist.compile import Backend, CompiledProgram, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError, PlanError
-from hidet_dist.export.write import check_destination, replacing, write_artifacts
+from hidet_dist.export.write import check_destination, replacing, write_artifacts, write_weights
 from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
@@ -51,7 +52,7 @@ from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
-from hidet_dist.weights import SafetensorsFiles, check_weights
+from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,13 @@ def auto_parallel(
         planned = time.perf_counter()
         # The interface is the whole model's; stages that are served each by itself have none.
         interface = build.interface if len(plan.stages) == 1 or plan.pipeline is not None else None
-        built = [build.build_stage(stage, graph, files, interface, progress) for stage, graph in build.stages(plan)]
-        with progress.task("Writing"), replacing(destination) as folder:
-            write_artifacts(folder, plan, built, build.target, build.reports(plan))
+        with replacing(destination) as folder:
+            built = [
+                build.build_stage(stage, graph, files, interface, progress, partial(write_weights, folder, number))
+                for number, (stage, graph) in enumerate(build.stages(plan))
+            ]
+            with progress.task("Writing"):
+                write_artifacts(folder, plan, built, build.target, build.reports(plan), weights_written=True)
     done = time.perf_counter()
     return AutoParallelResult(
         plan,
@@ -494,8 +499,9 @@ class _Build:
         files: SafetensorsFiles | None,
         interface: Interface | None,
         progress: Progress,
+        write: Callable[[Program, Mapping[str, Layout | UnevenLayout]], None],
     ) -> tuple[Program, CompiledProgram]:
-        """Partition and compile the graph of a stage."""
+        """Partition and compile the graph of a stage; ``write`` writes its weights while compilers run."""
         program = replace(partition_graph(graph, stage, files, self.target), interface=interface)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
@@ -506,6 +512,7 @@ class _Build:
                 task.advance,
                 None if overlap is None else cluster_of(stage, graph, self.cluster),
                 None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
+                partial(write, program),
             )
         return program, compiled
 

@@ -142,6 +142,24 @@ def test_shares_that_are_not_offered_are_refused(
         hidet_dist.make_plan(graph, {"mesh_shape": [1, 7], **distributed}, config)
 
 
+def test_a_family_has_the_shares_of_the_machine_and_none_that_are_searched() -> None:
+    cluster = _machine(3 * RATE, RATE, RATE, 3 * RATE, shares=(6, 2, 1, 3))
+    layers = {f"layers.{number}": weight(f"layers.{number}", [64, 64], "float32") for number in range(2)}
+
+    def graph(rows: int) -> hidet.FlowGraph:
+        x = y = hidet.symbol([rows, 64], "float32", "cpu")
+        for layer in layers.values():
+            y = ops.relu(ops.matmul(y, layer))
+        return hidet.trace_from(y, [x])
+
+    graphs, options = [graph(8), graph(1)], PipelineOptions("throughput", 1, stages=2)
+    family = hidet_dist.search_family(graphs, cluster, names=layers, pipeline=options)
+    for plan in family.plans:
+        assert [str(stage.mesh) for stage in plan.stages] == ["[gpu=3:1]", "[gpu=1:3]"]
+    with pytest.raises(ConfigError, match="Shares are not searched for a family"):
+        hidet_dist.search_family(graphs, cluster, names=layers, pipeline=replace(options, shares=True))
+
+
 def test_an_operator_that_shares_cannot_split_says_so(graph: hidet.FlowGraph) -> None:
     """No extent of a row is a multiple of 7 parts."""
     stages = [{**STAGES[0], "shares": {"axis0": [5, 2]}, "pins": {}}, *STAGES[1:]]

@@ -10,7 +10,8 @@ from tests.search.small_problems import all_picks, peak, problems, resident
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, eliminate, marginals
+from hidet_dist.search.choice_bounds import raise_choice_bounds
+from hidet_dist.search.eliminate import Tables, eliminate, marginals, minimized
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.optimum import optimize
@@ -18,20 +19,36 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, undominated
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import (
+    Activations,
+    ConvertedTensor,
     Edge,
+    LiveInterval,
     Problem,
     evaluate,
     held_bytes,
     readers,
 )
+from hidet_dist.search.relaxation import probe_without_activations, relax_budget
+from hidet_dist.search.state import State
 
 FREE = Prices([0.0])
 
+points_of_a_peak = st.tuples(st.integers(0, 5), st.integers(0, 5))
+
+
+def priced(problem: Problem, line: list[int], peak: tuple[int, int]) -> Prices:
+    """Prices of program points, of which those from the first to the last of a joint peak share theirs."""
+    points = problem.activations.points
+    begin, end = sorted(min(point, points - 1) for point in peak)
+    return Prices(line[:points], [tuple(range(begin, end + 1))] if begin < end else ())
+
 
 @settings(max_examples=200, deadline=None)
-@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
-def test_elimination_finds_the_optimum_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
-    own = Prices(line[: problem.activations.points])
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
+def test_elimination_finds_the_optimum_at_any_prices_of_memory(
+    problem: Problem, line: list[int], joint: tuple[int, int]
+) -> None:
+    own = priced(problem, line, joint)
 
     def cost(picks: tuple[int, ...]) -> float:
         return evaluate(problem, picks) + own.of(held_bytes(problem, readers(problem), picks))
@@ -52,9 +69,11 @@ def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
-def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(problem: Problem, line: list[int]) -> None:
-    own = Prices(line[: problem.activations.points])
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
+def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(
+    problem: Problem, line: list[int], joint: tuple[int, int]
+) -> None:
+    own = priced(problem, line, joint)
     every = [list(range(len(c))) for c in problem.cost]
     reduction = Presolve(problem).reduce(every, own)
     best = eliminate(problem, every, Tables(), own)
@@ -95,6 +114,35 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
         found = eliminate(problem, kept, Tables(), FREE)
     assert found.bound <= best + 1e-9
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.points])
+    every = [list(range(len(costs))) for costs in problem.cost]
+    best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
+    for limit in (1, 2, 3):
+        assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
+
+
+def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions() -> None:
+    """Five readers, one after the other, either convert a tensor, which holds 7 bytes, or take a second longer."""
+    readers_ = 5
+    edges = [Edge(0, 0, n, (0,), (1, 0), ((0.0, 0.5), (0.5, 0.0)), n, n) for n in range(1, readers_ + 1)]
+    held = ConvertedTensor((0, 1), (7, 7), lambda source, required: 0)
+    problem = Problem(
+        [[0.0], *([0.0, 1.0] for _ in range(readers_))],
+        [[0], *([0, 0] for _ in range(readers_))],
+        0,
+        edges,
+        Activations(readers_ + 1, (), {0: held}),
+    )
+    every = [[0], *([0, 1] for _ in range(readers_))]
+    for price, conversions in ((0.125, 0.5), (1.0, 0.0)):
+        own = Prices([price] * (readers_ + 1))
+        bound = minimized(problem, every, Tables(), own, (), 3).bound
+        assert bound == pytest.approx(min(readers_, conversions + readers_ * 7 * price))
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,6 +193,26 @@ def test_the_least_memory_is_that_of_all_plans(problem: Problem) -> None:
     least = min(peak(problem, picks) for picks in all_picks(problem))
     found = least_memory(problem, SolveOptions())
     assert (peak(problem, found.choices), found.nbytes, found.bound_bytes) == (least, least, least)
+
+
+def test_plans_that_peak_at_different_points_are_not_mixed() -> None:
+    """Of two entities, one holds 16 bytes at either point, or 7 at both, and the other one 10 bytes all the time."""
+    peaks = LiveInterval(0, 0, 0, (16, 0, 7)), LiveInterval(0, 1, 1, (0, 16, 7))
+    problem = Problem([[0.0, 0.2, 4.0], [0.0, 3.0]], [[0, 0, 0], [10, 0]], 17, [], Activations(2, peaks, {}))
+    bounds = []
+    for points in tuning.JOINT_POINTS, 0:
+        state = State(problem, SolveOptions(), [[0, 1, 2], [0, 1]])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tuning, "JOINT_POINTS", points)
+            tables = Tables()
+            probe_without_activations(state, tables)
+            mixture = relax_budget(state, tables)[1]
+        bounds.append(state.bound)
+    assert bounds[0] == pytest.approx(2.7)
+    assert bounds[1] < 0.5  # the mean of plans that peak at either point is below all peaks
+    state.record((0, 1))
+    raise_choice_bounds(state, tables, mixture)
+    assert state.bound == pytest.approx(2.7)
 
 
 def chain(layers: int) -> Problem:

@@ -174,7 +174,7 @@ class StageManifest:
 
     def weights_file(self, rank: int) -> str:
         """Return the path of a rank's data, relative to the artifact folder."""
-        return f"{self.folder}/rank{rank}.safetensors"
+        return weights_file(self.folder, rank)
 
     @property
     def constants_file(self) -> str:
@@ -201,6 +201,11 @@ class StageManifest:
     def data_of(self, rank: int) -> list[str]:
         """List the paths of the safetensors files with a rank's data."""
         return [*([self.constants_file] if self.constants else []), self.weights_file(rank)]
+
+
+def weights_file(folder: str, rank: int) -> str:
+    """Return the path of a rank's data, relative to the artifact folder; ``folder`` is that of its stage."""
+    return f"{folder}/rank{rank}.safetensors"
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,8 @@ def show(report: Report, console: Console) -> None:
     line("predicted time", f"{seconds_text(summary['seconds'])} per run{overlap}")
     if summary["bound_seconds"] is not None:
         distance = f"at most {summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "none: the plan is optimal"
+        if overlap:
+            distance += ", for the least time without overlap"
         line("distance from the bound", f"{distance}; no plan takes less than {seconds_text(summary['bound_seconds'])}")
     if summary["time_limit_reached"]:
         line("", "the search was cut short by its time limit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +105,7 @@ def compile_program(
     advance: Callable[[], None] = lambda: None,
     overlap: Cluster | None = None,
     room: int | None = None,
+    meanwhile: Callable[[Mapping[str, Layout | UnevenLayout]], None] = lambda _: None,
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -121,6 +122,9 @@ def compile_program(
         they overlap computation (:mod:`hidet_dist.overlap.emit`). Without it, the program waits for each one at once.
     room: int, optional
         The bytes of activations up to which overlap may raise the program's peak.
+    meanwhile: callable, optional
+        Called once, with the layouts of the data of a rank, while other processes compile kernels: when the first
+        kernel is done. If there is nothing to compile, it is called all the same. Its errors are raised unchanged.
 
     Raises
     ------
@@ -142,20 +146,6 @@ def compile_program(
         kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
-    with _hidet_options(target.building()):
-        folders = [task_folder(node.task, target.name) for node in nodes]
-        missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
-        for _ in range(len(nodes) - len(missing)):
-            advance()
-        try:
-            if missing:
-                target.before_build()
-                with quiet_builds(advance), locked_builds():
-                    build_task_batch([(node.task, target.name) for node in missing])
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CompileError(f"A kernel does not compile: {error}") from error
-
-    inputs = graph.inputs[: len(program.inputs)]
     named = dict(program.weight_placeholders)
     if program.coordinate is not None:
         named[COORDINATE] = program.coordinate
@@ -164,10 +154,33 @@ def compile_program(
     # In the order of their first use, so that the same program has the same names.
     computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
     constants = {f"c{number}": x for number, x in enumerate(computed)}
+    names = [*data, *constants]
+    layouts = layouts_of(program, names, constants)
+    other_work = _Once(lambda: meanwhile({name: layouts[name] for name in data}))
+    with _hidet_options(target.building()):
+        folders = [task_folder(node.task, target.name) for node in nodes]
+        missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
+        for _ in range(len(nodes) - len(missing)):
+            advance()
+        try:
+            if missing:
+                target.before_build()
+
+                def one_built() -> None:
+                    advance()
+                    other_work.begin()
+
+                # All processes that compile are started before the first kernel is done.
+                with quiet_builds(one_built), locked_builds():
+                    build_task_batch([(node.task, target.name) for node in missing])
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CompileError(f"A kernel does not compile: {error}") from error
+    other_work.finish()
+
+    inputs = graph.inputs[: len(program.inputs)]
     kernel_names = [node.name for node in nodes]
     candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
     cublas = [target.calls_cublas(node) for node in nodes]
-    names = [*data, *constants]
     libraries = target.libraries(graph)
     stage = stage_of(
         program,
@@ -182,7 +195,6 @@ def compile_program(
         libraries,
         index_checks(program)[0],
     )
-    layouts = layouts_of(program, names, constants)
     description = description_of(stage, layouts, target)
     launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node, description)
     mark_used([launcher, *(folder / "lib.so" for folder in folders)])
@@ -205,6 +217,29 @@ def compile_program(
         replace(stage, workspace_bytes=workspace),
         layouts,
     )
+
+
+class _Once:
+    """Work that is done once. An error in it does not disturb the caller of :meth:`begin`."""
+
+    def __init__(self, work: Callable[[], None]):
+        self.work: Callable[[], None] | None = work
+        self.error: Exception | None = None
+
+    def begin(self) -> None:
+        """Do the work, unless it is done already."""
+        work, self.work = self.work, None
+        try:
+            if work is not None:
+                work()
+        except Exception as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Do the work, unless it is done already, and raise its error."""
+        self.begin()
+        if self.error is not None:
+            raise self.error
 
 
 def _workspace_bytes(launcher: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import hidet
 import torch
 
-from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts
+from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts, weights_file
 from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.cpu.target import CPU
@@ -138,13 +138,14 @@ def write_artifacts(
     stages: Sequence[tuple[Program, CompiledProgram]],
     target: Backend = CPU,
     reports: Sequence[Report] = (),
+    weights_written: bool = False,
 ) -> Manifest:
-    """Write a plan with the programs of its stages into an empty folder, the manifest last.
+    """Write a plan with the programs of its stages into a folder, the manifest last.
 
     Parameters
     ----------
     folder: Path
-        The empty folder.
+        The folder, which is empty but for weights.
     plan: Plan
         The plan.
     stages: sequence of pairs of Program and CompiledProgram
@@ -153,6 +154,8 @@ def write_artifacts(
         The target that the programs are compiled for.
     reports: sequence of Report, optional
         The data of ``hidet-dist report``, one per stage.
+    weights_written: bool
+        Whether :func:`write_weights` has written the weights of all stages.
 
     Raises
     ------
@@ -167,14 +170,15 @@ def write_artifacts(
             f"The programs are on the meshes {', '.join(map(str, program_meshes))}; the plan's stages are on "
             f"{', '.join(map(str, stage_meshes))}. Give the program of each stage."
         )
-    _check_room(folder, [program for program, _ in stages])
+    if not weights_written:
+        for number, (program, compiled) in enumerate(stages):
+            of_ranks = {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
+            write_weights(folder, number, program, of_ranks)
     plan.save(folder / "plan.json")
     _write_explanations(folder, plan)
     for number, report in enumerate(reports):
         report.save(folder / report_file(number, len(reports)))
-    written = tuple(
-        _write_stage(folder, f"stage{number}", program, compiled) for number, (program, compiled) in enumerate(stages)
-    )
+    written = tuple(_write_stage(folder, _folder_of(number), compiled) for number, (_, compiled) in enumerate(stages))
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files
@@ -195,6 +199,39 @@ def write_artifacts(
     return manifest
 
 
+def write_weights(folder: Path, stage: int, program: Program, layouts: Mapping[str, Layout | UnevenLayout]) -> None:
+    """Write the data of all ranks of a stage, before anything else of the stage.
+
+    Parameters
+    ----------
+    folder: Path
+        The folder of the artifacts.
+    stage: int
+        The number of the stage.
+    program: Program
+        The stage's program.
+    layouts: mapping
+        The dtype and local shape of each weight that the compiled program reads, and of the coordinate if it does.
+
+    Raises
+    ------
+    ArtifactError
+        When the disk lacks space for the weights.
+    """
+    _check_room(folder, [program])
+    (folder / _folder_of(stage)).mkdir()
+    for rank in range(program.mesh.size):
+        shares = program.share_sizes(rank)
+        of_rank = {
+            name: layout.at(shares) if isinstance(layout, UnevenLayout) else layout for name, layout in layouts.items()
+        }
+        _write_rank(folder / weights_file(_folder_of(stage), rank), program, rank, of_rank)
+
+
+def _folder_of(stage: int) -> str:
+    return f"stage{stage}"
+
+
 def _write_explanations(folder: Path, plan: Plan) -> None:
     """Write the explanation of each stage's plan."""
     for number, stage in enumerate(plan.stages):
@@ -205,9 +242,9 @@ def _write_explanations(folder: Path, plan: Plan) -> None:
         write_text(path, StageExplanation(replace(stage, report=report)).to_json())
 
 
-def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledProgram) -> StageManifest:
-    """Write the libraries and the data of a stage."""
-    (folder / name / "kernels").mkdir(parents=True)
+def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageManifest:
+    """Write the libraries and the constants of a stage."""
+    (folder / name / "kernels").mkdir()
     stage = replace(compiled.stage, folder=name)
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -218,19 +255,7 @@ def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledPr
             name: Layout(c.dtype, c.shape) for name in constants if isinstance(c := compiled.layouts[name], Layout)
         }
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
-    for rank in range(program.mesh.size):
-        _write_rank(folder / stage.weights_file(rank), program, rank, _layouts_of_rank(program, compiled, rank))
     return stage
-
-
-def _layouts_of_rank(program: Program, compiled: CompiledProgram, rank: int) -> dict[str, Layout]:
-    """Return the layouts of a rank's data that differs between ranks."""
-    shares = program.share_sizes(rank)
-    return {
-        name: layout.at(shares) if isinstance(layout, UnevenLayout) else layout
-        for name, layout in compiled.layouts.items()
-        if name not in compiled.constants
-    }
 
 
 def _write_rank(path: Path, program: Program, rank: int, layouts: Mapping[str, Layout]) -> None:

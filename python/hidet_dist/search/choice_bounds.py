@@ -21,18 +21,19 @@ from hidet_dist.search.state import State, bound_choices
 
 def raise_choice_bounds(state: State, tables: Tables, mixture: Mixture) -> None:
     """Raise the bound by those of single choices, and drop the choices that are in no better plan."""
-    points = _points(mixture.prices)
+    points = _points(state, mixture.prices)
     if len(points) < 2 or state.done() or not state.best:
         return
     bounds = _ChoiceBounds(state)
-    if not bounds.add(tables, Prices(mixture.prices)):
+    if not bounds.add(tables, state.prices(mixture.prices)):
         return
     total, count = sum(mixture.prices), len(mixture.prices)
     for factor in tuning.POINT_PRICES:
         helpful = []
         for point in points:
             before = bounds.least()
-            if not bounds.add(tables, Prices.at_point(point, total * factor, count)):
+            alone = state.prices([total * factor if m == point else 0.0 for m in range(count)])
+            if not bounds.add(tables, alone):
                 return
             if state.done():
                 return
@@ -41,11 +42,12 @@ def raise_choice_bounds(state: State, tables: Tables, mixture: Mixture) -> None:
         points = helpful
 
 
-def _points(second_per_byte: Sequence[float]) -> list[int]:
+def _points(state: State, second_per_byte: Sequence[float]) -> list[int]:
     """Select the points of the greatest prices, one of each price."""
     first: dict[float, int] = {}
+    later = {m for points in state.joint for m in points[1:]}
     for point, price in enumerate(second_per_byte):
-        if price:
+        if price and point not in later:
             first.setdefault(price, point)
     return [first[price] for price in sorted(first, reverse=True)[: tuning.PRICED_POINTS]]
 

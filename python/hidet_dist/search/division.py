@@ -11,6 +11,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.combination import search_below_limits
 from hidet_dist.search.eliminate import Tables
+from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Activations, LiveInterval, Problem
 from hidet_dist.search.relaxation import Mixture, relax_budget
@@ -52,7 +53,11 @@ def divide_plans(state: State, second_per_byte: Sequence[float]) -> None:
                 break
             gap = state.seconds - waiting[0].bound
         part = heapq.heappop(waiting)
-        solved = _solve_part(state, capacity, part)
+        try:
+            solved = _solve_part(state, capacity, part)
+        except OutOfTimeError:
+            state.raise_bound(min(left, part.bound))  # no part waiting has a smaller bound
+            raise
         if solved is None:
             continue
         bound, prices, halves = solved
@@ -88,6 +93,8 @@ def _solve_part(state: State, capacity: Capacity, part: _Part) -> tuple[float, l
     if inner.done():
         return None
     _, mixture = relax_budget(inner, tables)
+    if inner.done():
+        return None
     prices = Prices(mixture.prices)
     narrow_choices(inner, tables, prices)
     if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:

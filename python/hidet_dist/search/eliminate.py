@@ -19,6 +19,8 @@ import copy
 import hashlib
 import heapq
 import math
+import string
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -298,6 +300,10 @@ class Network:
             full[position[i]] = self.sizes[variables[i]]
         return table.transpose(order).reshape(full)
 
+    def most_work(self) -> float:
+        """Compute the additions of the largest step of an elimination."""
+        return self._greedy_order(False, frozenset())[2]
+
     def _order(self, kept: frozenset[int] = frozenset()) -> list[int]:
         """Choose the order of elimination of all but ``kept``. Raises TooWide if both have a step of too much work.
 
@@ -430,11 +436,15 @@ def eliminate(
         When the time limit is reached.
     """
     best: Eliminated | None = None
+    most = 0  # readers of tensors that were treated exactly
     for limit in tuning.READERS_LIMITS:
+        if limit < most:
+            continue  # with more tensors relaxed, the bound is no greater
         try:
             result = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
             continue
+        most = limit
         if best is not None:
             choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])
             result = Eliminated(choices, seconds, max(best.bound, result.bound))
@@ -541,7 +551,7 @@ def minimized(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> _Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
-    key = prices.at, tuple(map(tuple, kept)), limit
+    key = prices.at, prices.joint, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last
@@ -619,10 +629,71 @@ def network_of(
         recipe = recipes[recipe_key]
         if recipe is None:
             relaxed.append(tensor)
-            recipe = _shares(tables, kept, group)
+            priced = None if memory_ is None or spans is None else _Priced(memory_, spans)
+            recipe = recipes.get(("shares", recipe_key)) or _shares(tables, kept, group, priced)
+            recipes["shares", recipe_key] = recipe
         ends = (first.producer, *consumers)
         network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
+    for price, points in prices.joint:
+        scope, peak = joint_peak(problem, kept, tables, points, relaxed)
+        chosen = tuple(tuple(kept[entity]) for entity in scope)
+        joint_key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
+        number = tables.find(joint_key)
+        if number is None:
+            number = tables.add(joint_key, tables.rounded(price * peak))
+        network.give(number, scope)
     return network, relaxed
+
+
+def joint_peak(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Sequence[int]
+) -> tuple[tuple[int, ...], Table]:
+    """Tabulate the most transient bytes at any of some points, over the choices of the entities that it depends on.
+
+    Returns these entities and the table. Tensors in ``relaxed`` hold no bytes. Raises TooWide if it is too large.
+    """
+    free, count = problem.without_costs, problem.activations.points
+    at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
+    for interval in problem.activations.intervals:
+        for m in points:
+            if interval.begin <= m <= interval.end:
+                line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
+                at[m].append((line, (interval.entity,)))
+    for tensor, group in free.groups.items():
+        if tensor in relaxed or tensor not in problem.activations.tensors:
+            continue
+        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
+        ends = group[0].producer, *(edge.consumer for edge in group)
+        for m in points:
+            if begin <= m <= end:
+                for given in tensor_bytes(free, kept, tables, Prices.at_point(m, 1.0, count), tensor):
+                    at[m].append(_over_choices(tables, given, ends))
+    scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
+    shape = [len(kept[entity]) for entity in scope]
+    if len(scope) > _DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+        raise TooWide
+    peak: Table = np.zeros(shape)
+    for terms in at.values():
+        held: Table = np.zeros(())
+        for table, own in terms:
+            if table.any():
+                held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+        peak = np.maximum(peak, held)
+    return scope, peak
+
+
+def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:
+    """Expand a table over choices or specs of the entities ``ends`` to one over choices, in the entities' order."""
+    table, scope = tables.tables[given.table], [ends[end] for end, _, _ in given.dims]
+    for dim, (_, _, tie) in enumerate(given.dims):
+        if tie is not None:
+            table = table.take(tables.tables[tie].argmin(axis=1), axis=dim)
+    own = sorted(set(scope))
+    # An entity that occurs twice, by its choices and by its specs, takes one choice.
+    letters = dict(zip(own, string.ascii_letters, strict=False))
+    diagonal = "".join(map(letters.__getitem__, scope)) + "->" + "".join(map(letters.__getitem__, own))
+    taken: Table = np.einsum(diagonal, table)
+    return taken, tuple(own)
 
 
 def tensor_bytes(
@@ -654,7 +725,10 @@ class TensorTable:
 def _recipe(
     tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None, limit: float
 ) -> tuple[TensorTable, ...] | None:
-    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table."""
+    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table.
+
+    Without a limit, a large table raises TooWide.
+    """
     first = group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
     consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
@@ -662,8 +736,10 @@ def _recipe(
         return (_pair(tables, first.convert, produced, consumed[0], priced),)
     required = [tuple(dict.fromkeys(specs)) for specs in consumed]
     size = len(dict.fromkeys(produced)) * math.prod(map(len, required))
-    if limit < math.inf and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
+    if len(group) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
         return None
+    if size > tuning.TENSOR_ENTRIES:
+        raise TooWide
     # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
     fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
     open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
@@ -676,20 +752,42 @@ def _recipe(
     return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
-def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[TensorTable, ...]:
-    """Relax a tensor: each reader pays its share of the least that the conversion can cost."""
+def _shares(
+    tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None
+) -> tuple[TensorTable, ...]:
+    """Relax a tensor: each reader pays its share of the least that the conversion can cost.
+
+    Of the memory, it pays its share of what its own conversion holds for it.
+    """
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
     least = np.array(convert)[list(sources)].min(axis=0) / len(group)
+    held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
         specs = tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
-        key = ("share", id(convert), sources, len(group), specs)
+        price = 0.0 if priced is None else priced.spans.share[end - 1]
+        key = ("share", id(convert), sources, len(group), specs, price and priced and (id(priced.memory), price))
         number = tables.find(key)
         if number is None:
-            number = tables.add(key, tables.rounded(least[list(specs)]))
+            seconds = tables.rounded(least[list(specs)])
+            if price and held is not None:
+                seconds = seconds + tables.rounded(price * held[list(specs)])
+            number = tables.add(key, seconds)
         result.append(TensorTable(number, ((end, len(specs), None),)))
     return tuple(result)
+
+
+def least_held(memory: ConvertedTensor, sources: Sequence[int]) -> list[int]:
+    """List the bytes that a tensor in each spec holds at least, if it is converted from one of the ``sources``."""
+    layouts = {memory.layout[source] for source in sources}
+    return [0 if layout in layouts else n for layout, n in zip(memory.layout, memory.nbytes, strict=True)]
+
+
+def overlapping(group: Sequence[Edge]) -> list[int]:
+    """Count, for each edge of a tensor, those for which a converted tensor is held at one of its program points."""
+    begins, ends = sorted(edge.begin for edge in group), sorted(edge.end for edge in group)
+    return [bisect_right(begins, edge.end) - bisect_left(ends, edge.begin) for edge in group]
 
 
 class _Spans:
@@ -700,6 +798,7 @@ class _Spans:
     before: from the first reader's begin to the reader's own.
     after: from the reader's begin to its end.
     making: at the reader's begin.
+    share: from the reader's begin to its end, divided by the number of readers that may hold the tensor beside it.
     order: the readers in the order of their begin.
     key: equal for equal spans.
     """
@@ -709,18 +808,19 @@ class _Spans:
         self.before = tuple(until[edge.begin] - until[start] for edge in group)
         self.after = tuple(until[edge.end + 1] - until[edge.begin] for edge in group)
         self.making = tuple(prices.at[edge.begin] for edge in group)
+        self.share = tuple(after / n for after, n in zip(self.after, overlapping(group), strict=True))
         self.order = tuple(sorted(range(len(group)), key=lambda i: group[i].begin))
-        self.key = self.before, self.after, self.making, self.order
+        self.key = self.before, self.after, self.making, self.share, self.order
 
     def reordered(self, order: Sequence[int]) -> _Spans:
         """The same, with the readers in another order."""
         result = copy.copy(self)
-        result.before, result.after, result.making = (
-            tuple(values[i] for i in order) for values in (self.before, self.after, self.making)
+        result.before, result.after, result.making, result.share = (
+            tuple(values[i] for i in order) for values in (self.before, self.after, self.making, self.share)
         )
         place = {reader: n for n, reader in enumerate(order)}
         result.order = tuple(place[reader] for reader in self.order)
-        result.key = result.before, result.after, result.making, result.order
+        result.key = result.before, result.after, result.making, result.share, result.order
         return result
 
 
@@ -812,18 +912,22 @@ def _tensor(
         table = np.zeros(shape)
         for spec in sorted(set(certain).union(*required)):
             tables.limits.check()
+            # For one spec it only matters which readers require it: two values a reader.
+            asking = [i for i, own_specs in enumerate(required, 1) if spec in own_specs]
             requires = [np.full([1] * len(shape), specs_required == spec) for specs_required in certain]
-            for dim, own_specs in enumerate(required, 1):
+            needed = np.full([1] * len(shape), spec in certain)
+            for dim in range(1, len(shape)):
                 line = [1] * len(shape)
-                line[dim] = len(own_specs)
-                requires.append((np.array(own_specs) == spec).reshape(line))
-            needed = np.full([1] * len(shape), False)
-            for mask in requires:
-                needed = needed | mask
+                line[dim] = 2 if dim in asking else 1
+                requires.append(np.arange(line[dim]).reshape(line) == 1)
+                needed = needed | requires[-1]
             paid = tables.rounded(seconds[:, spec].reshape([-1] + [1] * len(required)))
-            table += needed * paid
+            own = needed * paid
             if priced is not None:
-                table += tables.rounded(priced.seconds(sources, spec, requires))
+                own = own + tables.rounded(priced.seconds(sources, spec, requires))
+            for dim in asking:
+                own = own.take([int(other == spec) for other in required[dim - 1]], axis=dim)
+            table += own
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
     taken = {group[0].producer} if dims[0][2] is None else set()

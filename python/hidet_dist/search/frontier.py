@@ -100,7 +100,8 @@ class Frontier:
             else:
                 self._roots.append(i)
         # The elimination bounds a label's cost by the priced bytes, so the dominating labels must fit at these points.
-        points = [*points, *(m for m, price in enumerate(prices.at) if price)] if points else ()
+        priced = {m for m, price in enumerate(prices.at) if price}.union(*(own for _, own in prices.joint))
+        points = [*points, *priced] if points else ()
         self._bytes = PointBytes(problem, kept, self._network, self.relaxed, points, tables.limits)
         paid = self._paid(problem, prices)
         waiting: dict[Factor, list[int]] = {}  # equal factors are in the same bucket

@@ -28,11 +28,10 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, Solution, restricted
 from hidet_dist.search.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans
 from hidet_dist.search.relaxation import Mixture, probe_without_activations, relax_budget
-from hidet_dist.search.state import Probe, State, narrow_choices
+from hidet_dist.search.state import Probe, State, is_wide, narrow_choices
 from hidet_dist.search.ties import charge_collectives
 from hidet_dist.search.windows import join_at_cut, replan_windows
 
@@ -99,11 +98,6 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     )
 
 
-def _is_wide(state: State, tables: Tables) -> bool:
-    """Tell whether the graph is so wide that frontiers have too many labels, and not too large to be divided."""
-    return tables.widest > tuning.WIDE_WORK and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_CHOICES
-
-
 def _search_wide(state: State) -> None:
     """Search a graph that is too wide for elimination, and has too many choices for the integer program alone."""
     try:
@@ -117,7 +111,7 @@ def _search_wide(state: State) -> None:
 
 def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixture) -> None:
     """Find better plans than those of the relaxation, as long as the integer program would have many choices."""
-    prices = Prices(mixture.prices)
+    prices = state.prices(mixture.prices)
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(find_fitting(state))
@@ -126,7 +120,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     combined = mixture.over
-    if not _is_wide(state, tables):
+    if not is_wide(state, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
         return
@@ -147,7 +141,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
             search_below_limits(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
-    if _is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
+    if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
         divide_plans(state, mixture.prices)
         return
     more, gap = [], tuning.ROUGH_GAP
@@ -160,8 +154,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         for factor in tuning.PRICE_FACTORS:
             if state.done():
                 return
-            factored = Prices([price * factor for price in mixture.prices])
-            more.append(state.probe(tables, factored, coarse=True))
+            more.append(state.probe(tables, prices.scaled(factor), coarse=True))
     if not state.done():
         recombine_plans(state, [*plans, *more], max(gap, state.options.gap))
         narrow_choices(state, tables, prices)

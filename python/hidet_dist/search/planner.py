@@ -105,8 +105,11 @@ class SearchResult:
     Attributes
     ----------
     plan: the plan.
-    gap: the relative gap between plan and bound, ``(plan.seconds - bound_seconds) / plan.seconds``.
-    bound_seconds: the lower bound: no plan takes less. It is 0 for a propagated plan, of which nothing is proven.
+    gap: what the search proves, ``(least - bound_seconds) / least``, where ``least`` is the least sum of seconds that
+        it found: ``plan.seconds``, unless the plan was chosen for its makespan, on a machine that overlaps
+        communication with computation. Of makespans nothing is proven. The gap is 1 for a propagated plan.
+    bound_seconds: the lower bound: no plan's sum of seconds is less. It is 0 for a propagated plan, of which nothing is
+        proven.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
     second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
         does not bind.
@@ -264,7 +267,6 @@ def _search(
             stage = write(picks)
             gap = solution.gap
             if picks != solution.choices:
-                gap = 1 - bound / stage.seconds
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
             most = max(live_bytes(view, stage, cluster.device.places_shards))
             if most > budget:
@@ -283,7 +285,7 @@ def _search(
             ]
             places_shards = cluster.device.places_shards
             report_of = write_report(
-                view, formulation, stage, picks, known, options.mode, gap, budget, places_shards, limits
+                view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, limits
             )
             stage = replace(stage, report=report_of)
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.eliminate import Network, Table, Tables, tensor_bytes
+from hidet_dist.search.eliminate import Network, Table, Tables, least_held, overlapping, tensor_bytes
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
@@ -43,7 +43,7 @@ class PointBytes:
     ):
         """Tabulate the bytes of each factor of a network made from the choices ``kept``.
 
-        The conversions of tensors in ``relaxed`` hold no bytes.
+        The conversions of tensors in ``relaxed`` hold each reader's share of what they hold for it.
         """
         self.points = tuple(sorted(set(points)))
         always: dict[int, Table] = {}
@@ -153,7 +153,18 @@ def _activations(
     tables, free, count = Tables(limits), problem.without_costs, problem.activations.points
     at = {m: Prices.at_point(m, 1.0, count) for m in points}
     for tensor, group in free.groups.items():
-        if tensor in relaxed or tensor not in problem.activations.tensors:
+        memory = problem.activations.tensors.get(tensor)
+        if memory is None:
+            continue
+        if tensor in relaxed:
+            sources = {group[0].produced[k] for k in kept[group[0].producer]}
+            nbytes, readers = least_held(memory, sorted(sources)), overlapping(group)
+            for factor, edge, beside in zip(network.of_tensor[tensor], group, readers, strict=True):
+                held = covered(edge.begin, edge.end)
+                if held:
+                    line = np.array([float(nbytes[edge.consumed[k]] // beside) for k in kept[edge.consumer]])
+                    for m in held:
+                        result[m][factor] = line
             continue
         for m in covered(min(edge.begin for edge in group), max(edge.end for edge in group)):
             limits.check()

@@ -12,7 +12,7 @@ choice a, once those with b are bounded (:meth:`Reduction.extend`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,8 @@ class Presolve:
                 if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
                     spans[tensor] = _Span(memory, group, prices)
         removals: list[_Removal] = []
+        if prices is not None and prices.joint:
+            fixed = {*fixed, *self._at_points({m for _, points in prices.joint for m in points})}
         waiting = [len(choices) > 1 and entity not in fixed for entity, choices in enumerate(left_choices)]
         for _ in range(rounds):
             if not any(waiting):
@@ -195,6 +197,17 @@ class Presolve:
                 for other in self._neighbours[entity]:
                     waiting[other] = len(left_choices[other]) > 1 and other not in fixed
         return Reduction(left_choices, removals)
+
+    def _at_points(self, points: Collection[int]) -> Iterator[int]:
+        """Yield the entities on which the bytes at some points depend."""
+        for entity, intervals in enumerate(self._intervals):
+            if any(begin <= m <= end for begin, end, _ in intervals for m in points):
+                yield entity
+        for tensor in self.problem.activations.tensors:
+            group = self.groups.get(tensor, ())
+            if group and any(min(e.begin for e in group) <= m <= max(e.end for e in group) for m in points):
+                yield group[0].producer
+                yield from (edge.consumer for edge in group)
 
     def _paid(self, entity: int, prices: Prices | None) -> Hashable:
         """Return the prices of the entity's memory: that of the whole run, and that of each live interval."""

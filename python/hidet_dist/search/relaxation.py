@@ -16,7 +16,7 @@ from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.state import Probe, State, narrow_choices
+from hidet_dist.search.state import Probe, State, is_wide, narrow_choices
 
 
 def probe_without_activations(state: State, tables: Tables) -> None:
@@ -74,13 +74,13 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         over = _untested_peak(state, plans[-1], tested)
         if over is not None and _drop_unfit(state, over):
             plans = [one for one in plans if state.keeps(one.choices)]
-            plans = plans or [state.probe(tables, Prices(mixture.prices), coarse=coarse)]
+            plans = plans or [state.probe(tables, state.prices(mixture.prices), coarse=coarse)]
             mixture = _mixture(state, plans, limit)
         if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
             plans.append(find_fitting(state))
             mixture = _mixture(state, plans, limit)
         known = {probe.choices for probe in plans}
-        prices = Prices(mixture.prices)
+        prices = state.prices(mixture.prices)
         probe = state.probe(tables, prices, coarse=coarse)
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
@@ -103,6 +103,8 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             narrow_at = gap * tuning.NARROW_AGAIN
             plans = [one for one in plans if state.keeps(one.choices)] or [probe]
         mixture = _mixture(state, plans, limit)
+        if state.outer is None and not is_wide(state, tables) and state.join_peaks(tables, mixture.prices):
+            mixture = _mixture(state, plans, limit)
     return plans, mixture
 
 
@@ -140,7 +142,7 @@ def _mixture(state: State, plans: Sequence[Probe], limit: float) -> Mixture:
     unit = max(probe.seconds for probe in plans) or 1.0
     byte = float(max(1, budget))
     master = solve_master(
-        [probe.nbytes for probe in plans],
+        [state.peaks_joined(probe.nbytes) for probe in plans],
         [probe.seconds / unit for probe in plans],
         limit * byte / unit,
         budget,

@@ -53,16 +53,17 @@ def write_report(
     picks: Sequence[int],
     incumbents: Sequence[tuple[Known, StagePlan]],
     mode: str,
+    bound_seconds: float,
     gap: float,
     budget: int,
     places_shards: bool,
     limits: Limits,
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
-    others = Alternatives(formulation, picks, stage.seconds * (1 - gap), limits)
+    others = Alternatives(formulation, picks, bound_seconds, limits)
     return SearchReport(
         mode,
-        stage.seconds * (1 - gap),
+        bound_seconds,
         gap,
         budget,
         tuple(live_bytes(view, stage, places_shards)),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.search.eliminate import Table, Tables, eliminate, marginals
+from hidet_dist.search import tuning
+from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, marginals, network_of
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
@@ -48,6 +49,7 @@ class State:
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
     divided: bool = False  # whether the plans were divided into parts (divide_plans), as far as that is useful
+    joint: tuple[tuple[int, ...], ...] = ()  # points of joint peaks, which share a price
     outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
@@ -64,6 +66,53 @@ class State:
             gratis = self.problem.without_costs
             self._bytes_only = gratis, Presolve(gratis), Tables(self.limits)
         return self._bytes_only
+
+    def prices(self, second_per_byte: Sequence[float]) -> Prices:
+        """Make prices of program points, of which those of joint peaks share theirs."""
+        return Prices(second_per_byte, self.joint)
+
+    def peaks_joined(self, nbytes: Sequence[int]) -> Sequence[int]:
+        """Give all points of a joint peak the most bytes at any of them."""
+        if not self.joint:
+            return nbytes
+        result = list(nbytes)
+        for points in self.joint:
+            most = max(nbytes[m] for m in points)
+            for m in points:
+                result[m] = most
+        return result
+
+    def join_peaks(self, tables: Tables, second_per_byte: Sequence[float]) -> bool:
+        """Join the peaks of priced points that are near each other; tell whether there are any more."""
+        points = {m for m, price in enumerate(second_per_byte) if price}.union(*self.joint)
+        near: list[tuple[int, ...]] = []
+        for m in sorted(points):
+            if near and m - near[-1][0] < tuning.JOINT_POINTS:
+                near[-1] = *near[-1], m
+            else:
+                near.append((m,))
+        joint: list[tuple[int, ...]] = []
+        for peak in near:
+            if len(peak) == 1 or peak in self.joint:
+                joint += [peak] if peak in self.joint else []
+                continue
+            if self._can_join(tables, peak):
+                joint.append(peak)
+            else:
+                joint += [points for points in self.joint if set(points) <= set(peak)]
+        changed = tuple(joint) != self.joint
+        self.joint = tuple(joint)
+        return changed
+
+    def _can_join(self, tables: Tables, points: tuple[int, ...]) -> bool:
+        """Tell whether the table of a joint peak is small, and hardly makes elimination slower."""
+        second_per_byte = [float(m in points) for m in range(self.problem.activations.points)]
+        prices = Prices(second_per_byte, (points,))
+        try:
+            network, _ = network_of(self.problem, self.kept, tables, prices, (), tuning.READERS_LIMITS[0])
+        except TooWide:
+            return False
+        return network.most_work() <= max(tuning.WIDE_WORK, tuning.JOINT_WORK * tables.widest)
 
     def reduction(self, prices: Prices) -> Reduction:
         """Reduce the choices to those of at least one of the best plans for these prices."""
@@ -126,6 +175,11 @@ class State:
     def done(self) -> bool:
         """Tell whether the gap between the best plan and the bound is small enough."""
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
+
+
+def is_wide(state: State, tables: Tables) -> bool:
+    """Tell whether the graph is so wide that frontiers have too many labels, and not too large to be divided."""
+    return tables.widest > tuning.WIDE_WORK and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_CHOICES
 
 
 def count_open(kept: Sequence[Sequence[int]]) -> int:

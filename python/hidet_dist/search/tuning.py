@@ -18,6 +18,9 @@ DESCENT_STEPS = 20_000  # entities looked at
 ROUNDING = 1e-12  # relative, of sums of seconds; a choice that is better by less is none
 
 # Elimination (eliminate.py).
+JOINT_ENTRIES = 2**16  # entries of the table of a joint peak, above which points keep prices of their own
+JOINT_WORK = 2.0  # factor of the work of a step that joint peaks may come to
+JOINT_POINTS = 6  # program points from the first to the last of a joint peak, at most
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
 WORK_LIMIT = 2**29  # additions of one step of an elimination, above which the graph is too wide to be eliminated
@@ -31,7 +34,7 @@ NATIVE_ENTRIES = 2**10  # entries of a sum of tables, above which the native lib
 PIECE_ENTRIES = 2**24  # entries of a sum of tables from one look at the clock to the next
 COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so that sums are exact
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
-TABLES_KEPT = 0.5  # share of the memory limit above which the tables of earlier eliminations are dropped
+TABLES_KEPT = 0.1  # share of the memory limit above which the tables of earlier eliminations are dropped
 
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual

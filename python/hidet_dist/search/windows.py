@@ -17,7 +17,7 @@ def join_at_cut(state: State, tables: Tables, mixture: Mixture) -> None:
 
     Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
     """
-    problem, prices = state.problem, Prices(mixture.prices)
+    problem, prices = state.problem, state.prices(mixture.prices)
     budget = problem.budget
     parts = [probe for _, probe in mixture.parts]
     lows = [probe for probe in parts if probe.peak > budget]
@@ -76,8 +76,7 @@ def replan_windows(state: State, tables: Tables, prices: Prices) -> None:
         for factor in tuning.WINDOW_PRICES:
             if state.done():
                 return
-            lower = Prices([price * factor for price in prices.at])
-            _replan(state, tables, lower, position, state.best, at)
+            _replan(state, tables, prices.scaled(factor), position, state.best, at)
 
 
 def _replan(

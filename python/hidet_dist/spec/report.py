@@ -101,8 +101,9 @@ class SearchReport:
     Attributes
     ----------
     mode: ``search`` or ``propagate``.
-    bound_seconds: a lower bound on all plans; 0 if none was proven.
-    gap: (seconds - bound) / seconds, the most that a better plan could save.
+    bound_seconds: a lower bound on the sum of seconds of all plans; 0 if none was proven.
+    gap: (seconds - bound) / seconds, the most that a better plan could save, for the plan of the least sum of seconds
+        that the search found. A plan chosen for its makespan may have a greater sum; of makespans nothing is proven.
     mem_budget: bytes of memory allowed per device.
     live_bytes: peak bytes of a device during each operator, then for the graph outputs.
     traffic: by kind of collective.

@@ -28,6 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("gpt2, float16, 2 ranks, plain", 2),
         ("llama, float16, 1 ranks, graph", 1),
         ("gpt2, float32, 2 ranks, stages", 2),
+        ("llama, float16, 4 ranks, stages", 4),
         *(
             (f"{model}, {precision}, 1 ranks, plain", 1)
             for model in ("minilm", "resnet18")
