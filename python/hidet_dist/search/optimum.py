@@ -119,7 +119,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
     if state.done():
         return
-    combined = mixture.over
+    combined, more = mixture.over, list[Probe]()
     if not is_wide(state, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
@@ -130,6 +130,8 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
             # The plans below the best one are many. Those combined of known ones are few, and better.
             combine_plans(state, tables, prices, known)
             combined = True
+        if not state.options.prove:
+            return
     narrow_choices(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
@@ -139,12 +141,16 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         if state.seconds < best:
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
+    if state.outer is None and not state.done():
+        # Tensors of many readers, relaxed so far, are treated exactly where that is not too wide.
+        more.append(state.probe(tables, prices))
+        state.raise_bound(more[-1].bound)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
         divide_plans(state, mixture.prices)
         return
-    more, gap = [], tuning.ROUGH_GAP
+    gap = tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
         if state.seconds - state.bound <= tuning.WINDOWS_GAP * state.options.gap * state.seconds:
             return

@@ -88,7 +88,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
-                if not coarse or state.outer is not None:
+                if not coarse or state.outer is not None or not state.quickly_exact(tables, prices):
                     break
                 coarse = False
                 continue

@@ -114,6 +114,15 @@ class State:
             return False
         return network.most_work() <= max(tuning.WIDE_WORK, tuning.JOINT_WORK * tables.widest)
 
+    def quickly_exact(self, tables: Tables, prices: Prices) -> bool:
+        """Tell whether elimination is quick where tensors of more readers are treated exactly."""
+        try:
+            kept = self.reduction(prices).kept
+            network, _ = network_of(self.problem, kept, tables, prices, (), max(tuning.READERS_LIMITS))
+        except TooWide:
+            return False
+        return network.most_work() <= tuning.EXACT_WORK
+
     def reduction(self, prices: Prices) -> Reduction:
         """Reduce the choices to those of at least one of the best plans for these prices."""
         return self.presolve.reduce(self.kept, prices, self.limits)

@@ -23,6 +23,7 @@ JOINT_WORK = 2.0  # factor of the work of a step that joint peaks may come to
 JOINT_POINTS = 6  # program points from the first to the last of a joint peak, at most
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
+EXACT_WORK = 2**26  # additions of one step above which plans are improved before more tensors are treated exactly
 WORK_LIMIT = 2**29  # additions of one step of an elimination, above which the graph is too wide to be eliminated
 WIDE_WORK = 2**20  # additions of one step above which another order of elimination is tried
 ORDER_WORK = 8000  # additions, for each variable, that take as long as choosing an order
