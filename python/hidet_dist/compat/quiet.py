@@ -30,18 +30,21 @@ def quiet_builds(advance: Callable[[], None] = lambda: None) -> Iterator[None]:
             yield item
             advance()
 
-    levels = [module.logger.level for module in _MODULES]
+    # A level would have no effect: these loggers are in no manager, and so remember that INFO was enabled before.
+    def is_warning(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
     bars = [module.tqdm for module in _MODULES]
     tune_bar, everyones_bar = tune.tqdm, _tqdm.tqdm
     try:
         for module in _MODULES:
-            module.logger.setLevel(logging.WARNING)
+            module.logger.addFilter(is_warning)
             module.tqdm = silent
         tune.tqdm = lambda iterable, **_: iterable
         _tqdm.tqdm = tune.tqdm  # some of hidet's functions import it when they are called
         yield
     finally:
-        for module, level, bar in zip(_MODULES, levels, bars, strict=True):
-            module.logger.setLevel(level)
+        for module, bar in zip(_MODULES, bars, strict=True):
+            module.logger.removeFilter(is_warning)
             module.tqdm = bar
         tune.tqdm, _tqdm.tqdm = tune_bar, everyones_bar
