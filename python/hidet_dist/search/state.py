@@ -108,20 +108,21 @@ class State:
         """Tell whether the table of a joint peak is small, and hardly makes elimination slower."""
         second_per_byte = [float(m in points) for m in range(self.problem.activations.points)]
         prices = Prices(second_per_byte, (points,))
-        try:
-            network, _ = network_of(self.problem, self.kept, tables, prices, (), tuning.READERS_LIMITS[0])
-        except TooWide:
-            return False
-        return network.most_work() <= max(tuning.WIDE_WORK, tuning.JOINT_WORK * tables.widest)
+        work = self._most_work(tables, self.kept, prices, tuning.READERS_LIMITS[0])
+        return work <= max(tuning.WIDE_WORK, tuning.JOINT_WORK * tables.widest)
 
     def quickly_exact(self, tables: Tables, prices: Prices) -> bool:
         """Tell whether elimination is quick where tensors of more readers are treated exactly."""
+        kept = self.reduction(prices).kept
+        return self._most_work(tables, kept, prices, max(tuning.READERS_LIMITS)) <= tuning.EXACT_WORK
+
+    def _most_work(self, tables: Tables, kept: Sequence[Sequence[int]], prices: Prices, readers_limit: int) -> float:
+        """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
         try:
-            kept = self.reduction(prices).kept
-            network, _ = network_of(self.problem, kept, tables, prices, (), max(tuning.READERS_LIMITS))
+            network, _ = network_of(self.problem, kept, tables, prices, (), readers_limit)
         except TooWide:
-            return False
-        return network.most_work() <= tuning.EXACT_WORK
+            return math.inf
+        return network.most_work()
 
     def reduction(self, prices: Prices) -> Reduction:
         """Reduce the choices to those of at least one of the best plans for these prices."""

@@ -8,6 +8,7 @@ import pytest
 
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.compile.cuda import build
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
@@ -16,7 +17,7 @@ from hidet_dist.search.memory import live_bytes
 from hidet_dist.soundness.graphs import PATTERNS
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models
-from hidet_dist.toolchain.cuda import find_toolkit
+from hidet_dist.toolchain.cuda import Toolkit, find_toolkit
 from hidet_dist.view import GraphView
 
 
@@ -35,6 +36,13 @@ def llama(layers=1):
 
 MODELS = {"minilm": minilm, "gpt2": gpt2, "llama": llama}
 BUILT = {**MODELS, **{name: partial(PATTERNS[name], np.random.default_rng(0)) for name in ("mlp", "attention")}}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    """A substitute for nvcc that is never called."""
+    monkeypatch.setattr(build, "find_toolkit", lambda: Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path))
+    monkeypatch.setattr(build, "link_folder", lambda toolkit, folder: tmp_path)
 
 
 @pytest.fixture(scope="session")

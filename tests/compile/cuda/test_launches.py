@@ -8,7 +8,6 @@ import pytest
 from hidet import ops
 
 from hidet_dist.compile import optimize_program
-from hidet_dist.compile.cuda import build
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import builtin
@@ -21,18 +20,13 @@ from hidet_dist.search import search
 from hidet_dist.soundness.graphs import PATTERNS
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
-from hidet_dist.toolchain.cuda import Toolkit
 from hidet_dist.view import GraphView
 
 from .conftest import minilm
 
+pytestmark = pytest.mark.usefixtures("no_compiler")
+
 H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
-
-
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "find_toolkit", lambda: Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path))
-    monkeypatch.setattr(build, "link_folder", lambda toolkit, folder: tmp_path)
 
 
 def launches(graph, ranks=1, **options):
