@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hidet_dist.cli.quantities import bytes_text, count_text, seconds_text
 from hidet_dist.cli.summary import communication_text, mesh_text, print_summary, summarize
+from hidet_dist.pipeline.stages import is_buffered
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
 from hidet_dist.spec import Plan, StagePlan
@@ -68,8 +69,8 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
 
 def buffer_bytes(pipeline: Pipeline, stage: StagePlan) -> int:
     """Compute the bytes of a device's buffer for the inputs of the next micro-batch, as the search counts them."""
-    latency = pipeline.search is None or pipeline.search.objective == "latency"
-    if latency and pipeline.micro_batches == 1:
+    objective = "latency" if pipeline.search is None else pipeline.search.objective
+    if not is_buffered(objective, pipeline.micro_batches):
         return 0
     return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)
 

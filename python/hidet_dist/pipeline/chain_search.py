@@ -293,11 +293,11 @@ class ChainSearch(StageSearch):
 
     def held_bytes(self, pipeline: PipelineResult) -> int:
         """Compute the peak bytes of a device of a pipeline of this search, with the buffers of micro-batches."""
-        held = []
+        held, buffered = [], is_buffered(self.pipeline.objective, self.micro.count)
         for one in pipeline.stages:
             part = StagePart.of(self.view, one.operators, one.cluster.mesh)
             specs = [tensor.spec for tensor in one.plan.inputs]
-            buffers = part.buffer_bytes(one.cluster.mesh, specs) if is_buffered(self.pipeline, self.micro) else 0
+            buffers = part.buffer_bytes(one.cluster.mesh, specs) if buffered else 0
             held.append(max(live_bytes(part.view, one.plan)) + buffers)
         return max(held)
 

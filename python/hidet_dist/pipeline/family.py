@@ -260,7 +260,7 @@ class _FamilySearch:
                 input_specs=arriving,
                 output_specs=of_part.output_specs,
             )
-            buffered = cluster.mesh.size < self.cluster.mesh.size and is_buffered(self.pipeline, micro)
+            buffered = cluster.mesh.size < self.cluster.mesh.size and is_buffered(self.pipeline.objective, micro.count)
             own = part.options(cluster, wanted, self.limits, buffered)
             left -= budget - memory_budget(cluster, own.mem_budget)
             members.append(

@@ -118,7 +118,7 @@ class StageSearch(ABC):
             When the time limit was reached before there was a plan.
         """
         if key not in self._planned:
-            buffered = is_buffered(self.pipeline, self.micro)
+            buffered = is_buffered(self.pipeline.objective, self.micro.count)
             try:
                 self._planned[key] = part.plan(cluster, options, self.limits, rules, buffered)
             except InfeasibleError as error:
