@@ -95,9 +95,8 @@ Fusions = Mapping[int, Fused | Member]
 """How operators share kernels, by number. Operators without an entry, and no others, begin a kernel of their own."""
 
 
-def sharing(fusions: Fusions, number: int, spec: OpShardSpec) -> Fused | Member | None:
-    """Return how an operator of a spec shares a kernel; None if it begins one of its own."""
-    entry = fusions.get(number)
+def sharing(entry: Fused | Member | None, spec: OpShardSpec) -> Fused | Member | None:
+    """Return how an operator of an entry shares a kernel in a spec; None if it begins one of its own."""
     return entry.otherwise if isinstance(entry, Member) and entry.is_broken(spec) else entry
 
 

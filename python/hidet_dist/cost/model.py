@@ -15,7 +15,18 @@ from typing import Protocol
 
 from hidet.graph import Operator
 
-from hidet_dist.cost.fusion import GPU, HIDET, LIBRARY, Between, Fused, Fusions, Member, fused_operators, splits_rows
+from hidet_dist.cost.fusion import (
+    GPU,
+    HIDET,
+    LIBRARY,
+    Between,
+    Fused,
+    Fusions,
+    Member,
+    fused_operators,
+    sharing,
+    splits_rows,
+)
 from hidet_dist.cost.work import MEASURED_DTYPES, local_work, work_of
 from hidet_dist.machine import Cluster, Device
 from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
@@ -167,8 +178,7 @@ def compute_seconds(
     """
     op = view.operators[number]
     of_devices = choice.devices or (choice,)
-    if isinstance(fused, Member) and fused.is_broken(choice.spec):
-        fused = fused.otherwise
+    fused = sharing(fused, choice.spec)
     if fused is None:
         return max(model.operator(op, one) for one in of_devices)
     if isinstance(fused, Member):

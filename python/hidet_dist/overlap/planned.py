@@ -110,7 +110,7 @@ class PlannedTasks:
             return number
 
         for number in self.fused:
-            entry = sharing(self.fused, number, stage.operators[number].spec)
+            entry = sharing(self.fused.get(number), stage.operators[number].spec)
             outputs = [self.view.names[y] for y in self.view.operators[number].outputs]
             if isinstance(entry, Member):
                 within = [outputs[o] for o in entry.inner]
