@@ -12,11 +12,10 @@ from rich.text import Text
 
 from hidet_dist.cli.quantities import bytes_text, count_text, seconds_text
 from hidet_dist.cli.summary import communication_text, mesh_text, print_summary, summarize
-from hidet_dist.pipeline.stages import is_buffered
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.pipeline import Pipeline
+from hidet_dist.spec.pipeline import Pipeline, is_buffered
 
 
 def print_plan(plan: Plan, reports: Sequence[Report], as_json: bool) -> None:

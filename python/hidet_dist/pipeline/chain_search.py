@@ -38,13 +38,14 @@ from hidet_dist.pipeline.constraints import (
 )
 from hidet_dist.pipeline.messages import least_seconds, message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
-from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, is_buffered
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult
+from hidet_dist.spec.pipeline import is_buffered
 
 
 class ChainSearch(StageSearch):

@@ -21,13 +21,14 @@ from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
-from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, is_buffered, pipeline_of
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import shared_weights
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.spec import TensorShardSpec
+from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.view import GraphView
 
 

@@ -18,7 +18,6 @@ from hidet_dist.pipeline.stages import (
     PlannedStage,
     StagePart,
     delivered_seconds,
-    is_buffered,
     objective_seconds,
     pipeline_of,
 )
@@ -27,6 +26,7 @@ from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.search.shares import proposed_shares
+from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.symbolic.planning import planning_view
 
 

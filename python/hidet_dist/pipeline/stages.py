@@ -228,11 +228,6 @@ def objective_seconds(
     return latency if objective == "latency" else latency + (micro_batches - 1) * slowest
 
 
-def is_buffered(objective: str, micro_batches: int) -> bool:
-    """Tell whether a device holds the inputs of the next micro-batch beside those of the present one."""
-    return objective != "latency" or micro_batches > 1
-
-
 def delivered_seconds(view: GraphView, cluster: Cluster, options: PipelineOptions, last: MeshSlice) -> float:
     """Predict the seconds to send the outputs from the last stage's slice, ``last``, to the ranks of the others."""
     if options.outputs != "all":

@@ -469,3 +469,8 @@ def _numbers(data: Any, key: str) -> tuple[int, ...]:
 
 MOST_RUN_NUMBERS = 2**24
 """The limit of operators or ranks of one stage, more than any plan file can hold."""
+
+
+def is_buffered(objective: str, micro_batches: int) -> bool:
+    """Tell whether a device holds the inputs of the next micro-batch beside those of the present one."""
+    return objective != "latency" or micro_batches > 1
