@@ -68,12 +68,12 @@ def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
     own = Prices([float(price) for price in line[:count]])
     points = [m for m in some if m < count] or [0]
     plans = Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, float(limit), (), points)
-    held_at = {*points, *(m for m, price in enumerate(own.at) if price)}
     groups = readers(problem)
 
     def fits(picks: tuple[int, ...]) -> bool:
         nbytes = held_bytes(problem, groups, picks)
-        return all(nbytes[m] <= problem.budget for m in held_at)
+        priced = own.of(nbytes) <= own.total * problem.budget * (1 + 1e-9)
+        return priced and all(nbytes[m] <= problem.budget for m in points)
 
     within = [evaluate(problem, picks) for picks in all_picks(problem) if fits(picks)]
     for picks in assert_begins_with_best(plans, problem, within, limit):

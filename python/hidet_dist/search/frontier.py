@@ -8,8 +8,8 @@ priced bytes (the label-setting method for shortest paths with a resource constr
 
 The budget of all program points is relaxed to one inequality: the priced bytes are at most what the budget costs at
 these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked. With
-``points``, labels have the bytes at these points instead (:mod:`hidet_dist.search.point_bytes`): plans fit there, and
-all plans that fit there are considered, but there are more labels.
+``points``, labels have the bytes at these points besides (:mod:`hidet_dist.search.point_bytes`): plans fit there, too,
+and all plans that do are considered, but there are more labels.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Frontier:
     ):
         """Find all Pareto-optimal plans of less than ``limit`` seconds, among the choices ``kept``.
 
-        Tensors in ``exact`` are never relaxed. The budget holds at ``points``, and at those with a price if there are
-        any; without ``points`` it holds for the priced bytes.
+        Tensors in ``exact`` are never relaxed. The budget holds for the priced bytes, and at ``points``.
 
         Raises
         ------
@@ -99,9 +98,6 @@ class Frontier:
                 self._behind[min(position[u] for u in bucket.neighbours)].append(i)
             else:
                 self._roots.append(i)
-        # The elimination bounds a label's cost by the priced bytes, so the dominating labels must fit at these points.
-        priced = {m for m, price in enumerate(prices.at) if price}.union(*(own for _, own in prices.joint))
-        points = [*points, *priced] if points else ()
         self._bytes = PointBytes(problem, kept, self._network, self.relaxed, points, tables.limits)
         paid = self._paid(problem, prices)
         waiting: dict[Factor, list[int]] = {}  # equal factors are in the same bucket
@@ -196,7 +192,8 @@ class Frontier:
         if not self._bytes.points:
             return _undominated(combination, paid, seconds)
         fit = self._bytes.fitting(node, held)
-        columns = np.column_stack([seconds[fit], held[fit]])
+        # The elimination bounds a label's cost with its priced bytes, so a dominating label must not have more of them.
+        columns = np.column_stack([seconds[fit], paid[fit], held[fit]])
         selected = undominated(combination[fit], columns, self._comparisons)
         if selected is None:
             raise TooWide

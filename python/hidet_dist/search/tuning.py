@@ -85,7 +85,9 @@ FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which 
 MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
 COMPARISONS = 10**9  # pairs of partial plans compared in one frontier, above which there are too many, too
 FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
-FRONTIERS = 8  # raises of the bound at most: by the gap, by twice the gap, and so on
+FEW_FRONTIER_CHOICES = 1000  # choices below the cutoff, up to which all plans below it are tried at once
+FRONTIERS = 8  # raises of the bound at most otherwise, the first one by the gap
+FRONTIER_RAISE = 3.0  # factor from one raise to the next
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
