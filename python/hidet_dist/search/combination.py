@@ -76,7 +76,7 @@ def _try_plans_below(
             ]
     if count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), points)
+    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), points, tuning.RELAXED_ROUNDS)
     if frontier is None:
         return None
     if frontier.relaxed and len(frontier) and not state.done():
@@ -100,19 +100,20 @@ def _fitting_frontier(
     limit: float,
     exact: Sequence[int],
     points: list[int],
+    rounds: int = tuning.POINT_ROUNDS,
 ) -> Frontier | None:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 
     Adds the points to ``points``. Returns the last frontier, None if there are too many plans.
     """
     frontier = None
-    for _ in range(tuning.POINT_ROUNDS):
+    for number in range(rounds):
         try:
             frontier = Frontier(state.problem, kept, tables, prices, limit, exact, points)
         except TooWide:
             break  # with fewer points it is a bound still
         over = _record_frontier(state, frontier)
-        more = _hitting_points([exceeded for exceeded in over if exceeded.isdisjoint(points)])
+        more = _hitting_points([one for one in over if one.isdisjoint(points)], 2**number)
         if state.done() or not more:
             break
         points += more
@@ -137,11 +138,12 @@ def _record_frontier(state: State, frontier: Frontier) -> list[frozenset[int]]:
     return over
 
 
-def _hitting_points(sets: Sequence[frozenset[int]]) -> list[int]:
-    """Choose few points, at least one of each set: the one of most sets first (the greedy hitting set)."""
-    chosen: list[int] = []
-    while sets:
-        count = Counter(point for points in sets for point in points)
-        chosen.append(min(count, key=lambda point: (-count[point], point)))
-        sets = [points for points in sets if chosen[-1] not in points]
-    return chosen
+def _hitting_points(sets: Sequence[frozenset[int]], each: int) -> list[int]:
+    """Choose few points, at least ``each`` of a set: the point of most sets first (the greedy hitting set)."""
+    chosen: set[int] = set()
+    while True:
+        left = [points - chosen for points in sets if len(points & chosen) < each]
+        count = Counter(point for points in left for point in points)
+        if not count:
+            return sorted(chosen)
+        chosen.add(min(count, key=lambda point: (-count[point], point)))

@@ -89,6 +89,7 @@ FEW_FRONTIER_CHOICES = 1000  # choices below the cutoff, up to which all plans b
 FRONTIERS = 8  # raises of the bound at most otherwise, the first one by the gap
 FRONTIER_RAISE = 3.0  # factor from one raise to the next
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
+RELAXED_ROUNDS = 3  # of these, with tensors relaxed
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
 # Windows of operators that are replanned (windows.py).
