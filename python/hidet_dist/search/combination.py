@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -79,17 +80,23 @@ def _try_plans_below(
     frontier = _fitting_frontier(state, tables, prices, kept, limit, (), points, tuning.RELAXED_ROUNDS)
     if frontier is None:
         return None
-    if frontier.relaxed and len(frontier) and not state.done():
+    least = _least_seconds(frontier, limit)
+    if frontier.relaxed and least < min(limit, state.cutoff()) and not state.done():
         narrowed = [list(choices) for choices in kept]
         for tensor in frontier.relaxed:
             fix_required(state.groups[tensor], state.best, narrowed, False)
         _fitting_frontier(state, tables, prices, narrowed, min(limit, state.seconds), frontier.relaxed, points)
-        if not state.done():
+        limit = min(limit, state.cutoff())
+        if least < limit and not state.done():
             # The relaxed tensors may keep the bound below the limit.
-            limit = min(limit, state.cutoff())
-            fitting = _fitting_frontier(state, tables, prices, kept, limit, frontier.relaxed, points)
-            frontier = frontier if fitting is None else fitting
-    return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
+            exact = _fitting_frontier(state, tables, prices, kept, limit, frontier.relaxed, points)
+            least = least if exact is None else max(least, _least_seconds(exact, limit))
+    return min(limit, least)
+
+
+def _least_seconds(frontier: Frontier, limit: float) -> float:
+    """Return the least seconds of a frontier's plans, at most the limit below which there are no others."""
+    return min(limit, frontier.limit, float(frontier.seconds[0]) if len(frontier) else math.inf)
 
 
 def _fitting_frontier(
@@ -112,9 +119,10 @@ def _fitting_frontier(
             frontier = Frontier(state.problem, kept, tables, prices, limit, exact, points)
         except TooWide:
             break  # with fewer points it is a bound still
+        limit = frontier.limit
         over = _record_frontier(state, frontier)
         more = _hitting_points([one for one in over if one.isdisjoint(points)], 2**number)
-        if state.done() or not more:
+        if state.done() or not more or limit <= state.bound:
             break
         points += more
     return frontier
