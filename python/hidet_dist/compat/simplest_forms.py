@@ -24,7 +24,7 @@ _MOST_FORMS = 65536  # after which they are forgotten, to bound the memory that 
 _simplest: set[Hashable] = set()
 
 
-class _UnknownNode(Exception):  # noqa: N818: it ends a walk
+class _UnknownNodeError(Exception):
     """Raised at a node of which it is not known what simplifying it depends on."""
 
 
@@ -59,7 +59,7 @@ class _Form:
             self._add_all(node.indices)
         elif kind is TensorInput:
             if not self.skips_tensors:
-                raise _UnknownNode
+                raise _UnknownNodeError
         elif kind is ReduceCompute:
             self._add_all(node.shape)
             self._add_all(node.axes)
@@ -86,7 +86,7 @@ class _Form:
             self._add_type(node.func_var.type)
             self._add_all(node.args)
         else:
-            raise _UnknownNode
+            raise _UnknownNodeError
 
     def _add_all(self, nodes: Sequence[Expr]) -> None:
         self.parts.append(len(nodes))
@@ -95,7 +95,7 @@ class _Form:
 
     def _add_type(self, of_node: Any) -> None:
         if not isinstance(of_node, DataType | FuncType):  # others are compared by value nowhere
-            raise _UnknownNode
+            raise _UnknownNodeError
         self.parts.append(of_node)
 
 
@@ -107,7 +107,7 @@ def _form_of(node: Any, skip_node_types: Sequence[type[Expr]] | None) -> Hashabl
     try:
         form.add(node)
         return tuple(form.parts)
-    except _UnknownNode:
+    except _UnknownNodeError:
         return None
 
 
