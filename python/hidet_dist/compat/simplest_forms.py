@@ -42,7 +42,7 @@ class _Form:
             self.parts.append(number)
             return
         self.numbers[id(node)] = len(self.numbers)
-        kind = type(node)
+        kind: Any = type(node)
         self.parts.append(kind)
         if kind is Var:
             self._add_type(node.type)

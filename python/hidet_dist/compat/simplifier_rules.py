@@ -66,13 +66,13 @@ def _fits(pattern: Expr, target: Expr) -> bool:
 
 
 @functools.cache
-def _rules_for(kind: type[Expr]) -> list[Any]:
+def _rules_for(kind: Any) -> list[Any]:
     """List the rules for a kind of node, in their order."""
     return [rule for rule in _rules()["patterns"] if type(rule[0]) is kind]
 
 
 @functools.cache
-def _bound_aware_rules_for(kind: type[Expr]) -> list[tuple[Expr, Any]]:
+def _bound_aware_rules_for(kind: Any) -> list[tuple[Expr, Any]]:
     """List the rules for a kind of node that depend on bounds, each with its pattern."""
     rules = [(rule[2](*rule[0]), rule) for rule in _rules()["bound_patterns"]]
     return [(pattern, rule) for pattern, rule in rules if type(pattern) is kind]
@@ -80,13 +80,15 @@ def _bound_aware_rules_for(kind: type[Expr]) -> list[tuple[Expr, Any]]:
 
 def _apply_rule(self: Any, e: Expr) -> Expr:
     """Apply the first rule that matches; replaces the simplifier's method."""
-    self.patterns = [rule for rule in _rules_for(type(e)) if _fits(rule[0], e)]
+    kind: Any = type(e)
+    self.patterns = [rule for rule in _rules_for(kind) if _fits(rule[0], e)]
     return hidet_apply_rule(self, e) if self.patterns else e
 
 
 def _apply_bound_aware_rule(self: Any, e: Expr) -> Expr:
     """Apply the first rule that matches and holds within the bounds; replaces the simplifier's method."""
-    self.bound_patterns = [rule for pattern, rule in _bound_aware_rules_for(type(e)) if _fits(pattern, e)]
+    kind: Any = type(e)
+    self.bound_patterns = [rule for pattern, rule in _bound_aware_rules_for(kind) if _fits(pattern, e)]
     return hidet_apply_bound_aware_rule(self, e) if self.bound_patterns else e
 
 
