@@ -82,7 +82,7 @@ def _try_plans_below(
     if frontier is None:
         return None
     least = _least_seconds(frontier, limit)
-    if frontier.relaxed and least < min(limit, state.cutoff()) and not state.done():
+    if frontier.relaxed and len(frontier) and least < state.cutoff() and not state.done():
         narrowed = [list(choices) for choices in kept]
         for tensor in frontier.relaxed:
             fix_required(state.groups[tensor], state.best, narrowed, False)

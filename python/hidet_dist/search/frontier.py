@@ -99,7 +99,7 @@ class Frontier:
         self._entries = 0  # numbers of all labels so far
         self._budget = prices.total * problem.budget
         self._network = self._bounded(problem, prices)
-        self._limit = limit + self._budget
+        self._limit, self._lowered = limit + self._budget, False
         position = {bucket.variable: i for i, bucket in enumerate(self._network.buckets)}
         self._behind: list[list[int]] = [[] for _ in self._network.buckets]
         self._roots: list[int] = []
@@ -120,7 +120,7 @@ class Frontier:
                 factors.remove((self._network.buckets[n].message, self._network.buckets[n].neighbours))
             self._labels.append(self._of_bucket(i, [waiting[factor].pop() for factor in factors], paid))
         self.seconds, self._last = self._complete()
-        self.limit = self._limit - self._budget
+        self.limit = min(limit, self._limit - self._budget) if self._lowered else limit
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -139,7 +139,8 @@ class Frontier:
 
     def _bounded(self, problem: Problem, prices: Prices) -> Network:
         """Eliminate all variables for the least priced costs, inside and outside each bucket."""
-        for readers_limit in tuning.READERS_LIMITS:
+        # With other limits, other tensors than those in ``exact`` would be relaxed.
+        for readers_limit in tuning.READERS_LIMITS[:1] if self._exact else tuning.READERS_LIMITS:
             try:
                 solved = minimized(problem, self._kept, self._tables, prices, self._exact, readers_limit)
                 solved.network.marginals(len(self._kept))
@@ -220,7 +221,7 @@ class Frontier:
                 if len(fit) <= tuning.STEP_LABELS:
                     return fit
             most = len(fit) // 2 if left is None else tuning.STEP_LABELS
-            self._limit = float(np.partition(bound[fit], most)[most])
+            self._limit, self._lowered = float(np.partition(bound[fit], most)[most]), True
             fit = fit[bound[fit] < self._limit]
             if left is not None:
                 return fit
@@ -240,7 +241,7 @@ class Frontier:
                 which = np.repeat(np.arange(len(at)), counts)
                 label = np.arange(count) - np.repeat(np.cumsum(counts) - counts - first, counts)
                 return which, label if below is None else np.flatnonzero(below)[label]
-            self._limit = (self._network.constant + self._limit) / 2
+            self._limit, self._lowered = (self._network.constant + self._limit) / 2, True
         raise TooWide
 
     def _sum_at(
