@@ -85,8 +85,8 @@ class Frontier:
     ):
         """Find all Pareto-optimal plans of less than ``limit`` seconds, among the choices ``kept``.
 
-        Tensors in ``exact`` are never relaxed. The budget holds for the priced bytes, and at ``points``. Where there are
-        too many partial plans, the limit is lowered to the bounds of those beyond.
+        Tensors in ``exact`` are never relaxed. The budget holds for the priced bytes, and at ``points``. Where there
+        are too many partial plans, the limit is lowered to the bounds of those beyond.
 
         Raises
         ------
