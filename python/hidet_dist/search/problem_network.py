@@ -46,7 +46,7 @@ def network_of(
         if not count % tuning.CHECK_STEPS:
             tables.limits.check()
         ends, is_exact = tensor.ends, tensor.tensor in exact
-        has_price = tensor.memory is not None and until[tensor.end + 1] != until[tensor.begin]
+        has_price = bool(prices.total and tensor.memory and until[tensor.end + 1] != until[tensor.begin])
         alike: Hashable = (tensor.kind, is_exact, *[left[end] for end in ends])
         if has_price:
             first = until[tensor.begin]
