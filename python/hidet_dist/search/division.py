@@ -46,7 +46,7 @@ def divide_plans(state: State, mixture: Mixture) -> None:
     if resident is None:
         state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
         return
-    prices = (*mixture.prices, 0.0)
+    prices: Sequence[float] = (*mixture.prices, 0.0)
     ranges = _ranges(state, resident, mixture)
     waiting = [_Part(state.bound, n, ends, kept, prices) for n, (ends, kept) in enumerate(ranges)]
     number = len(waiting)
