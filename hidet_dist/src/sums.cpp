@@ -1,5 +1,4 @@
-// Least sums of tables. See sums.h.
-#include "hidet_dist/sums.h"
+#include "sums.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -209,14 +208,11 @@ class Sums {
 
 }  // namespace
 
-extern "C" int32_t hidet_dist_least_sums(int32_t dims, const int64_t *shape, int32_t tables, const int64_t *addresses,
-                                         const int64_t *strides, const int64_t *result_strides, double *result) {
-  try {
-    std::vector<const double *> data;
-    for (int32_t p = 0; p < tables; ++p) data.push_back(reinterpret_cast<const double *>(addresses[p]));
-    Sums(dims, shape, tables, data.data(), strides, result_strides).run(result);
-    return 0;
-  } catch (const std::exception &) {
-    return -1;
-  }
+namespace hidet_dist {
+
+void lower_by_sums(int32_t dims, const int64_t *shape, int32_t tables, const double *const *data,
+                   const int64_t *strides, const int64_t *result_strides, double *result) {
+  Sums(dims, shape, tables, data, strides, result_strides).run(result);
 }
+
+}  // namespace hidet_dist

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 
 import hidet
@@ -131,26 +131,6 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
     assert tight.plan.seconds == pytest.approx(least, rel=GAP)
     assert tight.bound_seconds <= least * (1 + ROUNDING)
-
-
-class Forgetful(Tables):
-    """Tables of which none is ever looked up."""
-
-    def find(self, key: Hashable) -> int | None:
-        return None
-
-
-@pytest.mark.parametrize("price", [0.0, 1e-12])
-def test_looking_layers_up_changes_no_plan(price: float) -> None:
-    problem = stated(residual(layers=3), builtin("dgx-a100", DeviceMesh((2,))))
-    kept = [list(range(len(costs))) for costs in problem.cost]
-    prices = Prices([price] * problem.activations.points)
-    known, forgetful = Tables(), Forgetful()
-    found = eliminate(problem, kept, known, prices)
-    anew = eliminate(problem, kept, forgetful, prices)
-    assert (found.seconds, found.bound) == (anew.seconds, anew.bound)
-    assert found.choices == anew.choices
-    assert len(known.tables) < len(forgetful.tables) / 2
 
 
 def test_the_integer_program_finds_no_better_plan_of_equal_layers() -> None:

@@ -262,10 +262,10 @@ def test_tables_of_earlier_eliminations_make_room() -> None:
     problem, every = dense(5, 6), [list(range(6))] * 5
     one = Tables()
     eliminate(problem, every, one, Prices([0.0]))
-    tables = Tables(Limits(nbytes=2 * one.nbytes))
+    tables = Tables(Limits(nbytes=2 * one.tables.nbytes))
     for price in range(20):
         assert eliminate(problem, every, tables, Prices([float(price)])).choices
-        assert tables.nbytes <= 2 * one.nbytes
+        assert tables.tables.nbytes <= 2 * one.tables.nbytes
 
 
 def test_the_integer_program_solves_what_exceeds_eliminations_memory() -> None:

@@ -26,9 +26,10 @@ from hidet_dist.pipeline.constraints import GraphOptions
 from hidet_dist.pipeline.units import Unit
 from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search.eliminate import Tables, boundary_table
+from hidet_dist.search.eliminate import boundary_table
 from hidet_dist.search.formulation import Formulation, formulate
 from hidet_dist.search.limits import Limits
+from hidet_dist.search.network import Tables
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.presolve import Presolve
 from hidet_dist.search.prices import Prices

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Table, Tables
+from hidet_dist.search.network import Table, Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.relaxation import Mixture
 from hidet_dist.search.state import State, bound_choices

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, TooWide, fix_required, marginals
+from hidet_dist.search.eliminate import fix_required, marginals
 from hidet_dist.search.frontier import Frontier
+from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import peaks
 from hidet_dist.search.state import Probe, State, bound_choices, choices_below, count_open

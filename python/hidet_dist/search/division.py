@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.combination import search_below_limits
-from hidet_dist.search.eliminate import Tables
 from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Activations, LiveInterval, Problem
 from hidet_dist.search.relaxation import Mixture, relax_budget

@@ -24,10 +24,12 @@ import numpy.typing as npt
 
 from hidet_dist.runtime.native.labels import undominated
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, minimized, network_of, sum_of
+from hidet_dist.search.eliminate import minimized
+from hidet_dist.search.network import Bucket, Factor, Network, Table, Tables, TooWide, sum_of
 from hidet_dist.search.point_bytes import PointBytes
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem_network import network_of
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -135,11 +137,11 @@ class Frontier:
         for readers_limit in tuning.READERS_LIMITS:
             try:
                 solved = minimized(problem, self._kept, self._tables, prices, self._exact, readers_limit)
-                if solved.network.marginals() is not None:
-                    self._readers_limit, self.relaxed = readers_limit, solved.relaxed
-                    return solved.network
+                solved.network.marginals(len(self._kept))
             except TooWide:
                 continue
+            self._readers_limit, self.relaxed = readers_limit, solved.relaxed
+            return solved.network
         raise TooWide
 
     def _paid(self, problem: Problem, prices: Prices) -> dict[int, Table]:

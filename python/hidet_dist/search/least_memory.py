@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
-from hidet_dist.search.eliminate import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import Master, solve_master
+from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem

@@ -23,10 +23,10 @@ from hidet_dist.search.choice_bounds import raise_choice_bounds
 from hidet_dist.search.combination import combine_plans, search_below_limits
 from hidet_dist.search.descent import descend
 from hidet_dist.search.division import divide_plans
-from hidet_dist.search.eliminate import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, Solution, restricted
 from hidet_dist.search.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans

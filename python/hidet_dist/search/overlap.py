@@ -22,9 +22,10 @@ from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
 from hidet_dist.reshard import step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.eliminate import eliminate
 from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve

@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.eliminate import Network, Table, Tables, least_held, overlapping, tensor_bytes
 from hidet_dist.search.limits import Limits
+from hidet_dist.search.network import Network, Table, Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
+from hidet_dist.search.tensor_tables import least_held, overlapping, tensor_bytes
 
 _HALF_BYTE = 0.5  # sums are of whole bytes
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, marginals
+from hidet_dist.search.eliminate import marginals
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
+from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.state import Probe, State, is_wide, narrow_choices
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, marginals, network_of
+from hidet_dist.search.eliminate import eliminate, marginals
+from hidet_dist.search.network import Table, Tables, TooWide
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem_network import network_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Tables, eliminate
+from hidet_dist.search.eliminate import eliminate
+from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.relaxation import Mixture

@@ -285,6 +285,60 @@ CUBLAS = Header(
 )
 
 
+# elimination.h
+
+EliminationStop = ctypes.CFUNCTYPE(c_int32)
+
+ELIMINATION = Header(
+    functions={
+        "tables_create": Signature(c_void_p, (c_int64,)),
+        "tables_destroy": Signature(None, (c_void_p,)),
+        "tables_add": Signature(c_int64, (c_void_p, c_int32, POINTER(c_int64), POINTER(c_double))),
+        "tables_bytes": Signature(c_int64, (c_void_p,)),
+        "tables_shape": Signature(c_int32, (c_void_p, c_int64, POINTER(c_int64))),
+        "tables_entries": Signature(POINTER(c_double), (c_void_p, c_int64)),
+        "network_create": Signature(
+            c_void_p,
+            (
+                *(c_void_p, c_int64, POINTER(c_int64)),  # tables, count, sizes
+                *(c_int64, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64)),  # factors, tables, begins, variables
+            ),
+        ),
+        "network_destroy": Signature(None, (c_void_p,)),
+        "network_order": Signature(
+            c_int32,
+            (
+                *(c_void_p, POINTER(c_uint8), c_int32, c_double, EliminationStop),  # kept, by_table, work_limit
+                *(POINTER(c_int64), POINTER(c_int64), POINTER(c_double)),  # order, length, work
+            ),
+        ),
+        "network_eliminate": Signature(c_int32, (c_void_p, c_int64, POINTER(c_int64), EliminationStop)),
+        "network_constant": Signature(c_double, (c_void_p,)),
+        "network_values": Signature(c_int32, (c_void_p, POINTER(c_int64))),
+        "network_least_over": Signature(c_int32, (c_void_p, c_int64, POINTER(c_int64), POINTER(c_double))),
+        "network_marginals": Signature(c_int32, (c_void_p, c_int64, c_double, EliminationStop, POINTER(c_double))),
+        "network_counts": Signature(None, (c_void_p, POINTER(c_int64))),
+        "network_buckets": Signature(
+            None,
+            (
+                *(c_void_p, POINTER(c_int64), POINTER(c_double)),  # message, offset
+                *(POINTER(c_int64), POINTER(c_double)),  # outside, outside_offset
+                *(POINTER(c_int64), POINTER(c_int64)),  # neighbour_begin, neighbours
+                *(POINTER(c_int64), POINTER(c_int64)),  # factor_begin, factors
+            ),
+        ),
+    },
+    callbacks={"elimination_stop": EliminationStop},
+    constants={
+        # hidet_dist_elimination_status
+        "ELIMINATED": 0,
+        "ELIMINATION_STOPPED": 1,
+        "ELIMINATION_TOO_WIDE": 2,
+        "ELIMINATION_NO_MEMORY": 3,
+    },
+)
+
+
 # indices.h
 
 INDICES = Header(
@@ -393,22 +447,6 @@ PAIRWISE = Header(
 )
 
 
-# sums.h
-
-SUMS = Header(
-    functions={
-        "least_sums": Signature(
-            c_int32,
-            (
-                *(c_int32, POINTER(c_int64), c_int32),  # dims, shape, tables
-                *(POINTER(c_int64), POINTER(c_int64)),  # addresses, strides
-                *(POINTER(c_int64), POINTER(c_double)),  # result_strides, result
-            ),
-        ),
-    }
-)
-
-
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -417,6 +455,7 @@ WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
+    "elimination.h": ELIMINATION,
     "indices.h": INDICES,
     "labels.h": LABELS,
     "mapped_file.h": MAPPED_FILE,
@@ -424,7 +463,6 @@ HEADERS: dict[str, Header] = {
     "overlap.h": OVERLAP,
     "pairwise.h": PAIRWISE,
     "shared_memory.h": SHARED_MEMORY,
-    "sums.h": SUMS,
     "workspace.h": WORKSPACE,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

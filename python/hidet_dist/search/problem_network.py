@@ -1,0 +1,149 @@
+"""The network of a problem: variables for the choices of its entities, and tables of costs and priced memory."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from hidet_dist.search import tuning
+from hidet_dist.search.network import Network, Table, Tables, TensorTable, TooWide
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Problem, readers
+from hidet_dist.search.tensor_tables import Priced, Spans, share_tables, tensor_bytes, tensor_tables
+
+_DIMS = 64  # the most dims of an array in NumPy
+
+
+def network_of(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+) -> tuple[Network, list[int]]:
+    """Make the tables of a problem with priced memory; entities are the first variables.
+
+    Returns the network, and the relaxed tensors: those of more readers than ``limit``, or with too large a table.
+    Tensors in ``exact`` are never relaxed.
+    """
+    network = Network(tables)
+    if not tables.quantum:
+        most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+        if not most:  # only memory has a price
+            most = float(
+                sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
+            )
+            most = max(most, 1.0)
+        tables.quantum = 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
+    priced_intervals: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    if prices.total:
+        for interval in problem.activations.intervals:
+            price = prices.span(interval.begin, interval.end)
+            if price:
+                priced_intervals.setdefault(interval.entity, []).append((price, interval.nbytes))
+    # Equal entities mostly share their lists: the lists' identity saves reading them.
+    known: dict[Hashable, int] = {}
+    for entity, choices in enumerate(kept):
+        network.variable(len(choices))
+        paid, memory, live = problem.cost[entity], problem.memory[entity], priced_intervals.get(entity, ())
+        same = id(paid), id(memory), tuple(choices), tuple((price, id(nbytes)) for price, nbytes in live)
+        number = known.get(same)
+        if number is None:
+            costs = tuple(
+                paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices
+            )
+            key: Hashable = ("costs", costs)
+            number = tables.find(key)
+            if number is None:
+                number = tables.add(key, tables.rounded(np.array(costs)))
+            known[same] = number
+        network.give(number, (entity,))
+    relaxed = []
+    # Tensors whose producers and readers have equal choices left, as in equal layers, get the same tables.
+    lefts: dict[tuple[int, ...], int] = {}
+    left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
+    recipes: dict[Hashable, tuple[TensorTable, ...] | None] = {}
+    for count, (tensor, group) in enumerate(readers(problem).items()):
+        if not count % tuning.CHECK_STEPS:
+            tables.limits.check()
+        first = group[0]
+        memory_ = problem.activations.tensors.get(tensor) if prices.total else None
+        if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):
+            memory_ = None
+        spans = None if memory_ is None else Spans(prices, group)
+        consumers = [edge.consumer for edge in group]
+        recipe_key = (
+            *(id(first.convert), id(first.produced), left[first.producer], tensor in exact),
+            tuple((id(edge.consumed), left[edge.consumer], consumers.index(edge.consumer)) for edge in group),
+            spans and (id(memory_), spans.key),
+        )
+        if recipe_key not in recipes:
+            priced = None if memory_ is None or spans is None else Priced(memory_, spans)
+            recipes[recipe_key] = tensor_tables(tables, kept, group, priced, math.inf if tensor in exact else limit)
+        recipe = recipes[recipe_key]
+        if recipe is None:
+            relaxed.append(tensor)
+            priced = None if memory_ is None or spans is None else Priced(memory_, spans)
+            recipe = recipes.get(("shares", recipe_key)) or share_tables(tables, kept, group, priced)
+            recipes["shares", recipe_key] = recipe
+        ends = (first.producer, *consumers)
+        network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
+    for price, points in prices.joint:
+        scope, peak = joint_peak(problem, kept, tables, points, relaxed)
+        chosen = tuple(tuple(kept[entity]) for entity in scope)
+        joint_key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
+        number = tables.find(joint_key)
+        if number is None:
+            number = tables.add(joint_key, tables.rounded(price * peak))
+        network.give(number, scope)
+    return network, relaxed
+
+
+def joint_peak(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Sequence[int]
+) -> tuple[tuple[int, ...], Table]:
+    """Tabulate the most transient bytes at any of some points, over the choices of the entities that it depends on.
+
+    Returns these entities and the table. Tensors in ``relaxed`` hold no bytes. Raises TooWide if it is too large.
+    """
+    free, count = problem.without_costs, problem.activations.points
+    at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
+    for interval in problem.activations.intervals:
+        for m in points:
+            if interval.begin <= m <= interval.end:
+                line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
+                at[m].append((line, (interval.entity,)))
+    for tensor, group in free.groups.items():
+        if tensor in relaxed or tensor not in problem.activations.tensors:
+            continue
+        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
+        ends = group[0].producer, *(edge.consumer for edge in group)
+        for m in points:
+            if begin <= m <= end:
+                for given in tensor_bytes(free, kept, tables, Prices.at_point(m, 1.0, count), tensor):
+                    at[m].append(_over_choices(tables, given, ends))
+    scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
+    shape = [len(kept[entity]) for entity in scope]
+    if len(scope) > _DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+        raise TooWide
+    peak: Table = np.zeros(shape)
+    for terms in at.values():
+        held: Table = np.zeros(())
+        for table, own in terms:
+            if table.any():
+                held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+        peak = np.maximum(peak, held)
+    return scope, peak
+
+
+def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:
+    """Expand a table over choices or specs of the entities ``ends`` to one over choices, in the entities' order."""
+    table, scope = tables.tables[given.table], [ends[end] for end, _, _ in given.dims]
+    for dim, (_, _, tie) in enumerate(given.dims):
+        if tie is not None:
+            table = table.take(tables.tables[tie].argmin(axis=1), axis=dim)
+    own = sorted(set(scope))
+    # An entity that occurs twice, by its choices and by its specs, takes one choice.
+    letters = dict(zip(own, string.ascii_letters, strict=False))
+    diagonal = "".join(map(letters.__getitem__, scope)) + "->" + "".join(map(letters.__getitem__, own))
+    taken: Table = np.einsum(diagonal, table)
+    return taken, tuple(own)
