@@ -12,11 +12,12 @@ from hidet_dist.search.problem import Problem
 from hidet_dist.search.state import Probe, State
 
 
-def join_at_cut(state: State, tables: Tables, prices: Prices, parts: Sequence[Probe]) -> None:
+def join_at_cut(state: State, prices: Prices, parts: Sequence[Probe]) -> None:
     """Join a plan that exceeds the budget and one that fits, at a cut in execution order, and replan around the cut.
 
     ``parts`` are plans, of which the first of either kind is joined.
     """
+    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
     for low, high in _over_and_fitting(state, parts):
         position = _positions(state.problem)
         for first, second in ((low, high), (high, low)):
