@@ -125,7 +125,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     if not mixture.over:
-        join_at_cut(state, prices, [probe for _, probe in mixture.parts])
+        join_at_cut(state, mixture)
         if state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds:
             # The plans below the best one are many. Those combined of known ones are few, and better.
             combine_plans(state, tables, prices, known)

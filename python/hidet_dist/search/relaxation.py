@@ -18,7 +18,6 @@ from hidet_dist.search.master import solve_master
 from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.state import Probe, State, is_wide, narrow_choices
-from hidet_dist.search.windows import record_cuts
 
 
 def probe_without_activations(state: State, tables: Tables) -> None:
@@ -93,8 +92,6 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             narrow_at = gap * tuning.NARROW_AGAIN
             search.plans = [one for one in search.plans if state.keeps(one.choices)] or [probe]
         search.mix()
-        if not search.mixture.over and search.mixture.seconds < state.cutoff():
-            record_cuts(state, [plan for _, plan in search.mixture.parts])
         if state.outer is None and not is_wide(state, tables) and state.join_peaks(tables, search.mixture.prices):
             search.mix()
     return search.plans, search.mixture

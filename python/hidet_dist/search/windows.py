@@ -9,67 +9,51 @@ from hidet_dist.search.eliminate import eliminate
 from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
+from hidet_dist.search.relaxation import Mixture
 from hidet_dist.search.state import Probe, State
 
 
-def join_at_cut(state: State, prices: Prices, parts: Sequence[Probe]) -> None:
-    """Join a plan that exceeds the budget and one that fits, at a cut in execution order, and replan around the cut.
-
-    ``parts`` are plans, of which the first of either kind is joined.
-    """
-    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
-    for low, high in _over_and_fitting(state, parts):
-        position = _positions(state.problem)
-        for first, second in ((low, high), (high, low)):
-            fits = _latest_cut(state, position, first, second, first is low)
-            if state.done():
-                return
-            for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
-                at = fits - shift if first is low else fits + shift
-                joined = _joined(position, first, second, at)
-                if _replan(state, tables, prices, position, joined, at).peak <= state.problem.budget:
-                    break
-            if state.done():
-                return
-
-
-def record_cuts(state: State, parts: Sequence[Probe]) -> None:
-    """Join a plan that exceeds the budget and one that fits, at the best cuts in execution order.
+def join_at_cut(state: State, mixture: Mixture) -> None:
+    """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
 
     Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
     """
-    for low, high in _over_and_fitting(state, parts):
-        position = _positions(state.problem)
-        _latest_cut(state, position, low, high, True)
-        _latest_cut(state, position, high, low, False)
-
-
-def _over_and_fitting(state: State, parts: Sequence[Probe]) -> list[tuple[Probe, Probe]]:
-    """Pair the first plan that exceeds the budget with the first that fits, or the best one; empty without either."""
-    lows = [probe for probe in parts if probe.peak > state.problem.budget]
-    highs = [probe for probe in parts if probe.peak <= state.problem.budget]
+    problem, prices = state.problem, state.prices(mixture.prices)
+    budget = problem.budget
+    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
+    parts = [probe for _, probe in mixture.parts]
+    lows = [probe for probe in parts if probe.peak > budget]
+    highs = [probe for probe in parts if probe.peak <= budget]
     highs = highs or [probe for probe in state.known_plans if probe.choices == state.best]
-    return [(lows[0], highs[0])] if lows and highs else []
+    if not lows or not highs:
+        return
+    low, high = lows[0], highs[0]
+    count = len(problem.cost)
+    position = _positions(problem)
 
+    for first, second in ((low, high), (high, low)):
 
-def _joined(position: Sequence[int], first: Probe, second: Probe, at: int) -> tuple[int, ...]:
-    """Take the choices of entities before a position from one plan, and the others from another."""
-    pairs = zip(position, first.choices, second.choices, strict=True)
-    return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
+        def cut(at: int, first: Probe = first, second: Probe = second) -> tuple[int, ...]:
+            pairs = zip(position, first.choices, second.choices, strict=True)
+            return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
 
-
-def _latest_cut(state: State, position: Sequence[int], first: Probe, second: Probe, grows: bool) -> int:
-    """Find the cut with as much as fits of the plan that exceeds the budget: ``first`` if it ``grows``."""
-    count = len(position)
-    fits, over = (0, count) if grows else (count, 0)
-    while abs(over - fits) > 1:
-        state.limits.check()
-        middle = (fits + over) // 2
-        if state.record(_joined(position, first, second, middle)).peak <= state.problem.budget:
-            fits = middle
-        else:
-            over = middle
-    return fits
+        # The cut with as much of ``low`` as fits.
+        fits, over = (0, count) if first is low else (count, 0)
+        while abs(over - fits) > 1:
+            state.limits.check()
+            middle = (fits + over) // 2
+            if state.record(cut(middle)).peak <= budget:
+                fits = middle
+            else:
+                over = middle
+        if state.done():
+            return
+        for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
+            at = fits - shift if first is low else fits + shift
+            if _replan(state, tables, prices, position, cut(at), at).peak <= budget:
+                break
+        if state.done():
+            return
 
 
 def _positions(problem: Problem) -> list[int]:
