@@ -123,6 +123,7 @@ def _extend_hidet() -> None:
         simplest_forms,
         simplifier_rules,
         squeezed_dims,
+        task_inputs,
     )
 
     matmul_definition.install()
@@ -130,6 +131,7 @@ def _extend_hidet() -> None:
     infinities.install()
     simplifier_rules.install()
     simplest_forms.install()
+    task_inputs.install()
     lookups.install()
     named_weights.install()
     distributed = importlib.import_module("hidet.distributed")

@@ -90,6 +90,7 @@ class GraphView:
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
         self._pieces: dict[str, tuple[tuple[int, ...], Element]] = {}
         self._signatures: dict[int, Hashable] = {}
+        self._uses: list[tuple[str, Use]] = []
         for name, shape in self._shapes.items():
             if 0 in shape:
                 raise ConfigError(
@@ -176,12 +177,17 @@ class GraphView:
         return self._signatures[number]
 
     def uses(self) -> Iterator[tuple[str, Use]]:
-        """Yield the uses of tensors by name, in execution order, graph outputs last."""
-        for op, node in enumerate(self.operators):
-            for position, x in enumerate(node.inputs):
-                yield self.names[x], Use(op, position)
-        for position, name in enumerate(self.outputs):
-            yield name, Use(None, position)
+        """Iterate over the uses of tensors by name, in execution order, graph outputs last."""
+        if not self._uses:
+            self._uses = [
+                *(
+                    (self.names[x], Use(op, position))
+                    for op, node in enumerate(self.operators)
+                    for position, x in enumerate(node.inputs)
+                ),
+                *((name, Use(None, position)) for position, name in enumerate(self.outputs)),
+            ]
+        return iter(self._uses)
 
     def fingerprint(self) -> str:
         """Digest the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""

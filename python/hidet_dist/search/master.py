@@ -64,7 +64,9 @@ def solve_master(
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     left = limits.seconds_left()
-    if left is not None:
+    if left is not None and limits.counts_cpu_time:
+        model.cbSimplexInterrupt += lambda event: event.interrupt(limits.expired())
+    elif left is not None:
         model.setOptionValue("time_limit", left)
     # The slack first, then the plans in the order of their numbers as text. The order of the columns decides which of
     # several optima is found, and so the plan: it stays as it is.

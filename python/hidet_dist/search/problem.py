@@ -16,6 +16,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, MutableSequen
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,11 @@ class Problem:
         return EqualParts(self)
 
     @cached_property
+    def totals(self) -> Totals:
+        """The cost and the memory of plans."""
+        return Totals(self)
+
+    @cached_property
     def without_costs(self) -> Problem:
         """The same problem with all costs and conversions at 0 seconds, so that only memory is left."""
         free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
@@ -200,6 +209,116 @@ class _Numbers:
         return number
 
 
+class _Joined:
+    """Lists joined to one array; equal objects, which must live on, are joined once."""
+
+    def __init__(self, dtype: type[np.generic]):
+        self.dtype = dtype
+        self.parts: list[Sequence[float]] = []
+        self._begins: dict[int, int] = {}
+        self._size = 0
+
+    def add(self, values: Sequence[float]) -> int:
+        """Return the position at which a list begins."""
+        begin = self._begins.get(id(values))
+        if begin is None:
+            begin = self._begins[id(values)] = self._size
+            self.parts.append(values)
+            self._size += len(values)
+        return begin
+
+    def array(self) -> npt.NDArray[Any]:
+        return np.array([value for part in self.parts for value in part], dtype=self.dtype)
+
+
+class _Choosing:
+    """Values that depend on the choices of single entities, as one array."""
+
+    def __init__(self, dtype: type[np.generic], values: Sequence[Sequence[float]], entities: Sequence[int]):
+        joined = _Joined(dtype)
+        self._begins = np.array([joined.add(own) for own in values], dtype=np.int64)
+        self._entities = np.array(entities, dtype=np.int64)
+        self._values = joined.array()
+
+    def of(self, choices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the value of each list for these choices."""
+        chosen: npt.NDArray[Any] = self._values[self._begins + choices[self._entities]]
+        return chosen
+
+
+class Totals:
+    """The costs and the memory of plans of one problem: :func:`evaluate` and :func:`held_bytes` of arrays.
+
+    The sums are those of the functions to the last bit.
+    """
+
+    def __init__(self, problem: Problem):
+        every, edges = range(len(problem.cost)), problem.edges
+        self._points = problem.activations.points
+        self._cost = _Choosing(np.float64, problem.cost, every)
+        self._memory = _Choosing(np.int64, problem.memory, every)
+        self._tensors = [edge.tensor for edge in edges]
+        self._produced = _Choosing(np.int64, [e.produced for e in edges], [e.producer for e in edges])
+        self._consumed = _Choosing(np.int64, [e.consumed for e in edges], [e.consumer for e in edges])
+        tables = _Joined(np.float64)
+        tables_of: dict[int, Sequence[float]] = {}
+        for edge in edges:
+            if id(edge.convert) not in tables_of:
+                tables_of[id(edge.convert)] = [seconds for line in edge.convert for seconds in line]
+        self._convert_begins = np.array([tables.add(tables_of[id(e.convert)]) for e in edges], dtype=np.int64)
+        self._convert_widths = np.array([len(e.convert[0]) for e in edges], dtype=np.int64)
+        self._convert = tables.array()
+        intervals = problem.activations.intervals
+        self._held = _Choosing(np.int64, [i.nbytes for i in intervals], [i.entity for i in intervals])
+        self._begin = np.array([interval.begin for interval in intervals], dtype=np.int64)
+        self._end = np.array([interval.end for interval in intervals], dtype=np.int64)
+        held = [
+            (memory, edge)
+            for tensor, group in problem.groups.items()
+            if (memory := problem.activations.tensors.get(tensor)) is not None
+            for edge in group
+        ]
+        self._converted = held
+        layouts = _Joined(np.int64)
+        begins = np.array([layouts.add(memory.layout) for memory, _ in held], dtype=np.int64)
+        self._layouts, self._layout_begins = layouts.array(), begins
+        self._source = _Choosing(np.int64, [e.produced for _, e in held], [e.producer for _, e in held])
+        self._required = _Choosing(np.int64, [e.consumed for _, e in held], [e.consumer for _, e in held])
+
+    def seconds(self, choices: Sequence[int]) -> float:
+        """Compute the cost in seconds of the choices."""
+        picks = np.array(choices, dtype=np.int64)
+        seconds = sum(self._cost.of(picks).tolist(), 0.0)
+        source, required = self._produced.of(picks), self._consumed.of(picks)
+        paid = self._convert[self._convert_begins + source * self._convert_widths + required]
+        known: set[tuple[int, int, int]] = set()
+        for n in np.flatnonzero(paid).tolist():
+            key = self._tensors[n], int(source[n]), int(required[n])
+            if key not in known:
+                known.add(key)
+                seconds += float(paid[n])
+        return seconds
+
+    def nbytes(self, choices: Sequence[int]) -> list[int]:
+        """Compute the bytes held at each program point with these choices."""
+        picks = np.array(choices, dtype=np.int64)
+        change = np.zeros(self._points + 1, dtype=np.int64)
+        change[0] = self._memory.of(picks).sum()
+        held = self._held.of(picks)
+        np.add.at(change, self._begin, held)
+        np.subtract.at(change, self._end + 1, held)
+        source, required = self._source.of(picks), self._required.of(picks)
+        converts = self._layouts[self._layout_begins + source] != self._layouts[self._layout_begins + required]
+        groups: dict[int, tuple[ConvertedTensor, list[Edge]]] = {}
+        for n in np.flatnonzero(converts).tolist():
+            memory, edge = self._converted[n]
+            groups.setdefault(edge.tensor, (memory, []))[1].append(edge)
+        changes = change.tolist()
+        for memory, group in groups.values():
+            add_converted(changes, memory, group, choices)
+        return list(accumulate(changes))[:-1]
+
+
 @dataclass(frozen=True)
 class Solution:
     """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
@@ -251,7 +370,10 @@ def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: 
 
 
 def add_converted(
-    change: MutableSequence[int], memory: ConvertedTensor, group: Iterable[Edge], choices: Sequence[int]
+    change: MutableSequence[int] | npt.NDArray[np.int64],
+    memory: ConvertedTensor,
+    group: Iterable[Edge],
+    choices: Sequence[int],
 ) -> None:
     """Add the bytes that a tensor's conversions hold to the changes of the bytes held from point to point."""
     layout = memory.layout

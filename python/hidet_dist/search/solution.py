@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -20,8 +21,8 @@ from hidet_dist.view import GraphView
 
 def write_stage(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
-) -> StagePlan:
-    """Write down the plan of a choice for every entity, and check it.
+) -> tuple[StagePlan, int]:
+    """Write down the plan of a choice for every entity, and check it; return it with the bytes that a device holds.
 
     Raises
     ------
@@ -37,7 +38,7 @@ def write_stage(
     most = max(live_bytes(view, stage, cluster.device.places_shards))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
-    return stage
+    return stage, most
 
 
 def stage_of(
@@ -92,8 +93,8 @@ def lay_out(
         paid.add((name, target))
         if name in between:
             splitter, kind = between[name]
-            source = spec_of[name], name in reduced
-            compute[splitter] += split_seconds(model, view.shape(name), view.itemsize(name), kind, source, target, mesh)
+            split = functools.partial(_split_seconds, view, model, mesh, name)
+            compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
         if target != spec_of[name]:
             conversion = model.conversion(*view.pieces(name), spec_of[name], target)
             steps = tuple(map(str, conversion.steps))
@@ -114,3 +115,8 @@ def lay_out(
         tuple(conversions_of.get(None, ())),
         view.symbols,
     )
+
+
+def _split_seconds(view: GraphView, model: CostModel, mesh: DeviceMesh, name: str, spec: TensorShardSpec) -> float:
+    """Predict the seconds of splitting a kernel at a tensor in a spec."""
+    return model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), mesh))
