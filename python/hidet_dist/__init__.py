@@ -115,12 +115,23 @@ def _explain(plan: Plan) -> PlanExplanation:
 
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
-    from hidet_dist.compat import infinities, lookups, matmul_definition, named_weights, simplifier_rules, squeezed_dims
+    from hidet_dist.compat import (
+        infinities,
+        lookups,
+        matmul_definition,
+        named_weights,
+        simplest_forms,
+        simplifier_rules,
+        squeezed_dims,
+        task_inputs,
+    )
 
     matmul_definition.install()
     squeezed_dims.install()
     infinities.install()
     simplifier_rules.install()
+    simplest_forms.install()
+    task_inputs.install()
     lookups.install()
     named_weights.install()
     distributed = importlib.import_module("hidet.distributed")

@@ -86,7 +86,11 @@ class GraphView:
                     f"The tensor {name} of the graph has the dtype {tensor.dtype.name}, which artifacts and messages "
                     f"between ranks cannot hold: use one of {', '.join(ITEMSIZE)}."
                 )
+        self._extents = {name: extents_of(tensor) for name, tensor in self.tensors.items()}
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
+        self._pieces: dict[str, tuple[tuple[int, ...], Element]] = {}
+        self._signatures: dict[int, Hashable] = {}
+        self._uses: list[tuple[str, Use]] = []
         for name, shape in self._shapes.items():
             if 0 in shape:
                 raise ConfigError(
@@ -107,7 +111,7 @@ class GraphView:
 
     def extents(self, name: str) -> tuple[Extent, ...]:
         """The shape of a tensor: ints, and expressions of symbolic dims."""
-        return extents_of(self.tensors[name])
+        return self._extents[name]
 
     def written(self, name: str) -> tuple[int | str, ...]:
         """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
@@ -125,6 +129,11 @@ class GraphView:
         be a multiple of, as far as that matters on the mesh. So it is never split into more, and never padded, whatever
         the size planned for. Its pieces are accordingly larger.
         """
+        if name not in self._pieces:
+            self._pieces[name] = self._pieces_of(name)
+        return self._pieces[name]
+
+    def _pieces_of(self, name: str) -> tuple[tuple[int, ...], Element]:
         extents, dtype = self.extents(name), self.tensors[name].dtype
         if all(isinstance(extent, int) for extent in extents):
             return self.shape(name), dtype
@@ -163,15 +172,22 @@ class GraphView:
 
     def signature(self, number: int) -> Hashable:
         """Make a key of an operator that is equal for operators of the same definition and shapes, symbolic or not."""
-        return signature_of(self.operators[number])
+        if number not in self._signatures:
+            self._signatures[number] = signature_of(self.operators[number])
+        return self._signatures[number]
 
     def uses(self) -> Iterator[tuple[str, Use]]:
-        """Yield the uses of tensors by name, in execution order, graph outputs last."""
-        for op, node in enumerate(self.operators):
-            for position, x in enumerate(node.inputs):
-                yield self.names[x], Use(op, position)
-        for position, name in enumerate(self.outputs):
-            yield name, Use(None, position)
+        """Iterate over the uses of tensors by name, in execution order, graph outputs last."""
+        if not self._uses:
+            self._uses = [
+                *(
+                    (self.names[x], Use(op, position))
+                    for op, node in enumerate(self.operators)
+                    for position, x in enumerate(node.inputs)
+                ),
+                *((name, Use(None, position)) for position, name in enumerate(self.outputs)),
+            ]
+        return iter(self._uses)
 
     def fingerprint(self) -> str:
         """Digest the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""

@@ -68,12 +68,12 @@ def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
     own = Prices([float(price) for price in line[:count]])
     points = [m for m in some if m < count] or [0]
     plans = Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, float(limit), (), points)
-    held_at = {*points, *(m for m, price in enumerate(own.at) if price)}
     groups = readers(problem)
 
     def fits(picks: tuple[int, ...]) -> bool:
         nbytes = held_bytes(problem, groups, picks)
-        return all(nbytes[m] <= problem.budget for m in held_at)
+        priced = own.of(nbytes) <= own.total * problem.budget * (1 + 1e-9)
+        return priced and all(nbytes[m] <= problem.budget for m in points)
 
     within = [evaluate(problem, picks) for picks in all_picks(problem) if fits(picks)]
     for picks in assert_begins_with_best(plans, problem, within, limit):
@@ -89,8 +89,50 @@ def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     assert [sum(picks) for picks in plans.plans()] == [19, 20]
 
 
-def test_too_many_partial_plans_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "MOST_LABELS", 3)
+@settings(max_examples=60, deadline=None)
+@given(
+    problems(),
+    st.lists(st.integers(0, 5), min_size=6, max_size=6),
+    st.integers(1, 60),
+    st.sets(st.integers(0, 5)),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_too_many_partial_plans_lower_the_limit(
+    problem: Problem, line: list[int], limit: int, some: set[int], most: int, comparisons: int
+) -> None:
+    count = problem.activations.points
+    own = Prices([float(price) for price in line[:count]])
+    points = [m for m in some if m < count]
+    every = [list(range(len(c))) for c in problem.cost]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "STEP_LABELS", most)
+        patch.setattr(tuning, "MOST_LABELS", 4 * most)
+        patch.setattr(tuning, "COMPARISONS", comparisons)
+        try:
+            plans = Frontier(problem, every, Tables(), own, float(limit), (), points)
+        except TooWide:
+            return
+    groups = readers(problem)
+    assert plans.limit <= limit
+    least = min(plans.limit, float(plans.seconds[0]) if len(plans) else math.inf)
+    for picks in all_picks(problem):
+        nbytes = held_bytes(problem, groups, picks)
+        priced = own.of(nbytes) <= own.total * problem.budget * (1 + 1e-9)
+        if priced and all(nbytes[m] <= problem.budget for m in points):
+            assert evaluate(problem, picks) >= least * (1 - 1e-9)
+
+
+def test_the_limit_stays_where_few_partial_plans_are_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No plan costs less than 80/3 + 26/3 s with the price of memory; all of 39.0 s and more cost the same.
+    every, prices = [[0, 1]] * 20, Prices([1 / 3])
+    assert Frontier(knapsack(20), every, Tables(), prices, 100.0).limit == 100.0
+    monkeypatch.setattr(tuning, "STEP_LABELS", 3)
+    assert Frontier(knapsack(20), every, Tables(), prices, 100.0).limit <= 39.0
+
+
+def test_too_many_partial_plans_below_any_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MOST_LABELS", 0)
     with pytest.raises(TooWide):
         Frontier(knapsack(20), [[0, 1]] * 20, Tables(), Prices([1 / 3]), 100.0)
 

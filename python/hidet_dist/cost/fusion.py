@@ -32,7 +32,6 @@ from hidet_dist.compat.half_products import is_taken
 from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RENAMINGS
-from hidet_dist.rules.rule import signature_of
 from hidet_dist.spec import OpShardSpec, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -145,9 +144,10 @@ def fused_operators(view: GraphView, target: str = GPU) -> dict[int, Fused | Mem
     if target != GPU:
         return dict(_Fusion(view, target == LIBRARY).run())
     kernels = gpu_kernels(view)
-    fused: dict[int, Fused | Member] = dict(_Fusion(view, False, kernels, half_prologues=False).run())
+    injective: dict[Hashable, bool] = {}
+    fused: dict[int, Fused | Member] = dict(_Fusion(view, False, kernels, False, injective).run())
     if any(len(kernel.operators) > 1 for kernel in kernels):
-        alone = _Fusion(view, False, half_prologues=False).run()
+        alone = _Fusion(view, False, (), False, injective).run()
         for kernel in kernels:
             fused.update(_members(view, kernel, alone))
     return dict(sorted(fused.items()))
@@ -178,7 +178,8 @@ def _members(view: GraphView, kernel: GpuKernel, alone: Mapping[int, Fused]) -> 
 class _Fusion:
     """hidet's pass on the operators of a graph, with ``kernels`` of several operators as anchors.
 
-    Without ``half_prologues``, no prologue is fused into products in half precision.
+    Without ``half_prologues``, no prologue is fused into products in half precision. ``injective`` tells by signature
+    whether operators are injective, as far as that is known: hidet walks their whole definitions to tell.
     """
 
     def __init__(
@@ -187,10 +188,12 @@ class _Fusion:
         library_products: bool,
         kernels: Sequence[GpuKernel] = (),
         half_prologues: bool = True,
+        injective: dict[Hashable, bool] | None = None,
     ):
         self.view = view
         self.library_products = library_products
         self.half_prologues = half_prologues
+        self.injective: dict[Hashable, bool] = {} if injective is None else injective
         self.kernels = {kernel.operators[-1]: kernel for kernel in kernels}
         self.readers: dict[str, list[tuple[int | None, int]]] = {}  # operator (None: an output) and position of uses
         for name, use in view.uses():
@@ -203,7 +206,7 @@ class _Fusion:
 
     def run(self) -> dict[int, Fused]:
         operators = self.view.operators
-        injective: dict[Hashable, bool] = {}  # hidet walks the whole definition: once for equal operators
+        injective = self.injective
         anchors = []
         for anchor, kernel in self.kernels.items():
             for i in kernel.operators:
@@ -212,7 +215,7 @@ class _Fusion:
             if i in self.group:
                 anchors += [i] if i in self.kernels else []
                 continue
-            key = signature_of(op)
+            key = self.view.signature(i)
             if key not in injective:
                 injective[key] = op.task.is_injective()
             if not injective[key]:

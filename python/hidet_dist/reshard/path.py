@@ -88,7 +88,7 @@ def conversion_collectives(
 
 
 def _tabulate(
-    read: Callable[[_Tree, Layout], T],
+    read: Callable[[_Tree, int], T],
     shape: Sequence[int],
     dtype: Element,
     sources: Sequence[Layout],
@@ -96,18 +96,24 @@ def _tabulate(
     cluster: Cluster,
 ) -> tuple[tuple[T, ...], ...]:
     """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns)."""
-    graph_of = _checked(shape, dtype, sources, targets, cluster)
-    return tuple(tuple(read(graph_of(source, target).tree(source), target) for target in targets) for source in sources)
+    _check(shape, sources, targets, cluster)
+    axes = tuple(range(cluster.mesh.ndim))
+    graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
+    if len(axes) <= _DETOUR_AXES:
+        graph = graph_over(axes)
+        nodes = [graph.number(target) for target in targets]
+        trees = [graph.tree(graph.number(source)) for source in sources]
+        return tuple(tuple([read(tree, node) for node in nodes]) for tree in trees)
+
+    def value(source: Layout, target: Layout) -> T:
+        graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
+        return read(graph.tree(graph.number(source)), graph.number(target))
+
+    return tuple(tuple(value(source, target) for target in targets) for source in sources)
 
 
-def _checked(
-    shape: Sequence[int],
-    dtype: Element,
-    sources: Sequence[Layout],
-    targets: Sequence[Layout],
-    cluster: Cluster,
-) -> Callable[[Layout, Layout], _LayoutGraph]:
-    """Check that all conversions exist; return a function from a source and a target to the graph to search."""
+def _check(shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout], cluster: Cluster) -> None:
+    """Check that all conversions exist. Raises SpecError if not."""
     for layout in dict.fromkeys((*sources, *targets)):
         layout.validate(shape, cluster.mesh, padded=True)
     for target in targets:
@@ -118,12 +124,6 @@ def _checked(
                 raise SpecError(
                     f"A tensor in {source} cannot become {target}: it is not partial over these axes by this op."
                 )
-    axes = tuple(range(cluster.mesh.ndim))
-    graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
-    if len(axes) <= _DETOUR_AXES:
-        graph = graph_over(axes)
-        return lambda source, target: graph
-    return lambda source, target: graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
 
 
 def _axes(layout: Layout) -> set[int]:
@@ -171,12 +171,11 @@ class _LayoutGraph:
             ]
         return self._edges[node]
 
-    def tree(self, source: Layout) -> _Tree:
-        """Return the tree of cheapest paths from a layout."""
-        number = self.number(source)
-        if number not in self._trees:
-            self._trees[number] = _Tree(self, number)
-        return self._trees[number]
+    def tree(self, source: int) -> _Tree:
+        """Return the tree of cheapest paths from a node."""
+        if source not in self._trees:
+            self._trees[source] = _Tree(self, source)
+        return self._trees[source]
 
 
 # A price is (ticks * _MOST + number of collectives) * _MOST + number of steps, so that one comparison orders by cost,
@@ -200,27 +199,26 @@ class _Tree:
         self._queue = [(0, 0, source)]
         self._discovered = 1
 
-    def seconds(self, target: Layout) -> float:
-        """Return the seconds of the cheapest path to a layout. One exists: gathering and slicing reach every spec."""
+    def seconds(self, target: int) -> float:
+        """Return the seconds of the cheapest path to a node. One exists: gathering and slicing reach every spec."""
         return (self._reach(target) // _MOST**2) / 2**_TICKS_LOG2
 
-    def collectives(self, target: Layout) -> int:
-        """Count the steps of the cheapest path to a layout that communicate."""
+    def collectives(self, target: int) -> int:
+        """Count the steps of the cheapest path to a node that communicate."""
         return self._reach(target) // _MOST % _MOST
 
-    def path(self, target: Layout) -> tuple[tuple[Step, ...], float]:
-        """Return the steps of the cheapest path to a layout, and its seconds."""
+    def path(self, target: int) -> tuple[tuple[Step, ...], float]:
+        """Return the steps of the cheapest path to a node, and its seconds."""
         seconds = self.seconds(target)
         steps: list[Step] = []
-        node = self._graph.number(target)
+        node = target
         while node in self._predecessors:
             node, step = self._predecessors[node]
             steps.insert(0, step)
         return tuple(steps), seconds
 
-    def _reach(self, target: Layout) -> int:
-        """Expand the tree until it contains a layout, and return the price of the path to it."""
-        goal = self._graph.number(target)
+    def _reach(self, goal: int) -> int:
+        """Expand the tree until it contains a node, and return the price of the path to it."""
         price, predecessors, queue = self._price, self._predecessors, self._queue
         while goal not in self._settled:
             so_far, _, node = heapq.heappop(queue)

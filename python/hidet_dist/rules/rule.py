@@ -565,6 +565,7 @@ class RuleTable:
         self._rules: dict[Any, Rule] = {} if like is None else like._rules
         self._choices: dict[Any, tuple[Choice, ...]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
+        self._last: tuple[Operator, Any] | None = None  # the last operator, and its signature
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
         """Return the rule of an operator, or of an equal one, and its choices on the mesh."""
@@ -601,7 +602,9 @@ class RuleTable:
         return self._choice_of[key, spec]
 
     def _rule(self, op: Operator) -> tuple[Any, Rule]:
-        key = signature_of(op)
+        if self._last is None or self._last[0] is not op:
+            self._last = op, signature_of(op)
+        key = self._last[1]
         if key not in self._rules:
             self._rules[key] = derive(op)
         return key, self._rules[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from hidet_dist.search import tuning
@@ -25,12 +27,15 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     if state.bounds is None or state.bounds[0] is not prices:
         return False
     bounds = state.bounds[1]
-    gap = state.options.gap
+    gap, points = state.options.gap, list[int]()
     for _ in range(tuning.FRONTIERS):
-        limit = min(state.cutoff(), state.bound * (1 + gap))
-        gap *= 2
+        limit = state.cutoff()
         kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
-        least = _try_plans_below(state, tables, prices, kept, limit)
+        if count_open(kept) > tuning.FEW_FRONTIER_CHOICES:
+            limit = min(limit, state.bound * (1 + gap))
+            gap *= tuning.FRONTIER_RAISE
+            kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
+        least = _try_plans_below(state, tables, prices, kept, limit, points)
         if least is None:
             break
         state.raise_bound(least)
@@ -46,15 +51,21 @@ def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence
     plans = [*(probe.choices for probe in probes), state.best]
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-    _try_plans_below(state, tables, prices, kept, state.cutoff())
+    _try_plans_below(state, tables, prices, kept, state.cutoff(), [])
 
 
 def _try_plans_below(
-    state: State, tables: Tables, prices: Prices, kept: Sequence[Sequence[int]], limit: float
+    state: State,
+    tables: Tables,
+    prices: Prices,
+    kept: Sequence[Sequence[int]],
+    limit: float,
+    points: list[int],
 ) -> float | None:
     """Record the plans among the choices ``kept`` that cost less than a limit.
 
-    Returns a lower bound of all such plans within the budget, at most the limit; None if there are too many.
+    The budget holds at ``points``, to which those are added at which plans exceeded it. Returns a lower bound of all
+    such plans within the budget, at most the limit; None if there are too many.
     """
     if count_open(kept) > tuning.FEW_CHOICES:
         # Bounds of choices that others dominate are loose: those of what is left are not.
@@ -67,21 +78,26 @@ def _try_plans_below(
             ]
     if count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    frontier, points = _fitting_frontier(state, tables, prices, kept, limit, rounds=1)
+    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), points, tuning.RELAXED_ROUNDS)
     if frontier is None:
         return None
-    if frontier.relaxed and len(frontier) and not state.done():
+    least = _least_seconds(frontier, limit)
+    if frontier.relaxed and len(frontier) and least < state.cutoff() and not state.done():
         narrowed = [list(choices) for choices in kept]
         for tensor in frontier.relaxed:
             fix_required(state.groups[tensor], state.best, narrowed, False)
-        most = min(state.seconds, limit * (1 + state.options.gap))
-        _fitting_frontier(state, tables, prices, narrowed, most, frontier.relaxed, points)
-    for exact in (), frontier.relaxed:
-        # Bytes at points without a price, or the relaxed tensors, may keep the bound below the limit.
-        if len(frontier) and not state.done() and (exact or points):
-            fitting, points = _fitting_frontier(state, tables, prices, kept, limit, exact, points)
-            frontier = frontier if fitting is None else fitting
-    return min(limit, float(frontier.seconds[0])) if len(frontier) else limit
+        _fitting_frontier(state, tables, prices, narrowed, min(limit, state.seconds), frontier.relaxed, points)
+        limit = min(limit, state.cutoff())
+        if least < limit and not state.done():
+            # The relaxed tensors may keep the bound below the limit.
+            exact = _fitting_frontier(state, tables, prices, kept, limit, frontier.relaxed, points)
+            least = least if exact is None else max(least, _least_seconds(exact, limit))
+    return min(limit, least)
+
+
+def _least_seconds(frontier: Frontier, limit: float) -> float:
+    """Return the least seconds of a frontier's plans, at most the limit below which there are no others."""
+    return min(limit, frontier.limit, float(frontier.seconds[0]) if len(frontier) else math.inf)
 
 
 def _fitting_frontier(
@@ -90,33 +106,35 @@ def _fitting_frontier(
     prices: Prices,
     kept: Sequence[Sequence[int]],
     limit: float,
-    exact: Sequence[int] = (),
-    points: Sequence[int] = (),
+    exact: Sequence[int],
+    points: list[int],
     rounds: int = tuning.POINT_ROUNDS,
-) -> tuple[Frontier | None, list[int]]:
+) -> Frontier | None:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 
-    Returns the last frontier, None if there are too many plans, and the points.
+    Adds the points to ``points``. Returns the last frontier, None if there are too many plans.
     """
-    at, frontier = dict.fromkeys(points), None
-    for _ in range(rounds):
+    frontier = None
+    for number in range(rounds):
         try:
-            frontier = Frontier(state.problem, kept, tables, prices, limit, exact, list(at))
+            frontier = Frontier(state.problem, kept, tables, prices, limit, exact, points)
         except TooWide:
             break  # with fewer points it is a bound still
+        limit = frontier.limit
         over = _record_frontier(state, frontier)
-        if state.done() or not over.keys() - at.keys():
+        more = _hitting_points([one for one in over if one.isdisjoint(points)], 2**number)
+        if state.done() or not more or limit <= state.bound:
             break
-        at |= state.peaks | over
-    return frontier, list(at)
+        points += more
+    return frontier
 
 
-def _record_frontier(state: State, frontier: Frontier) -> dict[int, None]:
+def _record_frontier(state: State, frontier: Frontier) -> list[frozenset[int]]:
     """Record the plans of a frontier until one is the best so far; the others cost more, unless tensors are relaxed.
 
-    Returns the points of local peaks that exceed the budget.
+    Returns, of each plan that exceeds the budget, the points of local peaks at which it does.
     """
-    over: dict[int, None] = {}
+    over: list[frozenset[int]] = []
     for seconds, choices in zip(frontier.seconds[: tuning.FRONTIER_PLANS], frontier.plans(), strict=False):
         if seconds >= state.seconds:
             break
@@ -124,5 +142,17 @@ def _record_frontier(state: State, frontier: Frontier) -> dict[int, None]:
         if probe.choices == state.best:
             break
         exceeded = [point for point, nbytes in enumerate(probe.nbytes) if nbytes > state.problem.budget]
-        over |= dict.fromkeys(peaks(probe.nbytes, exceeded))
+        if exceeded:
+            over.append(frozenset(peaks(probe.nbytes, exceeded)))
     return over
+
+
+def _hitting_points(sets: Sequence[frozenset[int]], each: int) -> list[int]:
+    """Choose few points, at least ``each`` of a set: the point of most sets first (the greedy hitting set)."""
+    chosen: set[int] = set()
+    while True:
+        left = [points - chosen for points in sets if len(points & chosen) < each]
+        count = Counter(point for points in left for point in points)
+        if not count:
+            return sorted(chosen)
+        chosen.add(min(count, key=lambda point: (-count[point], point)))

@@ -87,6 +87,16 @@ def _solve_part(state: State, capacity: Capacity, part: _Part) -> tuple[float, l
     inner = State(limited, replace(state.options, on_incumbent=None), fitting.kept, state.best, state.seconds)
     inner.outer, inner.bound = state, part.bound
     tables = Tables(state.limits)
+    try:
+        return _bound_part(inner, tables, part, fitting.resident)
+    finally:
+        tables.last = None  # tables that refer to themselves would outlive the part
+
+
+def _bound_part(
+    inner: State, tables: Tables, part: _Part, resident: tuple[int, int]
+) -> tuple[float, list[float], list[_Half]] | None:
+    """Bound the plans of a part, with the state and the tables for it, as :func:`_solve_part` does."""
     first = inner.probe(tables, Prices(part.prices), coarse=True)
     inner.known_plans.append(first)
     inner.raise_bound(first.bound)
@@ -102,7 +112,7 @@ def _solve_part(state: State, capacity: Capacity, part: _Part) -> tuple[float, l
     if inner.done():
         return None
     divide = _halves if part.number else _ranges
-    return inner.bound, mixture.prices, list(divide(inner, fitting.resident, mixture))
+    return inner.bound, mixture.prices, list(divide(inner, resident, mixture))
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hidet_dist.search import tuning
 from hidet_dist.search.network import Network, Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem import Edge, Problem, readers
 from hidet_dist.search.problem_network import network_of
 
 
@@ -112,11 +112,11 @@ def _eliminate(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, gap: float
 ) -> Eliminated:
     bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
-    groups = readers(problem)
+    totals, groups = problem.totals, readers(problem)
 
     def cost(choices: Sequence[int]) -> float:
-        seconds = evaluate(problem, choices)
-        return seconds + prices.of(held_bytes(problem, groups, choices)) if prices.total else seconds
+        seconds = totals.seconds(choices)
+        return seconds + prices.of(totals.nbytes(choices)) if prices.total else seconds
 
     best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():

@@ -115,7 +115,9 @@ def search_family(
         joint = _Joint(views, formulations, [member.weight for member in members], budget, named)
         solution = _solve(joint, options.solve_options(limits))
         stages = [
-            label_stage(view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices)), tensors)
+            label_stage(
+                view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices))[0], tensors
+            )
             for g, (view, formulation, tensors) in enumerate(zip(views, formulations, named, strict=True))
         ]
     specs: dict[str, TensorShardSpec] = {}

@@ -8,8 +8,8 @@ priced bytes (the label-setting method for shortest paths with a resource constr
 
 The budget of all program points is relaxed to one inequality: the priced bytes are at most what the budget costs at
 these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked. With
-``points``, labels have the bytes at these points instead (:mod:`hidet_dist.search.point_bytes`): plans fit there, and
-all plans that fit there are considered, but there are more labels.
+``points``, labels have the bytes at these points besides (:mod:`hidet_dist.search.point_bytes`): plans fit there, too,
+and all plans that do are considered, but there are more labels.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class _Labels:
     starts: the number of the first label of each combination of the neighbours' values, and the number of all labels.
     excess: the priced cost of each label in seconds, above the least of its combination.
     paid: the priced bytes of each label, in seconds.
+    bound: the least priced cost of plans that extend each label.
     held: the bytes of each label at program points, in the columns of :class:`PointBytes`.
     entry: the position of each label in the table over the neighbours and the bucket's variable.
     behind: for each bucket behind this one, the number of the label that a label extends.
@@ -51,9 +52,15 @@ class _Labels:
     starts: _Numbers
     excess: Table
     paid: Table
+    bound: Table
     held: Table
     entry: _Numbers
     behind: list[_Numbers]
+
+    def below(self, limit: float) -> npt.NDArray[np.bool_] | None:
+        """Tell of each label whether a plan below a limit can extend it; None if that is true of all."""
+        below = self.bound < limit
+        return None if below.all() else below
 
 
 class Frontier:
@@ -61,6 +68,7 @@ class Frontier:
 
     Attributes
     ----------
+    limit: the seconds below which all plans were considered: less than asked for if there are too many partial plans.
     seconds: for each plan a lower bound of its cost, without the price of memory; exact unless tensors were relaxed.
     relaxed: the tensors of many readers that had to be relaxed.
     """
@@ -77,22 +85,21 @@ class Frontier:
     ):
         """Find all Pareto-optimal plans of less than ``limit`` seconds, among the choices ``kept``.
 
-        Tensors in ``exact`` are never relaxed. The budget holds at ``points``, and at those with a price if there are
-        any; without ``points`` it holds for the priced bytes.
+        Tensors in ``exact`` are never relaxed. The budget holds for the priced bytes, and at ``points``. Where there
+        are too many partial plans, the limit is lowered to the bounds of those beyond.
 
         Raises
         ------
         TooWide
-            When there are too many partial plans, or the graph is too densely connected.
+            When the graph is too densely connected, or there are too many partial plans below any limit.
         OutOfTimeError
             When the time limit is reached.
         """
         self._kept, self._tables, self._exact = kept, tables, exact
-        self._comparisons = tuning.COMPARISONS
         self._entries = 0  # numbers of all labels so far
         self._budget = prices.total * problem.budget
         self._network = self._bounded(problem, prices)
-        self._limit = limit + self._budget
+        self._limit, self._lowered = limit + self._budget, False
         position = {bucket.variable: i for i, bucket in enumerate(self._network.buckets)}
         self._behind: list[list[int]] = [[] for _ in self._network.buckets]
         self._roots: list[int] = []
@@ -101,9 +108,6 @@ class Frontier:
                 self._behind[min(position[u] for u in bucket.neighbours)].append(i)
             else:
                 self._roots.append(i)
-        # The elimination bounds a label's cost by the priced bytes, so the dominating labels must fit at these points.
-        priced = {m for m, price in enumerate(prices.at) if price}.union(*(own for _, own in prices.joint))
-        points = [*points, *priced] if points else ()
         self._bytes = PointBytes(problem, kept, self._network, self.relaxed, points, tables.limits)
         paid = self._paid(problem, prices)
         waiting: dict[Factor, list[int]] = {}  # equal factors are in the same bucket
@@ -116,6 +120,7 @@ class Frontier:
                 factors.remove((self._network.buckets[n].message, self._network.buckets[n].neighbours))
             self._labels.append(self._of_bucket(i, [waiting[factor].pop() for factor in factors], paid))
         self.seconds, self._last = self._complete()
+        self.limit = min(limit, self._limit - self._budget) if self._lowered else limit
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -134,7 +139,8 @@ class Frontier:
 
     def _bounded(self, problem: Problem, prices: Prices) -> Network:
         """Eliminate all variables for the least priced costs, inside and outside each bucket."""
-        for readers_limit in tuning.READERS_LIMITS:
+        # With other limits, other tensors than those in ``exact`` would be relaxed.
+        for readers_limit in tuning.READERS_LIMITS[:1] if self._exact else tuning.READERS_LIMITS:
             try:
                 solved = minimized(problem, self._kept, self._tables, prices, self._exact, readers_limit)
                 solved.network.marginals(len(self._kept))
@@ -168,7 +174,7 @@ class Frontier:
         extended: list[_Numbers] = []
         for n in behind:
             at = self._behind_entry(network.buckets[n], scope, shape, entry)
-            which, label = _joined(self._labels[n], at)
+            which, label = self._joined(self._labels[n], at)
             more = excess[which] + self._labels[n].excess[label]
             left = np.flatnonzero(least[entry[which]] + more < self._limit)
             which, label = which[left], label[left]
@@ -176,6 +182,7 @@ class Frontier:
             labels_paid = labels_paid[which] + self._labels[n].paid[label]
             extended = [*(of[which] for of in extended), label]
         cost = inside.ravel()[entry] + excess
+        bound = least[entry] + excess
         combination = entry // shape[-1]
         excess = cost - (tables.tables[bucket.message].ravel()[combination] + bucket.offset)
         self._bytes.add_node(own, behind)
@@ -188,22 +195,54 @@ class Frontier:
             lambda given: self._sum_at(own, given, scope, shape, entry),
             own,
         )
-        left = self._left(number, combination, labels_paid, cost - labels_paid, held)
+        left = self._left(number, combination, labels_paid, cost - labels_paid, bound, held)
         self._entries += len(left) * line
         starts = np.searchsorted(combination[left], np.arange(math.prod(shape[:-1]) + 1))
-        return _Labels(starts, excess[left], labels_paid[left], held[left], entry[left], [of[left] for of in extended])
+        behind_left = [of[left] for of in extended]
+        return _Labels(starts, excess[left], labels_paid[left], bound[left], held[left], entry[left], behind_left)
 
-    def _left(self, node: int, combination: _Numbers, paid: Table, seconds: Table, held: Table) -> _Numbers:
-        """Select the labels that can fit and that no other one of the same combination dominates."""
-        if not self._bytes.points:
-            return _undominated(combination, paid, seconds)
+    def _left(
+        self, node: int, combination: _Numbers, paid: Table, seconds: Table, bound: Table, held: Table
+    ) -> _Numbers:
+        """Select the labels that can fit and that no other one of the same combination dominates.
+
+        Lowers the limit if there are too many.
+        """
         fit = self._bytes.fitting(node, held)
-        columns = np.column_stack([seconds[fit], held[fit]])
-        selected = undominated(combination[fit], columns, self._comparisons)
-        if selected is None:
-            raise TooWide
-        left, self._comparisons = selected
-        return fit[left]
+        while True:
+            if not self._bytes.points:
+                left: _Numbers | None = _undominated(combination[fit], paid[fit], seconds[fit])
+            else:
+                # Bounds of cost include the price of memory, so a dominating label must not have more priced bytes.
+                columns = np.column_stack([seconds[fit], paid[fit], held[fit]])
+                left = undominated(combination[fit], columns, tuning.COMPARISONS)
+            if left is not None:
+                fit = fit[left]
+                if len(fit) <= tuning.STEP_LABELS:
+                    return fit
+            most = len(fit) // 2 if left is None else tuning.STEP_LABELS
+            self._limit, self._lowered = float(np.partition(bound[fit], most)[most]), True
+            fit = fit[bound[fit] < self._limit]
+            if left is not None:
+                return fit
+
+    def _joined(self, labels: _Labels, at: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Pair each position ``at`` with all labels there: the number of the position, and that of the label.
+
+        Lowers the limit if there are too many pairs.
+        """
+        for _ in range(tuning.LIMIT_HALVINGS):
+            below = labels.below(self._limit)
+            starts = labels.starts if below is None else np.concatenate([[0], np.cumsum(below)])[labels.starts]
+            first = starts[at]
+            counts = starts[at + 1] - first
+            count = int(counts.sum())
+            if count <= tuning.MOST_LABELS:
+                which = np.repeat(np.arange(len(at)), counts)
+                label = np.arange(count) - np.repeat(np.cumsum(counts) - counts - first, counts)
+                return which, label if below is None else np.flatnonzero(below)[label]
+            self._limit, self._lowered = (self._network.constant + self._limit) / 2, True
+        raise TooWide
 
     def _sum_at(
         self,
@@ -237,7 +276,7 @@ class Frontier:
         for root in self._roots:
             self._tables.limits.check()
             labels = self._labels[root]
-            which, label = _joined(labels, np.zeros(len(excess), dtype=np.int64))
+            which, label = self._joined(labels, np.zeros(len(excess), dtype=np.int64))
             more, most = excess[which] + labels.excess[label], paid[which] + labels.paid[label]
             left = np.flatnonzero(self._network.constant + more < self._limit)
             which, label, excess, paid = which[left], label[left], more[left], most[left]
@@ -245,7 +284,8 @@ class Frontier:
             parts = (node, held[which]), (root, labels.held[label])
             node += 1
             held = self._bytes.joined(node, parts, partial(_zeros, len(excess)))
-            left = self._left(node, np.zeros(len(excess), dtype=np.int64), paid, excess - paid, held)
+            bound = self._network.constant + excess
+            left = self._left(node, np.zeros(len(excess), dtype=np.int64), paid, excess - paid, bound, held)
             excess, paid, held = excess[left], paid[left], held[left]
             last = {one: of[which[left]] for one, of in last.items()}
             last[root] = label[left]
@@ -258,18 +298,6 @@ class Frontier:
 
 def _zeros(count: int, _tables: Mapping[int, Table]) -> Table:
     return np.zeros(count)
-
-
-def _joined(labels: _Labels, at: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Pair each position ``at`` with all labels there: the number of the position, and that of the label."""
-    first = labels.starts[at]
-    counts = labels.starts[at + 1] - first
-    count = int(counts.sum())
-    if count > tuning.MOST_LABELS:
-        raise TooWide
-    which = np.repeat(np.arange(len(at)), counts)
-    label = np.arange(count) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    return which, label
 
 
 def _undominated(combination: _Numbers, paid: Table, seconds: Table) -> _Numbers:

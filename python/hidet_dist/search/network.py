@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hidet_dist.runtime.native.elimination import Factor, NativeNetwork, Table, TableStore, TooWide
+from hidet_dist.runtime.native.elimination import NativeNetwork, Table, TableStore, TooWide
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hidet_dist.search.eliminate import Solved
 
 __all__ = ["Bucket", "Factor", "Network", "Table", "Tables", "TensorTable", "TooWide", "sum_of"]
+
+
+Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
 
 
 class Tables:
@@ -104,15 +107,16 @@ class Network:
     Attributes
     ----------
     sizes: the number of values of each variable.
-    given: the tables that were added before the elimination, in order; those of the entities come first.
     of_tensor: for each tensor the numbers of its tables among ``given``.
     """
 
     def __init__(self, tables: Tables):
         self.tables = tables
         self.sizes: list[int] = []
-        self.given: list[Factor] = []
         self.of_tensor: dict[int, list[int]] = {}
+        self._given: list[int] = []  # the tables by number; the variables of table n end at _ends[n]
+        self._ends: list[int] = []
+        self._variables: list[int] = []
         self._order = np.zeros(0, dtype=np.int64)
         self._marginals: list[Table] = []
 
@@ -121,9 +125,12 @@ class Network:
         self.sizes.append(size)
         return len(self.sizes) - 1
 
-    def give(self, table: int, variables: tuple[int, ...]) -> None:
-        """Add a table over variables, before the elimination."""
-        self.given.append((table, variables))
+    def give(self, table: int, variables: Sequence[int]) -> int:
+        """Add a table over variables, before the elimination; return its number among ``given``."""
+        self._given.append(table)
+        self._variables.extend(variables)
+        self._ends.append(len(self._variables))
+        return len(self._given) - 1
 
     def give_at(self, given: TensorTable, ends: Sequence[int]) -> int:
         """Add a table over the choices or the specs of the entities ``ends``; return its number among ``given``."""
@@ -134,13 +141,23 @@ class Network:
                 variable = self.variable(size)
                 self.give(tie, (ends[end], variable))
             variables.append(variable)
-        self.give(given.table, tuple(variables))
-        return len(self.given) - 1
+        return self.give(given.table, variables)
+
+    @cached_property
+    def given(self) -> list[Factor]:
+        """The tables that were added before the elimination, in order; those of the entities come first."""
+        ends = [0, *self._ends]
+        return [
+            (table, tuple(self._variables[begin:end]))
+            for table, begin, end in zip(self._given, ends, self._ends, strict=False)
+        ]
 
     @cached_property
     def _native(self) -> NativeNetwork:
         """The network in the native library, once all tables were given."""
-        return NativeNetwork(self.tables.tables, self.sizes, self.given, self.tables.limits.check)
+        return NativeNetwork(
+            self.tables.tables, self.sizes, self._given, self._ends, self._variables, self.tables.limits.check
+        )
 
     @property
     def constant(self) -> float:

@@ -22,7 +22,6 @@ from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
 from hidet_dist.search.labels import label_stage, parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch
@@ -249,13 +248,14 @@ def _search(
             if options.on_incumbent is not None:
                 options.on_incumbent(seconds, least)
 
-        def write(picks: Sequence[int]) -> StagePlan:
-            return label_stage(view, write_stage(view, cluster, model, formulation, picks), tensors)
+        def write(picks: Sequence[int]) -> tuple[StagePlan, int]:
+            stage, held = write_stage(view, cluster, model, formulation, picks)
+            return label_stage(view, stage, tensors), held
 
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
-            stage, bound, gap, price = write(picks), 0.0, 1.0, 0.0
-            _check_held(view, stage, cluster, budget)
+            (stage, held), bound, gap, price = write(picks), 0.0, 1.0, 0.0
+            _check_held(held, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
@@ -264,13 +264,12 @@ def _search(
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
-            stage = write(picks)
+            stage, held = write(picks)
             gap = solution.gap
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
-            most = max(live_bytes(view, stage, cluster.device.places_shards))
-            if most > budget:
-                raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
+            if held > budget:
+                raise VerificationError(f"The plan holds {held} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
             if options.mode == "propagate":
                 beside = overlapped(PlannedTasks(view, cluster, formulation.fused), stage, budget)
@@ -279,7 +278,7 @@ def _search(
             stage = beside.plan(stage)
         if report:
             known = [
-                (one, stage if one.choices == picks else write(one.choices))
+                (one, stage if one.choices == picks else write(one.choices)[0])
                 for one in incumbents.known
                 if one.choices == picks or not limits.expired()
             ]
@@ -349,8 +348,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check_held(view: GraphView, stage: StagePlan, cluster: Cluster, budget: int) -> None:
-    held = max(live_bytes(view, stage, cluster.device.places_shards))
+def _check_held(held: int, budget: int) -> None:
     if held > budget:
         raise InfeasibleError(
             f"The plan that follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more "

@@ -12,8 +12,9 @@ choice a, once those with b are bounded (:meth:`Reduction.extend`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
 
 Matrix = npt.NDArray[np.float64]
+_Points = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # the first and last program points of live intervals
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,48 @@ class Reduction:
         return result
 
 
-class _Span:
-    """The price of holding a converted tensor for its readers, in seconds per byte."""
+@dataclass(frozen=True)
+class _Outcome:
+    """The choices of an entity that are removed, those that are left with their number, and the rise between them."""
 
-    def __init__(self, memory: ConvertedTensor, group: Sequence[Edge], prices: Prices):
+    removed: Sequence[int]
+    left: Sequence[int]
+    number: int
+    rise: Matrix
+
+
+class _Span:
+    """The price of holding a converted tensor for its readers, in seconds per byte.
+
+    ``most`` is the price from the first reader to the last.
+    """
+
+    def __init__(self, memory: ConvertedTensor, group: Sequence[Edge], prices: Prices, most: float):
         self.memory = memory
-        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
+        self.most = most
         prices_by_edge = {id(edge): (prices.span(edge.begin, edge.end), prices.at[edge.begin]) for edge in group}
         self.by_edge = prices_by_edge
-        self.most = prices.span(begin, end)
         self.least = min(span for span, _ in prices_by_edge.values())
         self.making = [making for _, making in prices_by_edge.values()]
         self.key = (id(memory), self.most, tuple(prices_by_edge.values()))
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """The effect of prices on entities and tensors; those without an effect are left out.
+
+    Attributes
+    ----------
+    whole_run: the price of a byte during the whole run.
+    live: for each entity, the price of each of its live intervals, with the bytes by choice.
+    spans: for each tensor, the price of holding it converted.
+    keys: for each entity, the effects on itself and on the tensors around it; equal only for equal effects.
+    """
+
+    whole_run: float
+    live: dict[int, list[tuple[float, tuple[int, ...]]]]
+    spans: dict[int, _Span]
+    keys: dict[int, Hashable]
 
 
 class Presolve:
@@ -79,51 +111,71 @@ class Presolve:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.groups = readers(problem)
-        self._known: dict[Hashable, tuple[list[int], Matrix]] = {}
+        self._known: dict[Hashable, _Outcome] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._numbers_by_id: dict[int, int] = {}
         self._arrays: dict[int, Matrix] = {}
         self._held: dict[int, Matrix] = {}
         self._working: dict[Hashable, Matrix] = {}
         self._made: list[list[int]] = [[] for _ in problem.cost]
         self._reads: list[list[Edge]] = [[] for _ in problem.cost]
+        self._converted: list[tuple[int, ConvertedTensor]] = []  # tensors that have readers
+        spans: list[tuple[int, int]] = []
         for tensor, group in self.groups.items():
             self._made[group[0].producer].append(tensor)
             for edge in group:
                 self._reads[edge.consumer].append(edge)
+            memory = problem.activations.tensors.get(tensor)
+            if memory is not None:
+                self._converted.append((tensor, memory))
+                spans.append((min(edge.begin for edge in group), max(edge.end for edge in group)))
         for edge in problem.edges:
             if id(edge.convert) not in self._arrays:
                 self._arrays[id(edge.convert)] = np.array(edge.convert)
-        self._intervals: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in problem.cost]
-        for interval in problem.activations.intervals:
-            self._intervals[interval.entity].append((interval.begin, interval.end, interval.nbytes))
+        intervals = problem.activations.intervals
+        self._span_points = _points(spans)
+        self._interval_points = _points([(interval.begin, interval.end) for interval in intervals])
+        self._interval_numbers = [self._number_of(interval.nbytes) for interval in intervals]
+        self._stored = {entity for entity, nbytes in enumerate(problem.memory) if any(nbytes)}
         # One number for an entity and its surroundings, as far as no reduction changes them.
         self._static = [self._surroundings(entity) for entity in range(len(problem.cost))]
-        self._neighbours = [
-            sorted(
-                {edge.consumer for tensor in self._made[entity] for edge in self.groups[tensor]}
-                | {edge.producer for edge in self._reads[entity]}
+        around = [
+            (
+                *(edge.consumer for tensor in self._made[entity] for edge in self.groups[tensor]),
+                *(edge.producer for edge in self._reads[entity]),
             )
             for entity in range(len(problem.cost))
+        ]
+        self._neighbours = [sorted(set(others)) for others in around]
+        self._around: list[Callable[[Sequence[int]], Hashable]] = [
+            itemgetter(*others) if others else _nothing for others in around
         ]
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
+
+    def _number_of(self, values: Sequence[Any]) -> int:
+        """Return the number of a sequence of the problem; equal entities share most of theirs."""
+        number = self._numbers_by_id.get(id(values))
+        if number is None:
+            number = self._numbers_by_id[id(values)] = self._number(tuple(values))
+        return number
 
     def _surroundings(self, entity: int) -> int:
         problem, groups = self.problem, self.groups
         outs = tuple(
             (
                 id(groups[tensor][0].convert),
-                self._number(groups[tensor][0].produced),
-                tuple(self._number(edge.consumed) for edge in groups[tensor]),
+                self._number_of(groups[tensor][0].produced),
+                tuple(self._number_of(edge.consumed) for edge in groups[tensor]),
             )
             for tensor in self._made[entity]
         )
         ins = tuple(
-            (id(edge.convert), self._number(edge.produced), self._number(edge.consumed), len(groups[edge.tensor]))
+            (id(edge.convert), self._number_of(edge.produced), self._number_of(edge.consumed), len(groups[edge.tensor]))
             for edge in self._reads[entity]
         )
-        costs = self._number(tuple(problem.cost[entity])), self._number(tuple(problem.memory[entity]))
+        costs = self._number_of(problem.cost[entity]), self._number_of(problem.memory[entity])
         return self._number((costs, outs, ins))
 
     def reduce(
@@ -146,15 +198,12 @@ class Presolve:
         """
         left_choices = [list(choices) for choices in kept]
         numbers = [self._number(tuple(choices)) for choices in left_choices]
-        spans: dict[int, _Span] = {}
-        if prices is not None and prices.total:
-            for tensor, memory in self.problem.activations.tensors.items():
-                group = self.groups.get(tensor)
-                if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
-                    spans[tensor] = _Span(memory, group, prices)
+        priced = self._priced(prices)
+        joint = () if prices is None else (m for _, points in prices.joint for m in points)
+        fixed = {*fixed, *self._at_points(sorted(set(joint)))}
+        # Without prices, a choice must not take more memory either; where there is none, nothing depends on prices.
+        unpriced = self._stored if prices is None else frozenset[int]()
         removals: list[_Removal] = []
-        if prices is not None and prices.joint:
-            fixed = {*fixed, *self._at_points({m for _, points in prices.joint for m in points})}
         waiting = [len(choices) > 1 and entity not in fixed for entity, choices in enumerate(left_choices)]
         for _ in range(rounds):
             if not any(waiting):
@@ -165,78 +214,78 @@ class Presolve:
                 if not waiting[entity]:
                     continue
                 waiting[entity] = False
-                paid = self._paid(entity, prices)
                 key = (
                     self._static[entity],
                     numbers[entity],
-                    paid,
-                    tuple(
-                        (tensor in spans and spans[tensor].key, *(numbers[e.consumer] for e in self.groups[tensor]))
-                        for tensor in self._made[entity]
-                    ),
-                    tuple(
-                        (
-                            e.tensor in spans and (spans[e.tensor].key, spans[e.tensor].by_edge[id(e)]),
-                            numbers[e.producer],
-                        )
-                        for e in self._reads[entity]
-                    ),
+                    entity in unpriced,
+                    priced.keys.get(entity),
+                    self._around[entity](numbers),
                 )
-                known = self._known.get(key)
-                if known is None:
-                    known = self._known[key] = self._left(entity, left_choices, prices, paid, spans)
-                left, rise = known
-                if len(left) == len(choices):
+                outcome = self._known.get(key)
+                if outcome is None:
+                    left, rise = self._left(entity, left_choices, entity in unpriced, priced)
+                    gone = set(range(len(choices))).difference(left)
+                    kept_now = [choices[i] for i in left]
+                    outcome = _Outcome(
+                        [choices[i] for i in sorted(gone)], kept_now, self._number(tuple(kept_now)), rise
+                    )
+                    self._known[key] = outcome
+                if not outcome.removed:
                     continue
-                kept_now = [choices[i] for i in left]
-                gone = set(left)
-                removed = [k for i, k in enumerate(choices) if i not in gone]
-                removals.append(_Removal(entity, removed, kept_now, rise))
-                left_choices[entity] = kept_now
-                numbers[entity] = self._number(tuple(kept_now))
+                removals.append(_Removal(entity, outcome.removed, outcome.left, outcome.rise))
+                left_choices[entity] = list(outcome.left)
+                numbers[entity] = outcome.number
                 for other in self._neighbours[entity]:
                     waiting[other] = len(left_choices[other]) > 1 and other not in fixed
         return Reduction(left_choices, removals)
 
-    def _at_points(self, points: Collection[int]) -> Iterator[int]:
-        """Yield the entities on which the bytes at some points depend."""
-        for entity, intervals in enumerate(self._intervals):
-            if any(begin <= m <= end for begin, end, _ in intervals for m in points):
-                yield entity
-        for tensor in self.problem.activations.tensors:
-            group = self.groups.get(tensor, ())
-            if group and any(min(e.begin for e in group) <= m <= max(e.end for e in group) for m in points):
-                yield group[0].producer
-                yield from (edge.consumer for edge in group)
+    def _at_points(self, points: Sequence[int]) -> Iterator[int]:
+        """Yield the entities on which the bytes at some points, in ascending order, depend."""
+        if not points:
+            return
+        for n in _containing(self._interval_points, points):
+            yield self.problem.activations.intervals[n].entity
+        for n in _containing(self._span_points, points):
+            group = self.groups[self._converted[n][0]]
+            yield group[0].producer
+            yield from (edge.consumer for edge in group)
 
-    def _paid(self, entity: int, prices: Prices | None) -> Hashable:
-        """Return the prices of the entity's memory: that of the whole run, and that of each live interval."""
-        if prices is None:
-            return None
-        live = []
-        for begin, end, nbytes in self._intervals[entity]:
-            price = prices.span(begin, end)
-            if price:
-                live.append((price, nbytes))
-        return prices.total, tuple(live)
+    def _priced(self, prices: Prices | None) -> _Priced:
+        """Find the entities and tensors on which prices have an effect."""
+        if prices is None or not prices.total:
+            return _Priced(0.0, {}, {}, {})
+        effects: dict[int, list[Hashable]] = {}
+        live: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+        spans: dict[int, _Span] = {}
+        for entity in self._stored:
+            effects[entity] = [prices.total]
+        for n, price in _prices_of(self._interval_points, prices):
+            interval = self.problem.activations.intervals[n]
+            live.setdefault(interval.entity, []).append((price, interval.nbytes))
+            effects.setdefault(interval.entity, []).append((price, self._interval_numbers[n]))
+        for n, price in _prices_of(self._span_points, prices):
+            tensor, memory = self._converted[n]
+            group = self.groups[tensor]
+            span = spans[tensor] = _Span(memory, group, prices, price)
+            number = self._number(span.key)
+            producer = group[0].producer
+            effects.setdefault(producer, []).append((self._made[producer].index(tensor), number))
+            for edge in group:
+                at = next(i for i, read in enumerate(self._reads[edge.consumer]) if read is edge)
+                effects.setdefault(edge.consumer, []).append((~at, number, span.by_edge[id(edge)]))
+        return _Priced(prices.total, live, spans, {entity: tuple(own) for entity, own in effects.items()})
 
     def _left(
-        self,
-        entity: int,
-        left_choices: Sequence[Sequence[int]],
-        prices: Prices | None,
-        paid: Any,
-        spans: dict[int, _Span],
+        self, entity: int, left_choices: Sequence[Sequence[int]], unpriced: bool, priced: _Priced
     ) -> tuple[list[int], Matrix]:
         """List the positions of undominated choices, and the rise of the cost from each other one to each of these."""
-        problem, choices = self.problem, left_choices[entity]
+        problem, choices, spans = self.problem, left_choices[entity], priced.spans
         cost = np.array([problem.cost[entity][k] for k in choices])
         memory = np.array([problem.memory[entity][k] for k in choices])
-        if paid is not None:
-            total, live = paid
-            cost = cost + total * memory
-            for price, nbytes in live:
-                cost = cost + price * np.array([nbytes[k] for k in choices])
+        if priced.whole_run and entity in self._stored:
+            cost = cost + priced.whole_run * memory
+        for price, nbytes in priced.live.get(entity, ()):
+            cost = cost + price * np.array([nbytes[k] for k in choices])
         worse = cost[None, :] - cost[:, None]
         for tensor in self._made[entity]:
             group = self.groups[tensor]
@@ -251,7 +300,7 @@ class Presolve:
             worse = worse + self._consumer_rise(edge, sources, consumed, spans.get(edge.tensor))
         first = np.arange(len(cost))
         dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
-        if paid is None:
+        if unpriced:
             dominates &= memory[None, :] <= memory[:, None]
         gone = dominates.any(axis=1)
         left = np.flatnonzero(~gone)
@@ -338,6 +387,33 @@ class Presolve:
 def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
     """List the undominated choices of each entity, ignoring activations; they contain one of the best plans."""
     return Presolve(problem).reduce([range(len(costs)) for costs in problem.cost], limits=limits).kept
+
+
+def _nothing(numbers: Sequence[int]) -> Hashable:
+    """The numbers of no entities."""
+    return ()
+
+
+def _points(spans: Sequence[tuple[int, int]]) -> _Points:
+    """Separate the first program points of live intervals from the last."""
+    array = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]
+
+
+def _prices_of(spans: _Points, prices: Prices) -> list[tuple[int, float]]:
+    """List the live intervals during which memory has a price, with the price of a byte."""
+    until = np.array(prices.until)
+    seconds = until[spans[1] + 1] - until[spans[0]]
+    some = np.flatnonzero(seconds)
+    return list(zip(some.tolist(), seconds[some].tolist(), strict=True))
+
+
+def _containing(spans: _Points, points: Sequence[int]) -> list[int]:
+    """List the live intervals that contain any of the points, which are in ascending order."""
+    numbers: list[int] = np.flatnonzero(
+        np.searchsorted(points, spans[0], "left") < np.searchsorted(points, spans[1], "right")
+    ).tolist()
+    return numbers
 
 
 def _greatest_rise(lines: Matrix) -> Matrix:

@@ -12,10 +12,14 @@ adds to the tables of the cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,16 @@ class Problem:
         return groups
 
     @cached_property
+    def equal_parts(self) -> EqualParts:
+        """The numbers of equal entities and tensors."""
+        return EqualParts(self)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The cost and the memory of plans."""
+        return Totals(self)
+
+    @cached_property
     def without_costs(self) -> Problem:
         """The same problem with all costs and conversions at 0 seconds, so that only memory is left."""
         free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
@@ -111,7 +125,198 @@ class Problem:
         for edge in self.edges:
             size = len(edge.convert), len(edge.convert[0])
             edges.append(replace(edge, convert=free.setdefault(size, ((0.0,) * size[1],) * size[0])))
-        return replace(self, cost=[[0.0] * len(costs) for costs in self.cost], edges=edges)
+        zeros: dict[int, list[float]] = {}
+        cost = [zeros.setdefault(len(costs), [0.0] * len(costs)) for costs in self.cost]
+        return replace(self, cost=cost, edges=edges)
+
+
+class EqualParts:
+    """One number for the equal entities, and one for the equal tensors, of a problem.
+
+    Attributes
+    ----------
+    entities: the number of each entity's costs, bytes and live intervals, whose program points may differ.
+    intervals: the begin and the end of each entity's live intervals.
+    interval_bytes: the bytes of each entity's live intervals, by choice.
+    tensors: the tensors with their numbers.
+    """
+
+    def __init__(self, problem: Problem):
+        number = _Numbers()
+        intervals: list[list[LiveInterval]] = [[] for _ in problem.cost]
+        for interval in problem.activations.intervals:
+            intervals[interval.entity].append(interval)
+        self.intervals = [[(interval.begin, interval.end) for interval in own] for own in intervals]
+        self.interval_bytes = [[interval.nbytes for interval in own] for own in intervals]
+        self.entities = [
+            number.of((number.of_list(cost), number.of_list(memory), *map(number.of_list, nbytes)))
+            for cost, memory, nbytes in zip(problem.cost, problem.memory, self.interval_bytes, strict=True)
+        ]
+        self.tensors = [
+            EqualTensor(tensor, group, problem.activations.tensors.get(tensor), number)
+            for tensor, group in problem.groups.items()
+        ]
+
+
+class EqualTensor:
+    """A tensor with its number among equal ones.
+
+    Attributes
+    ----------
+    tensor, group: the tensor's number in the problem, and its edges.
+    kind: the number of the tensors with equal conversions, specs, memory and order of the readers' live intervals.
+    memory: the memory of its conversions, if they hold any.
+    ends: the producer and the consumers.
+    begin, end: the program points of the first and the last reader.
+    lives: the first and the last program point of each reader.
+    """
+
+    __slots__ = ("begin", "end", "ends", "group", "kind", "lives", "memory", "tensor")
+
+    def __init__(self, tensor: int, group: Sequence[Edge], memory: ConvertedTensor | None, number: _Numbers):
+        first, consumers = group[0], [edge.consumer for edge in group]
+        self.tensor, self.group, self.memory = tensor, group, memory
+        self.ends = (first.producer, *consumers)
+        self.lives = tuple((edge.begin, edge.end) for edge in group)
+        self.begin, self.end = min(begin for begin, _ in self.lives), max(end for _, end in self.lives)
+        self.kind = number.of(
+            (
+                *(id(first.convert), number.of_list(first.produced), id(memory), first.producer in consumers),
+                tuple((number.of_list(edge.consumed), consumers.index(edge.consumer)) for edge in group),
+                # Which of the readers' intervals begin before which others end, and their order.
+                tuple(a[0] <= b[1] for a in self.lives for b in self.lives) if len(group) > 1 else (),
+                tuple(sorted(range(len(group)), key=lambda i: group[i].begin)),
+            )
+        )
+
+
+class _Numbers:
+    """Numbers of keys: equal keys have the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._of_lists: dict[int, int] = {}
+
+    def of(self, key: Hashable) -> int:
+        """Number a key."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def of_list(self, values: Sequence[float]) -> int:
+        """Number a list by its content. The same object, which must live on, is only read once."""
+        number = self._of_lists.get(id(values))
+        if number is None:
+            number = self._of_lists[id(values)] = self.of(tuple(values))
+        return number
+
+
+class _Joined:
+    """Lists joined to one array; equal objects, which must live on, are joined once."""
+
+    def __init__(self, dtype: type[np.generic]):
+        self.dtype = dtype
+        self.parts: list[Sequence[float]] = []
+        self._begins: dict[int, int] = {}
+        self._size = 0
+
+    def add(self, values: Sequence[float]) -> int:
+        """Return the position at which a list begins."""
+        begin = self._begins.get(id(values))
+        if begin is None:
+            begin = self._begins[id(values)] = self._size
+            self.parts.append(values)
+            self._size += len(values)
+        return begin
+
+    def array(self) -> npt.NDArray[Any]:
+        return np.array([value for part in self.parts for value in part], dtype=self.dtype)
+
+
+class _Choosing:
+    """Values that depend on the choices of single entities, as one array."""
+
+    def __init__(self, dtype: type[np.generic], values: Sequence[Sequence[float]], entities: Sequence[int]):
+        joined = _Joined(dtype)
+        self._begins = np.array([joined.add(own) for own in values], dtype=np.int64)
+        self._entities = np.array(entities, dtype=np.int64)
+        self._values = joined.array()
+
+    def of(self, choices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the value of each list for these choices."""
+        chosen: npt.NDArray[Any] = self._values[self._begins + choices[self._entities]]
+        return chosen
+
+
+class Totals:
+    """The costs and the memory of plans of one problem: :func:`evaluate` and :func:`held_bytes` of arrays.
+
+    The sums are those of the functions to the last bit.
+    """
+
+    def __init__(self, problem: Problem):
+        every, edges = range(len(problem.cost)), problem.edges
+        self._points = problem.activations.points
+        self._cost = _Choosing(np.float64, problem.cost, every)
+        self._memory = _Choosing(np.int64, problem.memory, every)
+        self._tensors = [edge.tensor for edge in edges]
+        self._produced = _Choosing(np.int64, [e.produced for e in edges], [e.producer for e in edges])
+        self._consumed = _Choosing(np.int64, [e.consumed for e in edges], [e.consumer for e in edges])
+        tables = _Joined(np.float64)
+        tables_of: dict[int, Sequence[float]] = {}
+        for edge in edges:
+            if id(edge.convert) not in tables_of:
+                tables_of[id(edge.convert)] = [seconds for line in edge.convert for seconds in line]
+        self._convert_begins = np.array([tables.add(tables_of[id(e.convert)]) for e in edges], dtype=np.int64)
+        self._convert_widths = np.array([len(e.convert[0]) for e in edges], dtype=np.int64)
+        self._convert = tables.array()
+        intervals = problem.activations.intervals
+        self._held = _Choosing(np.int64, [i.nbytes for i in intervals], [i.entity for i in intervals])
+        self._begin = np.array([interval.begin for interval in intervals], dtype=np.int64)
+        self._end = np.array([interval.end for interval in intervals], dtype=np.int64)
+        held = [
+            (memory, edge)
+            for tensor, group in problem.groups.items()
+            if (memory := problem.activations.tensors.get(tensor)) is not None
+            for edge in group
+        ]
+        self._converted = held
+        layouts = _Joined(np.int64)
+        begins = np.array([layouts.add(memory.layout) for memory, _ in held], dtype=np.int64)
+        self._layouts, self._layout_begins = layouts.array(), begins
+        self._source = _Choosing(np.int64, [e.produced for _, e in held], [e.producer for _, e in held])
+        self._required = _Choosing(np.int64, [e.consumed for _, e in held], [e.consumer for _, e in held])
+
+    def seconds(self, choices: Sequence[int]) -> float:
+        """Compute the cost in seconds of the choices."""
+        picks = np.array(choices, dtype=np.int64)
+        seconds = sum(self._cost.of(picks).tolist(), 0.0)
+        source, required = self._produced.of(picks), self._consumed.of(picks)
+        paid = self._convert[self._convert_begins + source * self._convert_widths + required]
+        known: set[tuple[int, int, int]] = set()
+        for n in np.flatnonzero(paid).tolist():
+            key = self._tensors[n], int(source[n]), int(required[n])
+            if key not in known:
+                known.add(key)
+                seconds += float(paid[n])
+        return seconds
+
+    def nbytes(self, choices: Sequence[int]) -> list[int]:
+        """Compute the bytes held at each program point with these choices."""
+        picks = np.array(choices, dtype=np.int64)
+        change = np.zeros(self._points + 1, dtype=np.int64)
+        change[0] = self._memory.of(picks).sum()
+        held = self._held.of(picks)
+        np.add.at(change, self._begin, held)
+        np.subtract.at(change, self._end + 1, held)
+        source, required = self._source.of(picks), self._required.of(picks)
+        converts = self._layouts[self._layout_begins + source] != self._layouts[self._layout_begins + required]
+        groups: dict[int, tuple[ConvertedTensor, list[Edge]]] = {}
+        for n in np.flatnonzero(converts).tolist():
+            memory, edge = self._converted[n]
+            groups.setdefault(edge.tensor, (memory, []))[1].append(edge)
+        changes = change.tolist()
+        for memory, group in groups.values():
+            add_converted(changes, memory, group, choices)
+        return list(accumulate(changes))[:-1]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from hidet_dist.search import tuning
 from hidet_dist.search.network import Network, Table, Tables, TensorTable, TooWide
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, readers
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.tensor_tables import Priced, Spans, share_tables, tensor_bytes, tensor_tables
 
 _DIMS = 64  # the most dims of an array in NumPy
@@ -27,66 +27,38 @@ def network_of(
     """
     network = Network(tables)
     if not tables.quantum:
-        most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
-        if not most:  # only memory has a price
-            most = float(
-                sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
-            )
-            most = max(most, 1.0)
-        tables.quantum = 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
-    priced_intervals: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-    if prices.total:
-        for interval in problem.activations.intervals:
-            price = prices.span(interval.begin, interval.end)
-            if price:
-                priced_intervals.setdefault(interval.entity, []).append((price, interval.nbytes))
-    # Equal entities mostly share their lists: the lists' identity saves reading them.
-    known: dict[Hashable, int] = {}
-    for entity, choices in enumerate(kept):
-        network.variable(len(choices))
-        paid, memory, live = problem.cost[entity], problem.memory[entity], priced_intervals.get(entity, ())
-        same = id(paid), id(memory), tuple(choices), tuple((price, id(nbytes)) for price, nbytes in live)
-        number = known.get(same)
-        if number is None:
-            costs = tuple(
-                paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices
-            )
-            key: Hashable = ("costs", costs)
-            number = tables.find(key)
-            if number is None:
-                number = tables.add(key, tables.rounded(np.array(costs)))
-            known[same] = number
-        network.give(number, (entity,))
-    relaxed = []
-    # Tensors whose producers and readers have equal choices left, as in equal layers, get the same tables.
+        tables.quantum = _quantum(problem)
+    equal, until = problem.equal_parts, prices.until
+    # Entities and tensors with equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
     left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
-    recipes: dict[Hashable, tuple[TensorTable, ...] | None] = {}
-    for count, (tensor, group) in enumerate(readers(problem).items()):
+    known: dict[Hashable, int] = {}
+    for entity, (kind, intervals) in enumerate(zip(equal.entities, equal.intervals, strict=True)):
+        spans = [until[end + 1] - until[begin] for begin, end in intervals] if prices.total else ()
+        same = kind, left[entity], *spans
+        number = known.get(same)
+        if number is None:
+            number = known[same] = _entity_table(problem, entity, kept[entity], tables, prices, spans)
+        network.give(number, (network.variable(len(kept[entity])),))
+    relaxed = []
+    recipes: dict[Hashable, tuple[tuple[TensorTable, ...], bool]] = {}
+    for count, tensor in enumerate(equal.tensors):
         if not count % tuning.CHECK_STEPS:
             tables.limits.check()
-        first = group[0]
-        memory_ = problem.activations.tensors.get(tensor) if prices.total else None
-        if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):
-            memory_ = None
-        spans = None if memory_ is None else Spans(prices, group)
-        consumers = [edge.consumer for edge in group]
-        recipe_key = (
-            *(id(first.convert), id(first.produced), left[first.producer], tensor in exact),
-            tuple((id(edge.consumed), left[edge.consumer], consumers.index(edge.consumer)) for edge in group),
-            spans and (id(memory_), spans.key),
-        )
-        if recipe_key not in recipes:
-            priced = None if memory_ is None or spans is None else Priced(memory_, spans)
-            recipes[recipe_key] = tensor_tables(tables, kept, group, priced, math.inf if tensor in exact else limit)
-        recipe = recipes[recipe_key]
+        ends, is_exact = tensor.ends, tensor.tensor in exact
+        has_price = bool(prices.total and tensor.memory and until[tensor.end + 1] != until[tensor.begin])
+        alike: Hashable = (tensor.kind, is_exact, *[left[end] for end in ends])
+        if has_price:
+            first = until[tensor.begin]
+            alike = alike, *[(until[b] - first, until[e + 1] - first, prices.at[b]) for b, e in tensor.lives]
+        recipe = recipes.get(alike)
         if recipe is None:
-            relaxed.append(tensor)
-            priced = None if memory_ is None or spans is None else Priced(memory_, spans)
-            recipe = recipes.get(("shares", recipe_key)) or share_tables(tables, kept, group, priced)
-            recipes["shares", recipe_key] = recipe
-        ends = (first.producer, *consumers)
-        network.of_tensor[tensor] = [network.give_at(given, ends) for given in recipe]
+            priced = Priced(tensor.memory, Spans(prices, tensor.group)) if tensor.memory and has_price else None
+            own = tensor_tables(tables, kept, tensor.group, priced, math.inf if is_exact else limit)
+            recipe = recipes[alike] = own or share_tables(tables, kept, tensor.group, priced), own is None
+        if recipe[1]:
+            relaxed.append(tensor.tensor)
+        network.of_tensor[tensor.tensor] = [network.give_at(given, ends) for given in recipe[0]]
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         chosen = tuple(tuple(kept[entity]) for entity in scope)
@@ -96,6 +68,25 @@ def network_of(
             number = tables.add(joint_key, tables.rounded(price * peak))
         network.give(number, scope)
     return network, relaxed
+
+
+def _quantum(problem: Problem) -> float:
+    """Compute what costs are rounded to multiples of, in seconds, or in bytes if nothing has a cost."""
+    most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+    if not most:
+        most = float(sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals))
+        most = max(most, 1.0)
+    return 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
+
+
+def _entity_table(
+    problem: Problem, entity: int, choices: Sequence[int], tables: Tables, prices: Prices, spans: Sequence[float]
+) -> int:
+    """Make the table of an entity's costs and priced bytes; its live intervals have the prices ``spans``."""
+    paid, memory = problem.cost[entity], problem.memory[entity]
+    live = [pair for pair in zip(spans, problem.equal_parts.interval_bytes[entity], strict=False) if pair[0]]
+    costs = [paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices]
+    return tables.tables.add(tables.rounded(np.array(costs)))
 
 
 def joint_peak(

@@ -20,8 +20,8 @@ from hidet_dist.view import GraphView
 
 def write_stage(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
-) -> StagePlan:
-    """Write down the plan of a choice for every entity, and check it.
+) -> tuple[StagePlan, int]:
+    """Write down the plan of a choice for every entity, and check it; return it with the bytes that a device holds.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def write_stage(
     most = max(live_bytes(view, stage, cluster.device.places_shards))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
-    return stage
+    return stage, most
 
 
 def stage_of(

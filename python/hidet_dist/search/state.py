@@ -13,7 +13,7 @@ from hidet_dist.search.network import Table, Tables, TooWide
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem import Problem, readers
 from hidet_dist.search.problem_network import network_of
 
 
@@ -142,7 +142,8 @@ class State:
 
     def record(self, choices: tuple[int, ...]) -> Probe:
         """Cost a plan, and keep it as the best one if it fits and takes less time."""
-        probe = Probe(choices, evaluate(self.problem, choices), held_bytes(self.problem, self.groups, choices))
+        totals = self.problem.totals
+        probe = Probe(choices, totals.seconds(choices), totals.nbytes(choices))
         if self.outer is not None:
             self.outer.record(choices)
             self.best, self.seconds = self.outer.best, self.outer.seconds

@@ -79,11 +79,16 @@ PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
 # Frontiers of seconds and bytes (frontier.py, combination.py).
-MOST_LABELS = 2**21  # partial plans at one step, above which there are too many plans between bound and best plan
-COMPARISONS = 10**9  # pairs of partial plans compared in one frontier, above which there are too many, too
+MOST_LABELS = 2**20  # partial plans at one step before those are dropped that others dominate
+STEP_LABELS = 2**16  # partial plans after that; where there are more, the limit is lowered
+COMPARISONS = 10**8  # pairs of partial plans compared at one step, above which it is lowered, too
+LIMIT_HALVINGS = 8  # of what a limit is above the least priced cost, before there are too many plans
 FRONTIER_CHOICES = 100_000  # choices of all entities, above which no frontier is tried
-FRONTIERS = 8  # raises of the bound at most: by the gap, by twice the gap, and so on
+FEW_FRONTIER_CHOICES = 1000  # choices below the cutoff, up to which all plans below it are tried at once
+FRONTIERS = 8  # raises of the bound at most otherwise, the first one by the gap
+FRONTIER_RAISE = 3.0  # factor from one raise to the next
 POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
+RELAXED_ROUNDS = 3  # of these, with tensors relaxed
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
 # Windows of operators that are replanned (windows.py).

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.runtime.native.elimination import Factor, NativeNetwork, Table, TableStore, TooWide
+from hidet_dist.runtime.native.elimination import NativeNetwork, Table, TableStore, TooWide
+
+Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
 
 LIMIT = 2**30
 UNLIMITED = math.inf
-
-
-def go_on() -> None:
-    pass
 
 
 @dataclass
@@ -36,10 +35,11 @@ class Case:
             total = total + self.tables[table].transpose(order).reshape(full)
         return total
 
-    def network(self, store: TableStore) -> NativeNetwork:
+    def network(self, store: TableStore, check: Callable[[], None] = lambda: None) -> NativeNetwork:
         numbers = [store.add(table) for table in self.tables]
-        factors = [(numbers[table], variables) for table, variables in self.factors]
-        return NativeNetwork(store, self.sizes, factors, go_on)
+        ends = list(itertools.accumulate(len(variables) for _, variables in self.factors))
+        variables = [v for _, own in self.factors for v in own]
+        return NativeNetwork(store, self.sizes, [numbers[t] for t, _ in self.factors], ends, variables, check)
 
 
 @st.composite
@@ -163,8 +163,8 @@ def test_an_exception_of_the_check_ends_the_call() -> None:
     def stop() -> None:
         raise KeyError("over")
 
-    store, case = TableStore(LIMIT), chain(3)
-    factors = [(store.add(case.tables[0]), variables) for _, variables in case.factors]
-    for run in (lambda net: net.order(UNLIMITED), lambda net: net.eliminate(np.arange(3))):
-        with pytest.raises(KeyError, match="over"):
-            run(NativeNetwork(store, case.sizes, factors, stop))
+    network = chain(3).network(TableStore(LIMIT), stop)
+    with pytest.raises(KeyError, match="over"):
+        network.order(UNLIMITED)
+    with pytest.raises(KeyError, match="over"):
+        network.eliminate(np.arange(3))

@@ -16,7 +16,6 @@ from hidet_dist.runtime.native.library import library
 from hidet_dist.runtime.native.signatures import ELIMINATION, EliminationStop
 
 Table = npt.NDArray[np.float64]
-Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
 
 _MOST_DIMS = 64  # of an array in NumPy
 _DOUBLE = np.dtype(np.float64).str
@@ -106,28 +105,30 @@ class NativeNetwork:
         The tables of the factors; further tables are added to it.
     sizes: sequence of int
         The number of values of each variable.
-    factors: sequence of Factor
-        The factors, each over distinct variables.
+    factors: sequence of int
+        The tables of the factors.
+    ends, variables: sequence of int
+        The variables of the factors, one factor after the other, and for each where its own end. They are distinct.
     check: callable
         Called now and then; an exception from it ends the call that it comes from, which raises it again.
     """
 
-    def __init__(self, store: TableStore, sizes: Sequence[int], factors: Sequence[Factor], check: Callable[[], None]):
-        self._store, self._count, self._factors = store, len(sizes), len(factors)
+    def __init__(
+        self,
+        store: TableStore,
+        sizes: Sequence[int],
+        factors: Sequence[int],
+        ends: Sequence[int],
+        variables: Sequence[int],
+        check: Callable[[], None],
+    ):
+        self._store, self._count = store, len(sizes)
         self._check = _Check(check)
         self._stop = EliminationStop(self._check.stopped)
-        counts = np.fromiter((len(variables) for _, variables in factors), np.int64, len(factors))
-        begins = np.zeros(len(factors) + 1, dtype=np.int64)
-        np.cumsum(counts, out=begins[1:])
-        chained = itertools.chain.from_iterable(variables for _, variables in factors)
+        arrays = [np.array(each, dtype=np.int64) for each in (sizes, factors, [0, *ends], variables)]
+        pointers = [_integers(array) for array in arrays]
         self._handle = library().hidet_dist_network_create(
-            store.handle,
-            len(sizes),
-            _integers(np.array(sizes, dtype=np.int64)),
-            len(factors),
-            _integers(np.fromiter((table for table, _ in factors), np.int64, len(factors))),
-            _integers(begins),
-            _integers(np.fromiter(chained, np.int64, int(begins[-1]))),
+            store.handle, len(sizes), pointers[0], len(factors), *pointers[1:]
         )
         if not self._handle:
             raise MemoryError("a network of variables needs more memory than there is")

@@ -12,7 +12,7 @@ from hidet_dist.runtime.native.library import library
 
 def undominated(
     group: npt.NDArray[np.int64], values: npt.NDArray[np.float64], comparisons: int
-) -> tuple[npt.NDArray[np.int64], int] | None:
+) -> npt.NDArray[np.int64] | None:
     """Select the lines of ``values`` that no other line of the same group equals or undercuts in every column.
 
     Parameters
@@ -26,8 +26,8 @@ def undominated(
 
     Returns
     -------
-    The numbers of the lines, by group and then in lexicographic order, and how many comparisons are left; None if that
-    takes more comparisons. Of equal lines, the first is selected.
+    The numbers of the lines, by group and then in lexicographic order; None if that takes more comparisons. Of equal
+    lines, the first is selected.
     """
     order = np.lexsort((*values.T[::-1], group))
     lines, groups = np.ascontiguousarray(values[order]), np.ascontiguousarray(group[order])
@@ -39,4 +39,4 @@ def undominated(
         comparisons,
         keep.ctypes.data_as(POINTER(c_uint8)),
     )
-    return None if left < 0 else (order[keep.astype(bool)], left)
+    return None if left < 0 else order[keep.astype(bool)]
