@@ -136,9 +136,9 @@ class Crowding:
             for edge in problem.groups[tensor]:
                 own |= {edge.producer, edge.consumer}
 
-        known: dict[tuple[int, tuple[int, ...], bool], Sequence[int]] = {}
+        known: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = {}
 
-        def taken(entity: int, values: Sequence[int], whole: bool = True) -> Sequence[int]:
+        def taken(entity: int, values: Sequence[int], whole: bool = True) -> tuple[int, ...]:
             """Select the values of the choices left, or the least; equal lists stay one list."""
             key = id(values), tuple(kept[entity]), whole
             if key not in known:
