@@ -65,7 +65,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal --durations=25
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal --durations=25
 
 slow-test: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800

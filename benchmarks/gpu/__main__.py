@@ -46,7 +46,7 @@ from variants import Variant, VariantError, close_all, measure_in_turns, medians
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
 from hidet_dist.runtime.cuda import driver
-from hidet_dist.testing.processes import Programs
+from hidet_dist.testing.processes import Programs, exit_on_sigterm
 
 HERE = Path(__file__).parent
 GOAL = 1.1  # of torch.compile's time, for one rank
@@ -383,6 +383,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Measure, and return the exit status."""
     options = arguments(given)
+    exit_on_sigterm()
     names = options.cases
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hidet
 import pytest
@@ -14,9 +16,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
-from hidet_dist.calibration import calibrate
+from hidet_dist.calibration import calibrate, kernels
 from hidet_dist.calibration.fit import fit_link, predicted_seconds
 from hidet_dist.calibration.kernels import KERNEL_PROBES
+from hidet_dist.calibration.measuring import DTYPES
 from hidet_dist.calibration.probes import probes
 from hidet_dist.calibration.samples import CollectiveSample
 from hidet_dist.cli.app import app
@@ -80,10 +83,24 @@ def test_a_probe_launches_the_kernels_it_is_timed_for(probe: Any) -> None:
     assert len([node for node in nodes if not node.share_map]) == probe.launches
 
 
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: Any) -> tuple[Any, Path]:
+def test_half_precision_products_are_measured_at_the_size_of_float32() -> None:
+    """OpenBLAS computes both; at a size at which calls take most of the time, their rates look several times lower."""
+    size = {probe.name.removeprefix("matmul_"): probe.operations for probe in probes(DTYPES) if probe.operations}
+    assert size["float16"] == size["bfloat16"] == size["float32"] > size["float64"]
+    rates = builtin("cpu", DeviceMesh((2,))).device.flops_per_second
+    assert min(rates["float16"], rates["bfloat16"]) > 0.8 * rates["float32"]
+
+
+ONE_OF_EACH = tuple({probe.kernel: probe for probe in reversed(KERNEL_PROBES)}.values())
+
+
+@pytest.fixture(scope="module", params=["one of each", pytest.param("all", marks=pytest.mark.slow)])
+def calibrated(tmp_path_factory: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Path]]:
+    """A calibration, and its file, with one kernel of each class or with all kernels, which take longer to compile."""
     out = tmp_path_factory.mktemp("calibration") / "host.json"
-    return calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=5, timeout_seconds=600), out
+    probed = KERNEL_PROBES if request.param == "all" else ONE_OF_EACH
+    with mock.patch.object(kernels, "KERNEL_PROBES", probed):
+        yield calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=5, timeout_seconds=600), out
 
 
 def test_two_processes_measure_this_machine(calibrated: Any) -> None:
@@ -104,10 +121,10 @@ def test_two_processes_measure_this_machine(calibrated: Any) -> None:
         assert times[SIZES[-1]] > times[SIZES[0]]
     assert device.flops_per_second["float32"] == device.flops_per_second["default"]
     # The table has a row a measurement, and what it says of the error is so.
-    rates, kernels, fits = found.tables()
+    rates, classes, fits = found.tables()
     assert fits.row_count == len(found.collectives)
     assert rates.row_count == 8
-    assert kernels.row_count == len(KERNEL_PROBES)
+    assert classes.row_count == len(kernels.KERNEL_PROBES)
     assert set(device.kernels) == set(KERNEL_CLASSES)
     errors = found.kernel_errors()
     assert all(math.isfinite(error) and error >= -1 for error in errors.values())

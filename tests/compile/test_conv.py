@@ -80,14 +80,28 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# Those that go the ways of others.
+DEEPER = ("1x1 of small images", "1x1 with a stride", "many columns", "depthwise")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in DEEPER)) for case in CASES])
 def test_convolutions_are_right(case):
     x, w, *how = CASES[case]
     check(random(*x), random(*w), *how)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("case", ["1x1", "3x3", "depthwise"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("1x1", torch.float16),
+        ("3x3", torch.bfloat16),
+        ("depthwise", torch.float16),
+        *(
+            pytest.param(case, dtype, marks=pytest.mark.slow)
+            for case, dtype in (("1x1", torch.bfloat16), ("3x3", torch.float16), ("depthwise", torch.bfloat16))
+        ),
+    ],
+)
 def test_half_types_are_summed_up_in_float32(case, dtype):
     x, w, *how = CASES[case]
     check(random(*x, dtype=dtype), random(*w, dtype=dtype), *how)
@@ -109,7 +123,7 @@ def convolutions(draw):
 
 
 @given(convolutions())
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_convolution_is_right(convolution):
     check(*convolution)
 

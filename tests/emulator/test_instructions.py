@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.emulator.emulated import EmulatedFault, Emulator, run
 
-Build = Callable[..., Path]
+Launch = Callable[..., Sequence[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with its parameters and body, and the blocks, threads and bytes of shared memory of its launch."""
+
+    parameters: str
+    body: str
+    blocks: int = 1
+    threads: int = 32
+    shared: int = 0
+    opt_in: int = 0
+
 
 LOAD_ADDRESS = """
 static __device__ uint32_t shared_address(const void *pointer) {
@@ -20,33 +34,42 @@ static __device__ uint32_t shared_address(const void *pointer) {
 """
 
 
-@pytest.fixture
-def build(emulator: Emulator, tmp_path: Path) -> Build:
-    """A kernel library of a kernel's parameters and body, launched with so many threads and bytes of shared memory."""
-
-    def make(parameters: str, body: str, blocks: int = 1, threads: int = 32, shared: int = 0, opt_in: int = 0) -> Path:
-        names = ", ".join(each.split()[-1].lstrip("*") for each in parameters.split(","))
-        attribute = f"cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, {opt_in});" if opt_in else ""
-        source = tmp_path / "source.cu"
-        source.write_text(f"""
+def source_of(kernels: Iterable[Kernel]) -> str:
+    """CUDA C++ of kernels; ``hidet_launch_<n>`` launches the n-th."""
+    text = f"""
 #include <stdint.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <hidet/runtime/cuda/context.h>
 #include <hidet/runtime/logging.h>
 {LOAD_ADDRESS}
-static __global__ void __launch_bounds__({threads}) k({parameters}) {{ {body} }}
-DLL void hidet_launch_0({parameters}) {{
+"""
+    for number, kernel in enumerate(kernels):
+        names = ", ".join(each.split()[-1].lstrip("*") for each in kernel.parameters.split(","))
+        opt_in = f"cudaFuncAttributeMaxDynamicSharedMemorySize, {kernel.opt_in}"
+        attribute = f"cudaFuncSetAttribute(k{number}, {opt_in});" if kernel.opt_in else ""
+        grid = f"dim3({kernel.blocks}, 1, 1), dim3({kernel.threads}, 1, 1), {kernel.shared}"
+        text += f"""
+static __global__ void __launch_bounds__({kernel.threads}) k{number}({kernel.parameters}) {{ {kernel.body} }}
+DLL void hidet_launch_{number}({kernel.parameters}) {{
   try {{
     {attribute}
-    k<<<dim3({blocks}, 1, 1), dim3({threads}, 1, 1), {shared}, (cudaStream_t)get_cuda_stream()>>>({names});
+    k{number}<<<{grid}, (cudaStream_t)get_cuda_stream()>>>({names});
     {{cudaError_t err = cudaGetLastError(); if (err != cudaSuccess) LOG(ERROR) << cudaGetErrorString(err) << "\\n";}}
   }} catch (HidetException &e) {{ hidet_set_last_error(e.what()); }}
 }}
-""")
-        return emulator.compile(source, tmp_path / "library.so")
+"""
+    return text
 
-    return make
+
+@pytest.fixture(scope="module")
+def launch(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Run one of :data:`KERNELS`, which are compiled together: the headers take longer than they do."""
+    source = tmp_path_factory.mktemp("kernels") / "source.cu"
+    source.write_text(source_of(KERNELS.values()))
+    library = emulator.compile(source, source.with_name("library.so"))
+    number = {name: n for n, name in enumerate(KERNELS)}
+    return lambda name, *arrays, **more: run(library, *arrays, candidate=number[name], **more)
 
 
 PRODUCT = """
@@ -68,20 +91,18 @@ PRODUCT = """
 """
 
 
-def test_matrices_are_loaded_and_multiplied(build: Build) -> None:
+def test_matrices_are_loaded_and_multiplied(launch: Launch) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-8, 8, shape).astype(np.float16) for shape in ((16, 16), (16, 8)))
-    library = build("half *a, half *b, float *y", PRODUCT.format(half="half", type="f16"))
-    *_, y = run(library, a, b, np.zeros((16, 8), np.float32))
+    *_, y = launch("a product", a, b, np.zeros((16, 8), np.float32))
     np.testing.assert_array_equal(y, a.astype(np.float32) @ b.astype(np.float32) + 1)
 
 
-def test_bfloat16_is_multiplied(build: Build) -> None:
+def test_bfloat16_is_multiplied(launch: Launch) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-8, 8, shape).astype(np.float32) for shape in ((16, 16), (16, 8)))
     high = [(x.view(np.uint32) >> 16).astype(np.uint16) for x in (a, b)]
-    library = build("__nv_bfloat16 *a, __nv_bfloat16 *b, float *y", PRODUCT.format(half="__nv_bfloat16", type="bf16"))
-    *_, y = run(library, *high, np.zeros((16, 8), np.float32))
+    *_, y = launch("a product of bfloat16", *high, np.zeros((16, 8), np.float32))
     np.testing.assert_array_equal(y, a @ b + 1)
 
 
@@ -99,8 +120,8 @@ SHUFFLES = """
 """
 
 
-def test_threads_of_a_warp_exchange_values(build: Build) -> None:
-    (y,) = run(build("float *y", SHUFFLES), np.zeros((5, 32), np.float32))
+def test_threads_of_a_warp_exchange_values(launch: Launch) -> None:
+    (y,) = launch("shuffles", np.zeros((5, 32), np.float32))
     lanes = np.arange(32)
     np.testing.assert_array_equal(y[0], np.where(lanes < 24, lanes + 8, lanes))
     np.testing.assert_array_equal(y[1], lanes ^ 1)
@@ -122,61 +143,64 @@ WAIT = 'asm volatile ("cp.async.wait_group 0;" : :);'
 
 
 @pytest.mark.parametrize("when", ["late", "eager"])
-def test_copies_are_there_once_they_were_waited_for(build: Build, when: str) -> None:
+def test_copies_are_there_once_they_were_waited_for(launch: Launch, when: str) -> None:
     x = np.arange(128, dtype=np.float32)
-    library = build("const float *x, float *y", COPY.format(wait=WAIT), shared=512)
-    _, y = run(library, x, np.zeros_like(x), environment={"EMULATED_COPIES": when})
+    _, y = launch("a copy", x, np.zeros_like(x), environment={"EMULATED_COPIES": when})
     expected = x.copy()
     expected[22:24] = 0
     np.testing.assert_array_equal(y, expected)
 
 
-def test_copies_need_not_be_there_before(build: Build) -> None:
+def test_copies_need_not_be_there_before(launch: Launch) -> None:
     x = np.arange(128, dtype=np.float32)
-    library = build("const float *x, float *y", COPY.format(wait=""), shared=512)
     with pytest.raises(EmulatedFault, match=r"before the cp\.async to it was waited for"):
-        run(library, x, np.zeros_like(x))
+        launch("a copy that is not waited for", x, np.zeros_like(x))
 
 
-def test_warps_wait_for_each_other_at_a_barrier(build: Build) -> None:
-    body = """
-      __shared__ int sums[4];
-      if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = threadIdx.x;
-      __syncthreads();
-      y[blockIdx.x * 128 + threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
-    """
-    library = build("int *y", body, blocks=3, threads=128)
+BARRIER = """
+  __shared__ int sums[4];
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = threadIdx.x;
+  __syncthreads();
+  y[blockIdx.x * 128 + threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+"""
+
+
+def test_warps_wait_for_each_other_at_a_barrier(launch: Launch) -> None:
     for order in ("forward", "reverse"):
-        (y,) = run(library, np.zeros(384, np.int32), environment={"EMULATED_WARPS": order})
+        (y,) = launch("a barrier of a block", np.zeros(384, np.int32), environment={"EMULATED_WARPS": order})
         np.testing.assert_array_equal(y, 192)
 
 
-def test_threads_add_to_shared_memory_in_one_piece(build: Build) -> None:
-    body = """
-      __shared__ float s[1];
-      if (threadIdx.x == 0) s[0] = 0.0f;
-      __syncthreads();
-      atomicAdd(s, 1.0f);
-      __syncthreads();
-      y[threadIdx.x] = s[0];
-    """
-    (y,) = run(build("float *y", body, threads=96), np.zeros(96, np.float32))
+ATOMIC = """
+  __shared__ float s[1];
+  if (threadIdx.x == 0) s[0] = 0.0f;
+  __syncthreads();
+  atomicAdd(s, 1.0f);
+  __syncthreads();
+  y[threadIdx.x] = s[0];
+"""
+
+
+def test_threads_add_to_shared_memory_in_one_piece(launch: Launch) -> None:
+    (y,) = launch("sums in shared memory", np.zeros(96, np.float32))
     np.testing.assert_array_equal(y, 96)
 
 
-def test_warps_exchange_values_by_shared_memory(build: Build) -> None:
-    body = """
-      __shared__ int s[64];
-      for (int i = 0; i < 3; ++i) {
-        s[threadIdx.x] = threadIdx.x + i;
-        __syncwarp();
-        y[64 * i + threadIdx.x] = s[threadIdx.x ^ 1];
-        __syncwarp();
-      }
-      __syncthreads();
-      y[192 + threadIdx.x] = s[63 - threadIdx.x];
-    """
-    (y,) = run(build("int *y", body, threads=64), np.zeros((4, 64), np.int32))
+EXCHANGE = """
+  __shared__ int s[64];
+  for (int i = 0; i < 3; ++i) {
+    s[threadIdx.x] = threadIdx.x + i;
+    __syncwarp();
+    y[64 * i + threadIdx.x] = s[threadIdx.x ^ 1];
+    __syncwarp();
+  }
+  __syncthreads();
+  y[192 + threadIdx.x] = s[63 - threadIdx.x];
+"""
+
+
+def test_warps_exchange_values_by_shared_memory(launch: Launch) -> None:
+    (y,) = launch("exchanges in shared memory", np.zeros((4, 64), np.int32))
     threads = np.arange(64)
     np.testing.assert_array_equal(y[:3], [(threads ^ 1) + i for i in range(3)])
     np.testing.assert_array_equal(y[3], 65 - threads)
@@ -240,25 +264,39 @@ FAULTS = {
 }
 
 
+KERNELS = {
+    "a product": Kernel("half *a, half *b, float *y", PRODUCT.format(half="half", type="f16")),
+    "a product of bfloat16": Kernel(
+        "__nv_bfloat16 *a, __nv_bfloat16 *b, float *y", PRODUCT.format(half="__nv_bfloat16", type="bf16")
+    ),
+    "shuffles": Kernel("float *y", SHUFFLES),
+    "a copy": Kernel("const float *x, float *y", COPY.format(wait=WAIT), shared=512),
+    "a copy that is not waited for": Kernel("const float *x, float *y", COPY.format(wait=""), shared=512),
+    "a barrier of a block": Kernel("int *y", BARRIER, blocks=3, threads=128),
+    "sums in shared memory": Kernel("float *y", ATOMIC, threads=96),
+    "exchanges in shared memory": Kernel("int *y", EXCHANGE, threads=64),
+    "much shared memory": Kernel("int *y", "y[0] = 1;", shared=65536),
+    "much shared memory, asked for": Kernel("int *y", "y[0] = 1;", shared=65536, opt_in=65536),
+    "more shared memory than there is": Kernel("int *y", "y[0] = 1;", shared=65536, opt_in=300000),
+    **{name: Kernel("int *y", body, threads=64, shared=64) for name, (body, _) in FAULTS.items()},
+}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_emulator_reports_what_a_gpu_would_not_do(build: Build, fault: str) -> None:
-    body, message = FAULTS[fault]
-    library = build("int *y", body, threads=64, shared=64)
-    with pytest.raises(EmulatedFault, match=message):
-        run(library, np.zeros(64, np.int32))
+def test_the_emulator_reports_what_a_gpu_would_not_do(launch: Launch, fault: str) -> None:
+    with pytest.raises(EmulatedFault, match=FAULTS[fault][1]):
+        launch(fault, np.zeros(64, np.int32))
 
 
-def test_shared_memory_is_had_only_when_asked_for(build: Build) -> None:
-    library = build("int *y", "y[0] = 1;", shared=65536)
-    with pytest.raises(EmulatedFault, match=r"the launch failed: .*invalid argument"):
-        run(library, np.zeros(1, np.int32))
-    library = build("int *y", "y[0] = 1;", shared=65536, opt_in=65536)
-    assert run(library, np.zeros(1, np.int32))[0] == 1
-    library = build("int *y", "y[0] = 1;", shared=65536, opt_in=300000)
-    with pytest.raises(EmulatedFault, match=r"the launch failed: .*invalid argument"):
-        run(library, np.zeros(1, np.int32))
+def test_shared_memory_is_had_only_when_asked_for(launch: Launch) -> None:
+    for name in ("much shared memory", "more shared memory than there is"):
+        with pytest.raises(EmulatedFault, match=r"the launch failed: .*invalid argument"):
+            launch(name, np.zeros(1, np.int32))
+    assert launch("much shared memory, asked for", np.zeros(1, np.int32))[0] == 1
 
 
-def test_an_unknown_instruction_does_not_compile(build: Build) -> None:
+def test_an_unknown_instruction_does_not_compile(emulator: Emulator, tmp_path: Path) -> None:
+    source = tmp_path / "source.cu"
+    source.write_text(source_of([Kernel("int *y", 'asm volatile ("bar.warp.everything %0;" : : "r"(1));')]))
     with pytest.raises(AssertionError, match="bar_warp_everything"):
-        build("int *y", 'asm volatile ("bar.warp.everything %0;" : : "r"(1));')
+        emulator.compile(source, tmp_path / "library.so")

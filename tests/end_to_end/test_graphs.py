@@ -27,8 +27,8 @@ def by_rows_then_columns(_):
     return hidet.trace_from(hidet.ops.cumsum(hidet.ops.cumsum(x, 1), 0), [x])
 
 
-# LLaMA has what the other patterns have: products, attention and gates.
-QUICK = ("uneven", "convolutions")
+# A gated decoder has what the other patterns have: products, attention and gates.
+QUICK = ("uneven", "convolutions", "gated_decoder")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,7 @@ QUICK = ("uneven", "convolutions")
         pytest.param(
             {name: PATTERNS[name] for name in PATTERNS if name not in QUICK}, id="others", marks=pytest.mark.slow
         ),
-        pytest.param({"llama": MODELS["llama"]}, id="llama"),
-        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in SERVED if name != "llama"),
+        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in SERVED),
     ],
 )
 def test_two_processes_serve_graphs(tmp_path, graphs):

@@ -162,8 +162,27 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "place", "scratch"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("change", [_empty, _flip_a_bit, _flip_and_put_back], ids=["cut", "written to", "put back"])
+@pytest.mark.parametrize(
+    ("change", "victim"),
+    [
+        *(
+            pytest.param(change, victim, id=f"{name}-{victim}")
+            for change, name, victim in (
+                (_empty, "cut", 0),
+                (_flip_a_bit, "written to", 1),
+                (_flip_and_put_back, "put back", 0),
+            )
+        ),
+        *(
+            pytest.param(change, victim, id=f"{name}-{victim}", marks=pytest.mark.slow)
+            for change, name, victim in (
+                (_empty, "cut", 1),
+                (_flip_a_bit, "written to", 0),
+                (_flip_and_put_back, "put back", 1),
+            )
+        ),
+    ],
+)
 def test_weights_that_are_changed_during_a_call(
     start: Start, artifacts: Path, tmp_path: Path, change: Callable[[Path], None], victim: int
 ) -> None:

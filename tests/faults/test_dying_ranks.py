@@ -16,9 +16,10 @@ pytestmark = pytest.mark.usefixtures("next_run_works")
 
 ENDED = "the process of group rank"
 BOTH = pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the store that the ranks meet in
+RANK_0 = pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])  # quickly that one alone
 
 
-@BOTH
+@RANK_0
 def test_killed_before_a_collective(start: Start, artifacts: Path, victim: int) -> None:
     ranks = start(2)
     load_all(ranks, artifacts)
@@ -49,7 +50,7 @@ def test_killed_within_a_collective(start: Start, artifacts: Path, victim: int) 
     assert_blames(answer, victim, "CommunicationError", ENDED)
 
 
-@BOTH
+@RANK_0
 def test_killed_while_another_waits_for_it(start: Start, artifacts: Path, victim: int) -> None:
     ranks = start(2)
     load_all(ranks, artifacts)
@@ -71,7 +72,7 @@ def test_killed_before_it_loads(start: Start, artifacts: Path, victim: int) -> N
     assert_blames(survivor.answer(), victim, "RendezvousError", says)
 
 
-@BOTH
+@RANK_0
 def test_killed_while_it_loads(start: Start, artifacts: Path, victim: int) -> None:
     """The ranks have met, and the other one has loaded its part."""
     port = free_port()

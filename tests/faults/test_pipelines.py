@@ -141,7 +141,7 @@ def kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
 
 
-@pytest.mark.parametrize("victim", [0, 2, 4])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pipeline: Path, victim: int) -> None:
     ranks = start(RANKS)
     load_all(ranks, pipeline)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime.cuda import driver
-from hidet_dist.testing.processes import Programs
+from hidet_dist.testing.processes import Programs, exit_on_sigterm
 
 BUILD, RANK = (Path(__file__).with_name(name) for name in ("build.py", "rank.py"))
 MODELS = ("minilm", "gpt2", "llama", "resnet18")
@@ -93,9 +93,9 @@ class Checks:
         """Build in the background, and run what needs the device one after the other."""
         builds = {step.name: step for step in every if step.name.startswith("build ")}
         others = [step for step in every if step.name not in builds]
-        try:
-            # Each build is a process that plans, then compiles on all cores.
-            with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        # Each build is a process that plans, then compiles on all cores.
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+            try:
                 building = {name: pool.submit(self._one, step, BUILD_NICENESS) for name, step in builds.items()}
                 while others:
                     step = self._next(others, building)
@@ -105,8 +105,8 @@ class Checks:
                         self._one(step)
                     else:
                         self.left.append(step.name)
-        finally:
-            self._programs.end()
+            finally:  # before the pool waits for what it runs
+                self._programs.end()
 
     def _next(self, others: list[Step], building: dict[str, Future[bool]]) -> Step:
         """The first step that can be run; waits for one."""
@@ -166,6 +166,7 @@ def main() -> int:
         print(f"no GPU, nothing was checked: {error}")
         return NO_GPU
     arch = f"sm_{major}{minor}"
+    exit_on_sigterm()
     print(f"{len(names)} GPU(s): {', '.join(names)}; {arch}; {os.cpu_count()} CPUs", flush=True)
     checks = Checks(options.seconds)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-") as folder:

@@ -129,8 +129,7 @@ def test_any_conversion_keeps_the_tensor(shape, source, target):
     graph = normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x]))
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, DeviceMesh(shape), operators, inputs={"x0": source}, outputs={"t1.0": target})
-    program = partition_graph(graph, plan.stages[0])
-    np.testing.assert_allclose(simulate(program, [X])[0], whole(graph, X)[0], atol=1e-5)
+    assert check_stage(graph, plan.stages[0], [X], [np.exp(X)]) == ""
 
 
 def converting(mesh, source, target, steps):
@@ -320,9 +319,8 @@ def test_collectives_on_the_cpu_place_shards_without_another_pass(shape, mesh, s
     assert kinds(optimized) == kinds(program.graph) == communication
     assert not [node.name for node in optimized.nodes if "Stack" in node.name or "Join" in node.name]
     data = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-    (expected,) = whole(graph, data)
-    for own in (None, optimized):
-        np.testing.assert_allclose(simulate(program, [data], own)[0], expected, atol=1e-6)
+    expected = np.exp(np.maximum(data, 0))
+    np.testing.assert_allclose(simulate(program, [data], optimized)[0], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

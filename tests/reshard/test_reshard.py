@@ -298,6 +298,27 @@ def test_no_copy_is_counted_if_collectives_place_shards(source: str, target: str
     assert communicate > 0
 
 
+@pytest.mark.parametrize(
+    ("step", "source", "copied"),
+    [
+        ("all_gather(axes=10, dim=1)", "(R, S10)", (0, 1)),
+        ("all_gather(axes=10, dim=0)", "(S10, R)", (0, 1)),
+        ("all_gather(axes=01, dim=1)", "(R, S01)", (0, 0)),
+        ("all_to_all(axes=10, dim=0, to_dim=1)", "(S10, R)", (1 / 4, 1 / 4)),
+        ("all_to_all(axes=10, dim=0, to_dim=1, to_axes=01)", "(S10, R)", (0, 1 / 4)),
+        ("all_to_all(axes=01, dim=0, to_dim=1, to_axes=10)", "(S01, R)", (1 / 4, 0)),
+    ],
+)
+def test_shards_in_descending_order_of_axes_are_copied(step: str, source: str, copied: tuple[float, float]) -> None:
+    """Collectives that place shards do so in the order of group ranks, which is that of ascending axes."""
+    cluster = cluster_of((2, 2))
+    places = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, places_shards=True))
+    shape, size, one = (8, 16), 8 * 16 * 4, Step.parse(step)
+    before = parse(source)
+    pack, _, unpack = step_parts(one, before, one.after(before, shape, places.mesh), shape, 4, places)
+    assert (pack, unpack) == tuple(places.copy_seconds(int(part * size)) if part else 0.0 for part in copied)
+
+
 def steps(shape: tuple[int, ...], source: str | Layout, target: str, cluster: Cluster) -> list[str]:
     layout = parse(source) if isinstance(source, str) else source
     return [str(step) for step in cheapest_conversion(shape, "float32", layout, parse(target), cluster).steps]

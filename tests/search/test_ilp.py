@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, SolverError
 from hidet_dist.search.ilp import StoppedError, solve
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Edge, Problem, evaluate
 
@@ -92,7 +96,8 @@ def test_an_unknown_solver_is_refused() -> None:
         solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), SolveOptions("gurobi"))
 
 
-def test_a_search_that_is_cut_off_returns_its_best_plan() -> None:
+def long_chain() -> Problem:
+    """A chain whose optimum takes HiGHS many nodes."""
     rng, count, choices = random.Random(0), 80, 8
     cost = [sorted(float(n) for n in rng.sample(range(100, 1000), choices)) for _ in range(count)]
     memory = [sorted(rng.sample(range(1000, 9000), choices), reverse=True) for _ in cost]
@@ -102,10 +107,33 @@ def test_a_search_that_is_cut_off_returns_its_best_plan() -> None:
         return tuple(tuple(0.0 if s == d else float(rng.randint(50, 500)) for d in specs) for s in specs)
 
     edges = [Edge(n, n, n + 1, specs, specs, conversions()) for n in range(count - 1)]
-    problem = Problem(cost, memory, int(0.8 * sum(sum(own) / choices for own in memory)), edges)
+    return Problem(cost, memory, int(0.8 * sum(sum(own) / choices for own in memory)), edges)
+
+
+def test_a_search_that_is_cut_off_returns_its_best_plan() -> None:
+    problem = long_chain()
     cut_off, best = (solve(problem, SolveOptions(gap=0.0), nodes) for nodes in (1, 5000))
     assert cut_off.gap > 0 == best.gap
     assert best.seconds <= cut_off.seconds <= best.seconds / (1 - cut_off.gap) * (1 + 1e-9)
-    assert sum(m[k] for m, k in zip(memory, cut_off.choices, strict=True)) <= problem.budget
+    assert sum(m[k] for m, k in zip(problem.memory, cut_off.choices, strict=True)) <= problem.budget
     with pytest.raises(StoppedError):
         solve(problem, SolveOptions(gap=0.0), 0)
+
+
+def test_a_limit_of_cpu_time_is_none_of_the_walls_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS measures its limit by the wall's clock; a process that waits for its turn still has all its CPU time."""
+    problem, readings = long_chain(), itertools.count()
+    rng = random.Random(0)
+    seconds = [rng.random() for _ in range(40)]
+    plans = [[rng.randint(0, 100) for _ in range(60)] for _ in seconds]
+    unlimited = solve_master(plans, seconds, 1.0, 50, 1.0, Limits())
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    limits = Limits(1e-6, clock=time.process_time)
+    assert solve(problem, SolveOptions(gap=0.0, limits=limits), 20).seconds > 0
+    assert solve_master(plans, seconds, 1.0, 50, 1.0, limits) == unlimited
+    assert not limits.time_reached
+    monkeypatch.setattr(time, "process_time", lambda: 0.0 if next(readings) < 200 else 100.0)
+    limits = Limits(10.0, clock=time.process_time)
+    with suppress(StoppedError):
+        assert solve(problem, SolveOptions(gap=0.0, limits=limits)).gap > 0
+    assert limits.time_reached

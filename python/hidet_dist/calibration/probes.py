@@ -18,6 +18,7 @@ from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 
 _FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns of products: for OpenBLAS, and for hidet's generic kernels
+_FAST_DTYPES = ("float32", "float16", "bfloat16")  # those that OpenBLAS multiplies; halves are converted to float32
 _STREAM_ELEMENTS = 2**24  # 64 MiB in float32: larger than caches
 _CHAIN = 128  # kernels in a chain, for the time between two of them
 
@@ -35,7 +36,7 @@ class Probe:
 
 def matmul(dtype: str) -> Probe:
     """Make the probe of arithmetic in a dtype: a product of square matrices."""
-    side = _FAST_SIDE if dtype == "float32" else _SLOW_SIDE
+    side = _FAST_SIDE if dtype in _FAST_DTYPES else _SLOW_SIDE
 
     def build() -> FlowGraph:
         # NumPy has no bfloat16, so the probe casts its inputs and its output.

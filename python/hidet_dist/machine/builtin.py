@@ -50,9 +50,10 @@ _H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 200
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
 # The costs of a rank with one core of a 2-core x86-64 (AVX-512) virtual machine: medians of three calibrations with two
-# ranks. The default rate is that of hidet's generic CPU kernel for float64 products. The memory is a choice: 8 GiB for
-# each rank. The cache is a measurement, not the 260 MB of the host's last-level cache, which its other guests use too:
-# kernels that read and write up to 16 MiB keep their rate, and those of 24 MiB have half of it.
+# ranks. The default rate is that of hidet's generic CPU kernel for float64 products. Those of half-precision types are
+# the float32 rate over the measured ratios of CPU time, 1.07 and 1.02, of products of 1024 rows and columns. The memory
+# is a choice: 8 GiB for each rank. The cache is a measurement, not the 260 MB of the host's last-level cache, which its
+# other guests use too: kernels that read and write up to 16 MiB keep their rate, and those of 24 MiB have half of it.
 _CPU_KERNELS = {
     "matmul": KernelCost(6.9e-12, 0.0, 7.1e-6),
     "convolution": KernelCost(7.1e-12, 0.0, 2.3e-4),
@@ -66,7 +67,7 @@ _CPU_KERNELS = {
 }
 _CPU = Device(
     "cpu",
-    {"default": 1.5e10, "float32": 1.5e11, "float16": 4.8e10, "bfloat16": 4.6e10},
+    {"default": 1.5e10, "float32": 1.5e11, "float16": 1.4e11, "bfloat16": 1.47e11},
     11 * _GB,
     8 * 2**30,
     6.7e-7,

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.limits import MOST_BYTES
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
 from hidet_dist.pipeline.chain import (
@@ -291,6 +292,11 @@ class ChainSearch(StageSearch):
             enough = max(error.least_budget for error in unfit)
             self.sufficient_bytes = min(enough, self.sufficient_bytes or enough)
         return (self._result(stages, 0.0) if len(stages) == len(chain.stages) else None), raised
+
+    def without_budget(self) -> ChainSearch:
+        """Make the same search as if memory were unlimited."""
+        options = replace(self.options, mem_budget=MOST_BYTES // 2)
+        return ChainSearch(self.micro, self.cluster, options, self.pipeline, self.limits, self.rules)
 
     def held_bytes(self, pipeline: PipelineResult) -> int:
         """Compute the peak bytes of a device of a pipeline of this search, with the buffers of micro-batches."""

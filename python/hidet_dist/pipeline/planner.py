@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from hidet_dist.errors import ConfigError, HidetDistError, InfeasibleError, SolverError
-from hidet_dist.limits import MOST_BYTES
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
@@ -71,6 +70,7 @@ def search_pipeline(
     enough: list[int] = []  # memory budgets that suffice for pipelines that do not fit the given one
     rules = RuleTable(cluster.mesh)
     several = pipeline.stages != 1 and cluster.mesh.size > 1
+    chains: ChainSearch | None = None  # the last one
     least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
     for count in _counts(graph, pipeline, symbols):
         if best is not None and least_batch >= best.value * (1 - options.gap):
@@ -105,10 +105,12 @@ def search_pipeline(
         for kind in searches:
             stages = kind(micro, cluster, options, pipeline, limits, rules)
             pipelined = stages.search(math.inf if best is None else best.value)
-            if isinstance(stages, ChainSearch) and count == 1 and _is_subadditive(stages, cluster):
-                least_batch = stages.least_period
-            if isinstance(stages, ChainSearch) and stages.sufficient_bytes is not None:
-                enough.append(stages.sufficient_bytes)
+            if isinstance(stages, ChainSearch):
+                chains = stages
+                if count == 1 and _is_subadditive(stages, cluster):
+                    least_batch = stages.least_period
+                if stages.sufficient_bytes is not None:
+                    enough.append(stages.sufficient_bytes)
             bound = min(bound, stages.bound)
             errors += stages.errors
             if pipelined is not None:
@@ -119,32 +121,26 @@ def search_pipeline(
             raise unsolved[0]
         if errors and not several:
             raise errors[0]
-        raise _unfit(enough, micro, cluster, options, pipeline, limits, rules)
+        assert chains is not None  # without several stages there is a plan or an error
+        raise _unfit(enough, chains)
     return replace(best, bound_seconds=min(bound, best.value))
 
 
-def _unfit(
-    enough: Sequence[int],
-    micro: MicroBatch,
-    cluster: Cluster,
-    options: SearchOptions,
-    pipeline: PipelineOptions,
-    limits: Limits,
-    rules: RuleTable,
-) -> HidetDistError:
+def _unfit(enough: Sequence[int], chains: ChainSearch) -> HidetDistError:
     """Make the error where no pipeline fits the memory, with the least budget that is known to suffice.
 
-    ``enough`` are such budgets. Without them, a pipeline is searched as if memory were unlimited.
+    ``enough`` are such budgets. Without them, chains of stages are searched as if memory were unlimited.
     """
-    given = "the memory of the devices" if options.mem_budget is None else f"mem_budget = {options.mem_budget} bytes"
+    budget = chains.options.mem_budget
+    given = "the memory of the devices" if budget is None else f"mem_budget = {budget} bytes"
     if not enough:
-        stages = ChainSearch(micro, cluster, replace(options, mem_budget=MOST_BYTES // 2), pipeline, limits, rules)
-        found = stages.search(math.inf)
-        if found is None and limits.expired():
+        unlimited = chains.without_budget()
+        found = unlimited.search(math.inf)
+        if found is None and chains.limits.expired():
             return SolverError(f"No pipeline that fits {given} was found within the time limit.")
         if found is None:
             return ConfigError("The graph has no pipeline of the stages that are given.")
-        enough = [stages.held_bytes(found)]
+        enough = [unlimited.held_bytes(found)]
     least = min(enough)
     return InfeasibleError(
         f"No pipeline that fits {given} was found: {least} bytes a device suffice, and fewer may. Give at least "

@@ -38,8 +38,9 @@ def step_parts(
     A slice copies the part that it keeps. A collective along a dim whose parts are not contiguous in the order of group
     ranks packs the data that it sends, or unpacks the data that it receives; each is a copy (:meth:`Step.packs`,
     :meth:`Step.unpacks`). Padding is sent like data, and cutting it off afterwards costs a copy. Collectives that write
-    shards directly to their positions (``Device.places_shards``) need neither copy. Unequal parts are copied before and
-    after every collective that sends or receives blocks: they are padded to blocks of the largest part, which are sent.
+    shards directly to their positions (``Device.places_shards``) need neither copy if the axes are in ascending order.
+    Unequal parts are copied before and after every collective that sends or receives blocks: they are padded to blocks
+    of the largest part, which are sent.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -54,12 +55,11 @@ def step_parts(
     if step.is_uneven(mesh):
         blocks = sent_bytes if kind.joins else whole
         return StepSeconds(cluster.copy_seconds(blocks), seconds, cluster.copy_seconds(received_bytes))
-    if cluster.device.places_shards:
-        return StepSeconds(0.0, seconds, 0.0)
+    places = cluster.device.places_shards
     return StepSeconds(
-        cluster.copy_seconds(sent_bytes) if step.packs(sent) else 0.0,
+        cluster.copy_seconds(sent_bytes) if step.packs(sent, places) else 0.0,
         seconds,
-        cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh) else 0.0,
+        cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh, places) else 0.0,
     )
 
 

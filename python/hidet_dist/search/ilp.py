@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import highspy
 import pulp
@@ -86,17 +88,27 @@ def _solver(options: SolveOptions, nodes: int, proof: bool) -> pulp.LpSolver:
     With one thread and before the time limit the same problem gives the same solution. ``proof`` says that most likely
     nothing is left to find: HiGHS then spares its heuristics, which take two thirds of its time.
     """
-    common = {
+    common: dict[str, Any] = {
         "msg": False,
         "threads": options.threads,
         "gapRel": options.gap,
         "timeLimit": options.limits.seconds_left(),
     }
     if options.solver == "highs":
+        if options.limits.counts_cpu_time:
+            common["timeLimit"] = None  # HiGHS looks at the wall's clock
+            common["callbackTuple"] = (partial(_interrupt, options.limits), None)
+            common["callbacksToActivate"] = [highspy.cb.HighsCallbackType.kCallbackMipInterrupt]
         return _HiGHS(mip_max_nodes=nodes, **(_WITHOUT_HEURISTICS if proof else {}), **common)
     if options.solver == "cbc":
         return pulp.PULP_CBC_CMD(maxNodes=nodes, **common)
     raise ConfigError(f"Unknown solver {options.solver!r}; choose 'highs' or 'cbc'.")
+
+
+def _interrupt(limits: Limits, kind: int, message: str, out: Any, into: Any, data: Any) -> None:
+    """Have HiGHS stop once the deadline has passed; the other parameters are those of its callbacks."""
+    if into is not None and limits.expired():
+        into.user_interrupt = True
 
 
 def solve(

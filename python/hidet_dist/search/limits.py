@@ -52,6 +52,11 @@ class Limits:
         """Seconds until the deadline, 0 or more; None without one."""
         return None if self.seconds is None else max(0.0, self.seconds - self.elapsed_seconds())
 
+    @property
+    def counts_cpu_time(self) -> bool:
+        """Whether seconds are of this process's CPU time, which solvers that look at the wall's clock cannot keep."""
+        return self._clock is time.process_time
+
     def expired(self) -> bool:
         """Whether the deadline has passed. If so, sets ``time_reached``: the caller skips work."""
         if self.seconds is None or self.elapsed_seconds() < self.seconds:

@@ -55,16 +55,17 @@ def solve_master(
     """
     count = len(plans[0])
     points: dict[tuple[int, ...], list[int]] = {}
-    for point in range(count):
-        row = tuple(nbytes[point] for nbytes in plans)
-        if max(row) > room:
-            points.setdefault(row, []).append(point)
+    held = np.array(plans, dtype=np.int64)
+    for point in np.flatnonzero(held.max(axis=0) > room).tolist():
+        points.setdefault(tuple(held[:, point].tolist()), []).append(point)
     rows = _undominated(points, limits)
     model = highspy.Highs()
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     left = limits.seconds_left()
-    if left is not None:
+    if left is not None and limits.counts_cpu_time:
+        model.cbSimplexInterrupt += lambda event: event.interrupt(limits.expired())
+    elif left is not None:
         model.setOptionValue("time_limit", left)
     # The slack first, then the plans in the order of their numbers as text. The order of the columns decides which of
     # several optima is found, and so the plan: it stays as it is.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -41,10 +42,14 @@ class Programs:
         self._running: set[int] = set()
         self._ended = False
 
-    def run(self, command: Sequence[str], seconds: float, niceness: int = 0) -> Completed:
+    def run(
+        self, command: Sequence[str], seconds: float, niceness: int = 0, environment: Mapping[str, str] | None = None
+    ) -> Completed:
         """Run a program for at most ``seconds``; the rest of its process group is killed when it ends.
 
-        ``niceness`` is added to that of this process. After :meth:`end` no program is started.
+        ``niceness`` is added to that of this process; ``environment`` replaces its environment. At the time limit the
+        program gets SIGTERM, and has :data:`TERMINATE_SECONDS` to end programs that it started in other groups. After
+        :meth:`end` no program is started.
         """
         # Files are used, because a pipe stays open as long as any descendant has it open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -53,7 +58,12 @@ class Programs:
                 if self._ended:
                     return Completed(None, "", "not started", 0.0)
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=environment,
+                    start_new_session=True,
                 )
                 self._running.add(process.pid)
                 if niceness:
@@ -63,11 +73,11 @@ class Programs:
             try:
                 with suppress(subprocess.TimeoutExpired):
                     status = process.wait(max(0.0, seconds))
-                if status is None:
+            finally:
+                if status is None:  # at the time limit, or where this thread is interrupted
                     _signal(process.pid, signal.SIGCONT, signal.SIGTERM)
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(TERMINATE_SECONDS)
-            finally:
                 _signal(process.pid, signal.SIGKILL)
                 process.wait()
                 with self._lock:
@@ -96,6 +106,11 @@ class Programs:
         self._ended = True
         for group in list(self._running):
             _signal(group, signal.SIGCONT, signal.SIGTERM)
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM raise SystemExit in the main thread, so that ``finally`` clauses end the programs in progress."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _signal(group: int, *numbers: int) -> None:

@@ -2,8 +2,9 @@
 
 The kernels of the programs are the CPU's, which has none in half precision, and nothing to choose from; PyTorch is on
 the CPU. With ``WRONG`` in the environment its answers are other ones. With ``ENDS`` (``plain=crash,graph=hang``)
-nothing is built, the rank of what is named ends so, and that of what is not named ends well. The processes that it
-starts are this program again: to build with the name of a model, to serve as a rank.
+nothing is built, the rank of what is named ends so, and that of what is not named ends well; one that hangs writes its
+number to the file ``STARTED``. The processes that it starts are this program again: to build with the name of a model,
+to serve as a rank.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.files import write_text
+
 HERE = Path(__file__)
 
 
@@ -24,6 +27,8 @@ def end(artifacts: str) -> None:
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hang":
+        if "STARTED" in os.environ:
+            write_text(Path(os.environ["STARTED"]), str(os.getpid()))
         time.sleep(600)
 
 

@@ -16,6 +16,7 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.files import sha256
 from hidet_dist.launch import free_port
 from hidet_dist.runtime.cuda import cublas, nccl
+from hidet_dist.testing.processes import Programs
 
 SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 NATIVE = Path(__file__).parents[1] / "native"
@@ -89,14 +90,22 @@ def doubles(stand_ins: Path, exchange: Path) -> dict[str, str]:
     }
 
 
+def on_one_gpu(
+    stand_ins: Path, exchange: Path, program: Path, *arguments: str, **more: str
+) -> tuple[list[str], dict[str, str]]:
+    """The command that runs a program on one device, and its environment: the stand-ins and ``more``."""
+    one = {"FAKE_CUDA_DEVICES": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return [sys.executable, str(program), *arguments], {**os.environ, **doubles(stand_ins, exchange), **one, **more}
+
+
 def run_on_one_gpu(
     stand_ins: Path, exchange: Path, program: Path, *arguments: str, seconds: float = 1000, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, for so many seconds at most, with the stand-ins and ``more`` in its environment, on one device."""
-    one = {"FAKE_CUDA_DEVICES": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    command = [sys.executable, str(program), *arguments]
-    environment = {**os.environ, **doubles(stand_ins, exchange), **one, **more}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=seconds)
+    """Run a program as :func:`on_one_gpu` says; it and all that it started end after ``seconds`` at the latest."""
+    command, environment = on_one_gpu(stand_ins, exchange, program, *arguments, **more)
+    done = Programs().run(command, seconds, environment=environment)
+    assert done.status is not None, f"{program} did not end within {seconds} s:\n{done.output}\n{done.errors}"
+    return subprocess.CompletedProcess(command, done.status, done.output, done.errors)
 
 
 def serve(

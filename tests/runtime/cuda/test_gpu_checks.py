@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stand_in_artifacts import run_on_one_gpu
+from stand_in_artifacts import on_one_gpu, run_on_one_gpu
 
 PROGRAM = Path(__file__).with_name("checks_on_stand_ins.py")
 
@@ -73,3 +76,27 @@ def test_a_machine_without_a_gpu_is_named(stand_ins: Path, tmp_path: Path) -> No
     done = checks(stand_ins, tmp_path, "--only", "gpt2", FAKE_CUDA_DEVICES="0")
     assert done.returncode == 2
     assert "no GPU, nothing was checked" in done.stdout
+
+
+def test_what_a_check_runs_ends_with_it(stand_ins: Path, tmp_path: Path) -> None:
+    """The launcher and its ranks are in sessions of their own, which no signal to the program's group reaches."""
+    started = tmp_path / "pid"
+    only = ("--ranks", "1", "--only", "gpt2, float32, 1 ranks, plain", "--patience", "100")
+    hangs = {"ENDS": "plain=hang", "STARTED": str(started)}
+    command, environment = on_one_gpu(stand_ins, tmp_path, PROGRAM, *only, **hangs)
+    program = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        assert eventually(started.exists)
+        rank = Path("/proc") / started.read_text()
+        assert rank.exists()
+    finally:
+        program.terminate()
+        assert program.wait(300) == 128 + signal.SIGTERM
+    assert eventually(lambda: not rank.exists())
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()

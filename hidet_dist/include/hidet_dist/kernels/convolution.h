@@ -362,9 +362,11 @@ void sum_directly(const Convolution &v, const T *x, const T *w, const Store &sto
   }
 }
 
-/* Passes the result to a `store`, as one matrix of images * out_channels rows. */
+/* Passes the result to a `store`, as one matrix of images * out_channels rows.
+ *
+ * It is inlined so that only the way which the constants of a kernel take is compiled. */
 template <class T, class Store>
-void convolve(const Convolution &v, const T *x, const T *w, const Store &store) {
+__attribute__((always_inline)) inline void convolve(const Convolution &v, const T *x, const T *w, const Store &store) {
   if (v.groups > 1 && v.group_out_channels() < kFewChannels && v.kernel[2] <= kMostTaps) {
     sum_directly(v, x, w, store);
   } else {
