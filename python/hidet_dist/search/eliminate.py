@@ -14,6 +14,7 @@ elimination, with the required specs of these readers fixed, gives a plan. Both 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ def eliminate(
     """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
 
     Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
-    With ``coarse`` the first relaxation is the answer, whatever its gap.
+    With ``coarse`` the first relaxation is the answer, whatever its gap, and its choices are the plan.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def eliminate(
         if limit < most:
             continue  # with more tensors relaxed, the bound is no greater
         try:
-            result = _eliminate(problem, kept, tables, prices, limit, gap)
+            result = _eliminate(problem, kept, tables, prices, limit, math.inf if coarse else gap)
         except TooWide:
             continue
         most = limit
@@ -120,7 +121,7 @@ def _eliminate(
 
     best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():
-        if seconds - bound <= gap * abs(seconds):
+        if gap == math.inf or seconds - bound <= gap * abs(seconds):
             break
         narrowed = [list(entity_choices) for entity_choices in kept]
         for tensor in relaxed:

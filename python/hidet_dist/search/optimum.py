@@ -116,7 +116,9 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(find_fitting(state))
     known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
-    recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
+    if not is_wide(state, tables):
+        # Integer programs of wide graphs are slow; frontiers combine the plans of those.
+        recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
     if state.done():
         return
     combined, more = mixture.over, list[Probe]()
@@ -133,7 +135,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         if not state.options.prove:
             return
     narrow_choices(state, tables, prices)
-    if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
+    if state.done():
         return
     if not search_below_limits(state, tables, prices) and not combined:
         best = state.seconds
