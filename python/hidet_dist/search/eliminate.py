@@ -14,7 +14,6 @@ elimination, with the required specs of these readers fixed, gives a plan. Both 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ def eliminate(
     """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
 
     Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
-    With ``coarse`` the first relaxation is the answer, whatever its gap, and its choices are the plan.
+    With ``coarse`` the first relaxation is the answer, whatever its gap.
 
     Raises
     ------
@@ -63,7 +62,7 @@ def eliminate(
         if limit < most:
             continue  # with more tensors relaxed, the bound is no greater
         try:
-            result = _eliminate(problem, kept, tables, prices, limit, math.inf if coarse else gap)
+            result = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
             continue
         most = limit
@@ -121,7 +120,7 @@ def _eliminate(
 
     best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():
-        if gap == math.inf or seconds - bound <= gap * abs(seconds):
+        if seconds - bound <= gap * abs(seconds):
             break
         narrowed = [list(entity_choices) for entity_choices in kept]
         for tensor in relaxed:

@@ -138,7 +138,9 @@ class State:
         """
         self.limits.check()
         kept = self.reduction(prices).kept if reduced else self.kept
-        solved = eliminate(self.problem, kept, tables, prices, self.options.gap / 4, coarse)
+        # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
+        gap = math.inf if coarse and (self.outer is not None or is_wide(self, tables)) else self.options.gap / 4
+        solved = eliminate(self.problem, kept, tables, prices, gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> Probe:
