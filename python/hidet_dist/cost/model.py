@@ -10,7 +10,7 @@ kernel up, they cost what they cost apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hidet.graph import Operator
@@ -207,18 +207,15 @@ def _spared_bytes(view: GraphView, op: Operator, choice: Choice, member: Member,
 
 
 def split_seconds(
-    model: CostModel,
-    shape: Sequence[int],
-    itemsize: int,
     between: Between,
     produced: tuple[TensorShardSpec, bool],
     required: TensorShardSpec,
-    mesh: DeviceMesh,
+    seconds_in: Callable[[TensorShardSpec], float],
 ) -> float:
     """Predict the seconds of splitting a kernel at a tensor; 0 unless the tensor there is reduced or converted.
 
     ``produced`` is the spec in which the tensor is produced, and whether it is reduced. The cost is paid once for each
-    distinct ``required`` spec.
+    distinct ``required`` spec. ``seconds_in`` are those of :meth:`CostModel.split` for the tensor in a spec.
     """
     spec, reduced = produced
     if not reduced and spec == required:
@@ -227,7 +224,7 @@ def split_seconds(
     begins = not reduced and not (between.rows and splits_rows(spec))
     ends = between.rows and not splits_rows(required)
     if between.inner and (begins or ends):
-        return model.split(spec.local_nbytes(shape, itemsize, mesh))
+        return seconds_in(spec)
     if between.prologue is None:
         return 0.0
-    return model.split((spec if between.prologue else required).local_nbytes(shape, itemsize, mesh))
+    return seconds_in(spec if between.prologue else required)

@@ -27,7 +27,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     if state.bounds is None or state.bounds[0] is not prices:
         return False
     bounds = state.bounds[1]
-    gap, points = state.options.gap, list[int]()
+    gap = state.options.gap
     for _ in range(tuning.FRONTIERS):
         limit = state.cutoff()
         kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
@@ -35,7 +35,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
             limit = min(limit, state.bound * (1 + gap))
             gap *= tuning.FRONTIER_RAISE
             kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
-        least = _try_plans_below(state, tables, prices, kept, limit, points)
+        least = _try_plans_below(state, tables, prices, kept, limit)
         if least is None:
             break
         state.raise_bound(least)
@@ -51,21 +51,15 @@ def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence
     plans = [*(probe.choices for probe in probes), state.best]
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-    _try_plans_below(state, tables, prices, kept, state.cutoff(), [])
+    _try_plans_below(state, tables, prices, kept, state.cutoff())
 
 
 def _try_plans_below(
-    state: State,
-    tables: Tables,
-    prices: Prices,
-    kept: Sequence[Sequence[int]],
-    limit: float,
-    points: list[int],
+    state: State, tables: Tables, prices: Prices, kept: Sequence[Sequence[int]], limit: float
 ) -> float | None:
     """Record the plans among the choices ``kept`` that cost less than a limit.
 
-    The budget holds at ``points``, to which those are added at which plans exceeded it. Returns a lower bound of all
-    such plans within the budget, at most the limit; None if there are too many.
+    Returns a lower bound of all such plans within the budget, at most the limit; None if there are too many.
     """
     if count_open(kept) > tuning.FEW_CHOICES:
         # Bounds of choices that others dominate are loose: those of what is left are not.
@@ -78,7 +72,7 @@ def _try_plans_below(
             ]
     if count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), points, tuning.RELAXED_ROUNDS)
+    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), tuning.RELAXED_ROUNDS)
     if frontier is None:
         return None
     least = _least_seconds(frontier, limit)
@@ -86,11 +80,11 @@ def _try_plans_below(
         narrowed = [list(choices) for choices in kept]
         for tensor in frontier.relaxed:
             fix_required(state.groups[tensor], state.best, narrowed, False)
-        _fitting_frontier(state, tables, prices, narrowed, min(limit, state.seconds), frontier.relaxed, points)
+        _fitting_frontier(state, tables, prices, narrowed, min(limit, state.seconds), frontier.relaxed)
         limit = min(limit, state.cutoff())
         if least < limit and not state.done():
             # The relaxed tensors may keep the bound below the limit.
-            exact = _fitting_frontier(state, tables, prices, kept, limit, frontier.relaxed, points)
+            exact = _fitting_frontier(state, tables, prices, kept, limit, frontier.relaxed)
             least = least if exact is None else max(least, _least_seconds(exact, limit))
     return min(limit, least)
 
@@ -107,14 +101,13 @@ def _fitting_frontier(
     kept: Sequence[Sequence[int]],
     limit: float,
     exact: Sequence[int],
-    points: list[int],
     rounds: int = tuning.POINT_ROUNDS,
 ) -> Frontier | None:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 
-    Adds the points to ``points``. Returns the last frontier, None if there are too many plans.
+    Adds the points to ``state.frontier_points``. Returns the last frontier, None if there are too many plans.
     """
-    frontier = None
+    frontier, points = None, state.frontier_points
     for number in range(rounds):
         try:
             frontier = Frontier(state.problem, kept, tables, prices, limit, exact, points)
@@ -122,7 +115,7 @@ def _fitting_frontier(
             break  # with fewer points it is a bound still
         limit = frontier.limit
         over = _record_frontier(state, frontier)
-        more = _hitting_points([one for one in over if one.isdisjoint(points)], 2**number)
+        more = _hitting_points([one for one in over if one.isdisjoint(points)], 2 ** (number + 1))
         if state.done() or not more or limit <= state.bound:
             break
         points += more

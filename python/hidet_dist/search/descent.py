@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.problem import Edge, LiveInterval, Problem, add_converted, held_bytes
+from hidet_dist.search.problem import Edge, LiveInterval, Problem, add_converted
 
 
 def descend(
@@ -72,7 +72,7 @@ class _Descent(Neighbourhood):
         self.intervals: list[list[LiveInterval]] = [[] for _ in choices]
         for interval in problem.activations.intervals:
             self.intervals[interval.entity].append(interval)
-        self.held = np.array(held_bytes(problem, groups, choices), dtype=np.int64)
+        self.held = np.array(problem.totals.nbytes(choices), dtype=np.int64)
 
     def run(self, limits: Limits) -> tuple[int, ...]:
         waiting = deque(dict.fromkeys(e for tensor in self.groups if self._paid(tensor) for e in self._around(tensor)))
@@ -121,7 +121,7 @@ class _Descent(Neighbourhood):
     def _bytes(self, entity: int) -> npt.NDArray[np.int64]:
         """The bytes that depend on an entity's choice, at each program point."""
         activations, pick = self.problem.activations, self.choices[entity]
-        change = [0] * (activations.points + 1)
+        change = np.zeros(activations.points + 1, dtype=np.int64)
         change[0] = self.problem.memory[entity][pick]
         for interval in self.intervals[entity]:
             change[interval.begin] += interval.nbytes[pick]
@@ -130,4 +130,4 @@ class _Descent(Neighbourhood):
             memory = activations.tensors.get(tensor)
             if memory is not None:
                 add_converted(change, memory, self.groups[tensor], self.choices)
-        return np.cumsum(np.array(change, dtype=np.int64))[:-1]
+        return np.cumsum(change)[:-1]

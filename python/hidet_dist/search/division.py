@@ -33,17 +33,23 @@ class _Part:
     prices: Sequence[float] = field(compare=False)
 
 
-def divide_plans(state: State, second_per_byte: Sequence[float]) -> None:
+def divide_plans(state: State, mixture: Mixture) -> None:
     """Divide the plans into parts, the one of least bound first, until no part can have a better plan.
 
     Prices mix plans that exceed the budget at one point with plans that have room there. Where little is known to be
     left for transient bytes, because the resident ones are within a range, such plans are told apart: choices and
     conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
-    entity.
+    entity. ``mixture`` is that of the best prices for all plans.
     """
-    capacity, number, left = Capacity(state.problem), 0, math.inf
-    waiting = [_Part(state.bound, 0, (0, state.problem.budget), state.kept, (*second_per_byte, 0.0))]
-    gap = math.inf
+    capacity, left, gap = Capacity(state.problem), math.inf, math.inf
+    resident = _resident_range(state, capacity)
+    if resident is None:
+        state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
+        return
+    prices: Sequence[float] = (*mixture.prices, 0.0)
+    ranges = _ranges(state, resident, mixture)
+    waiting = [_Part(state.bound, n, ends, kept, prices) for n, (ends, kept) in enumerate(ranges)]
+    number = len(waiting)
     most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, state.problem.cost)))
     for count in range(most):
         if not waiting or waiting[0].bound >= state.cutoff():
@@ -61,13 +67,20 @@ def divide_plans(state: State, second_per_byte: Sequence[float]) -> None:
         if solved is None:
             continue
         bound, prices, halves = solved
-        for resident, half in halves:
+        for ends, half in halves:
+            heapq.heappush(waiting, _Part(bound, number, ends, half, prices))
             number += 1
-            heapq.heappush(waiting, _Part(bound, number, resident, half, prices))
         if not halves:
             left = min(left, bound)
     state.divided = True
     state.raise_bound(min([left, state.cutoff(), *(part.bound for part in waiting)]))
+
+
+def _resident_range(state: State, capacity: Capacity) -> tuple[int, int] | None:
+    """Bound the resident bytes of plans that fit; None if no plan of the choices that are left does."""
+    forbidden = tuning.FORBIDDEN_COSTS * state.seconds
+    fitting = capacity.fitting(state.kept, state.problem.budget, forbidden, limits=state.limits)
+    return None if fitting is None else fitting.resident
 
 
 _Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
@@ -111,8 +124,7 @@ def _bound_part(
         search_below_limits(inner, tables, prices)
     if inner.done():
         return None
-    divide = _halves if part.number else _ranges
-    return inner.bound, mixture.prices, list(divide(inner, resident, mixture))
+    return inner.bound, mixture.prices, list(_halves(inner, resident, mixture))
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:

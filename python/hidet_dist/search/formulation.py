@@ -323,10 +323,13 @@ class _Conversions:
             self.limits.check()
             seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if between is not None:
-                whole = view.shape(name), view.itemsize(name)
+                split = {
+                    spec: self.model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), self.mesh))
+                    for spec, _ in layouts
+                }
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(self.model, *whole, between, source, target, self.mesh)
+                        cost + split_seconds(between, source, target, split.__getitem__)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)

@@ -148,7 +148,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
-        divide_plans(state, mixture.prices)
+        divide_plans(state, mixture)
         return
     gap = tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:

@@ -370,7 +370,10 @@ def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: 
 
 
 def add_converted(
-    change: MutableSequence[int], memory: ConvertedTensor, group: Iterable[Edge], choices: Sequence[int]
+    change: MutableSequence[int] | npt.NDArray[np.int64],
+    memory: ConvertedTensor,
+    group: Iterable[Edge],
+    choices: Sequence[int],
 ) -> None:
     """Add the bytes that a tensor's conversions hold to the changes of the bytes held from point to point."""
     layout = memory.layout

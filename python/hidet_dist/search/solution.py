@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -92,8 +93,8 @@ def lay_out(
         paid.add((name, target))
         if name in between:
             splitter, kind = between[name]
-            source = spec_of[name], name in reduced
-            compute[splitter] += split_seconds(model, view.shape(name), view.itemsize(name), kind, source, target, mesh)
+            split = functools.partial(_split_seconds, view, model, mesh, name)
+            compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
         if target != spec_of[name]:
             conversion = model.conversion(*view.pieces(name), spec_of[name], target)
             steps = tuple(map(str, conversion.steps))
@@ -114,3 +115,8 @@ def lay_out(
         tuple(conversions_of.get(None, ())),
         view.symbols,
     )
+
+
+def _split_seconds(view: GraphView, model: CostModel, mesh: DeviceMesh, name: str, spec: TensorShardSpec) -> float:
+    """Predict the seconds of splitting a kernel at a tensor in a spec."""
+    return model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), mesh))

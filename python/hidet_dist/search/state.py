@@ -48,6 +48,7 @@ class State:
     known_plans: list[Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
+    frontier_points: list[int] = field(default_factory=list)  # those at which plans of frontiers did
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
     divided: bool = False  # whether the plans were divided into parts (divide_plans), as far as that is useful

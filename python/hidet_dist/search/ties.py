@@ -57,8 +57,10 @@ class Charged:
 def charge_collectives(problem: Problem, gap: float) -> Charged:
     """Charge each collective of a problem that is to be solved to a relative gap; nothing where the gap is 0."""
     groups = readers(problem)
+    tables_of = {id(edge.collectives): edge.collectives for edge in problem.edges if edge.collectives}
+    most_of = {key: max(map(max, table)) for key, table in tables_of.items()}
     count = sum(map(max, problem.collectives)) + sum(
-        len(group) * max(map(max, group[0].collectives)) for group in groups.values() if group[0].collectives
+        len(group) * most_of[id(group[0].collectives)] for group in groups.values() if group[0].collectives
     )
     most = gap * tuning.TIE_SHARE * sum(map(min, problem.cost))
     if not count or not most:
@@ -73,7 +75,8 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
                 tuple(seconds + trifle * number for seconds, number in zip(line, counts, strict=True))
                 for line, counts in zip(edge.convert, edge.collectives, strict=True)
             )
-        return replace(edge, convert=tables[key], collectives=())
+        ends = edge.tensor, edge.producer, edge.consumer, edge.produced, edge.consumed
+        return Edge(*ends, tables[key], edge.begin, edge.end)
 
     cost = problem.cost
     if problem.collectives:
