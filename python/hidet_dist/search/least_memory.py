@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
-from hidet_dist.search.capacity import Capacity
+from hidet_dist.search.crowding import Crowding
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import Master, solve_master
@@ -33,127 +34,133 @@ class LeastMemory:
 
 
 def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> LeastMemory:
-    """Find the plan of least peak memory, until the time limit.
+    """Find a plan of nearly the least peak memory, until the time limit.
 
-    The search ends with the first plan that holds at most ``enough`` bytes. The bound of a large graph may lie below
-    the least peak.
+    The search ends with the first plan that holds at most ``enough`` bytes. Once it is proven that none does, it ends
+    with a plan whose peak is within ``tuning.PEAK_GAP`` of the bound. The bound of a large graph may be further below.
     """
     gratis = replace(problem.without_costs, budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
     state = State(gratis, replace(options, on_incumbent=None), every)
-    best = state.record(tuple(m.index(min(m)) for m in problem.memory))
-    bound = float(sum(map(min, problem.memory)))
-    state.known_plans.append(best)
-    try:
-        try:
-            best, bound = _probe_peaks(state, best, bound, enough)
-        except TooWide:
-            best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
-        if best.peak > max(enough, bound + 0.5) and state.open_choices() <= tuning.PEAK_CHOICES:
-            try:
+    state.known_plans.append(state.record(tuple(m.index(min(m)) for m in problem.memory)))
+    state.bound = float(sum(map(min, problem.memory)))
+    with suppress(OutOfTimeError):
+        with suppress(TooWide):
+            _probe_peaks(state, enough)
+        if _least(state).peak > max(enough, state.bound + 0.5) and state.open_choices() <= tuning.PEAK_CHOICES:
+            with suppress(StoppedError):  # the plan so far is the answer
                 choices, proven = solve_peak(gratis, options)
-                best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
-            except StoppedError:
-                pass  # the plan so far is the answer
-    except OutOfTimeError:
-        best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
-    return LeastMemory(best.choices, best.peak, math.ceil(bound - 1e-6))
+                state.known_plans.append(state.record(choices))
+                state.bound = max(state.bound, proven)
+    best = _least(state)
+    return LeastMemory(best.choices, best.peak, math.ceil(state.bound - 1e-6))
 
 
-def _probe_peaks(state: State, best: Probe, bound: float, enough: int) -> tuple[Probe, float]:
-    """Price the points at which the plans so far hold most, until a plan is good enough or no price helps."""
+def _least(state: State) -> Probe:
+    """Return the plan of the least peak so far."""
+    return min(state.known_plans, key=lambda plan: plan.peak)
+
+
+def _settled(state: State, enough: int) -> bool:
+    """Tell whether a plan needs no more than ``enough`` bytes, or none does and the least is known nearly."""
+    peak = _least(state).peak
+    return peak <= max(enough, state.bound + 0.5) or peak * (1 - tuning.PEAK_GAP) <= state.bound > enough
+
+
+def _probe_peaks(state: State, enough: int) -> None:
+    """Price the points at which the plans so far hold most, until the search is settled or no price helps."""
     tables = Tables(state.limits)
-    count = len(best.nbytes)
+    count = state.problem.activations.points
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
     coarse = True
     gaps: list[float] = []
-    # What refuses a budget need not be exact, if the graph is large.
-    near = tuning.PEAK_NEAR if state.open_choices() > tuning.FEW_CHOICES else 0.0
     for _ in range(tuning.PROBES):
-        if best.peak <= max(enough, bound + 0.5) or (bound > enough and best.peak <= bound * (1 + near)):
-            break
-        gaps.append(best.peak / max(bound, 1.0) - 1)
+        if _settled(state, enough):
+            return
+        gaps.append(_least(state).peak / max(state.bound, 1.0) - 1)
         stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
         if stalled and len(gaps) > tuning.PEAK_STALL:
             break  # prices alone make little progress
         prices = _spread(weights, spread)
         probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
-        bound = state.bound = max(bound, probe.bound / prices.total)
-        best = min(best, probe, key=lambda p: p.peak)
-        nbytes = [plan.nbytes for plan in state.known_plans]
-        byte = float(max(1, *map(max, nbytes)))
-        master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, byte, state.limits)
-        if master.slack * byte <= bound * (1 + tuning.EQUAL):
+        state.bound = max(state.bound, probe.bound / prices.total)
+        master, nbytes = _mix(state, state.known_plans)
+        if nbytes <= state.bound * (1 + tuning.EQUAL):
             break
         if probe.choices in seen:
             # These prices give no new plan. With less spread they are nearer to the best prices.
             if not spread:
-                if not coarse or best.peak <= bound * (1 + tuning.PEAK_GAP):
+                if not coarse or _least(state).peak <= state.bound * (1 + tuning.PEAK_GAP):
                     break
                 coarse = False
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
         weights = _weights(master)
-    return _halve(state, best, bound, enough)
+    _try_targets(state, enough)
 
 
-def _halve(state: State, best: Probe, bound: float, enough: int) -> tuple[Probe, float]:
-    """Halve the interval between the least peak so far and its bound, until the two are near."""
-    capacity = Capacity(state.problem)
+def _try_targets(state: State, enough: int) -> None:
+    """Look for plans within targets, of which each is a proof or a better plan, until the search is settled."""
+    crowding = Crowding(state.problem)
     for _ in range(tuning.PEAK_TARGETS):
-        if best.peak <= max(enough, bound * (1 + tuning.PEAK_GAP)):
+        if _settled(state, enough):
             break
-        # What is enough decides first; then the least is looked for.
-        target = enough if bound <= enough else int(bound + best.peak) // 2
-        reached = _reach(state, capacity, target)
-        if reached is None:
-            bound = target + 1
-        elif reached.peak < best.peak:
-            best = reached
-        if reached is not None and reached.peak > target:
+        # What is enough decides first. Then a proof that nothing fits this target ends the search.
+        target = enough if state.bound <= enough else int(_least(state).peak * (1 - tuning.PEAK_GAP))
+        if not _reach(state, crowding, target):
             break
-        state.bound = max(state.bound, bound)
-    return best, bound
 
 
-def _reach(state: State, capacity: Capacity, target: int) -> Probe | None:
-    """Find a plan that holds at most ``target`` bytes; None if there is none, another plan if the search ends.
+def _reach(state: State, crowding: Crowding, target: int) -> bool:
+    """Find a plan that holds at most ``target`` bytes, or prove that there is none; tell whether either was done.
 
     Choices that need more are dropped, which makes the rest a smaller problem with a greater bound.
     """
     count = state.problem.activations.points
     kept, weights, plans = state.kept, [1.0 / count] * count, list[Probe]()
     for _ in range(tuning.TARGET_REDUCTIONS):
-        fitting = capacity.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
+        fitting = crowding.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
         if fitting is None:
-            return None
+            return _refute(state, target)
         reduced = State(fitting.problem, state.options, fitting.kept)
         tables = Tables(state.limits)
         most = target * (1 + tuning.ROUNDING)
         for _ in range(tuning.TARGET_PROBES):
             prices = _spread(weights, tuning.PEAK_SPREAD)
             probe = reduced.probe(tables, prices, coarse=True)
-            if probe.bound > most - prices.total * target:  # the priced bytes of every plan left exceed the target
-                return None
             plans.append(probe)
             state.known_plans.append(probe)
+            if probe.bound > most - prices.total * target:  # the priced bytes of every plan left exceed the target
+                return _refute(state, target)
             if probe.peak <= target:
-                return probe
-            nbytes = [plan.nbytes for plan in plans]
-            master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, float(max(map(max, nbytes))), state.limits)
-            weights = _weights(master)
+                return True
+            weights = _weights(_mix(state, plans)[0])
         bounds = bound_choices(reduced, tables, prices)
         if bounds is None:
             break
         before, limit = sum(map(len, fitting.kept)), prices.total * most
         kept = [[k for k in choices if line[k] <= limit] for choices, line in zip(fitting.kept, bounds, strict=True)]
         if not all(kept):
-            return None
+            return _refute(state, target)
         if sum(map(len, kept)) > tuning.TARGET_SHRINK * before:
             break
-    return min(plans, key=lambda p: p.peak)
+    return False
+
+
+def _refute(state: State, target: int) -> bool:
+    """Raise the bound above a target that no plan reaches."""
+    state.bound = max(state.bound, target + 1.0)
+    return True
+
+
+def _mix(state: State, plans: Sequence[Probe]) -> tuple[Master, float]:
+    """Mix plans by the master program; return it, and the most bytes of the best mixture at any point."""
+    nbytes = [plan.nbytes for plan in plans]
+    byte = float(max(1, *map(max, nbytes)))
+    master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, byte, state.limits)
+    return master, master.slack * byte
 
 
 def _spread(weights: Sequence[float], share: float) -> Prices:

@@ -55,10 +55,9 @@ def solve_master(
     """
     count = len(plans[0])
     points: dict[tuple[int, ...], list[int]] = {}
-    for point in range(count):
-        row = tuple(nbytes[point] for nbytes in plans)
-        if max(row) > room:
-            points.setdefault(row, []).append(point)
+    held = np.array(plans, dtype=np.int64)
+    for point in np.flatnonzero(held.max(axis=0) > room).tolist():
+        points.setdefault(tuple(held[:, point].tolist()), []).append(point)
     rows = _undominated(points, limits)
     model = highspy.Highs()
     model.setOptionValue("output_flag", False)

@@ -17,11 +17,14 @@ The figures are upper bounds: an allocator may need less where fused kernels kee
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-from hidet_dist.reshard import PlannedSteps, Step, walk
+from hidet_dist.reshard import PlannedSteps, Step
 from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
@@ -39,27 +42,41 @@ def conversion_nbytes(
     places_shards: bool = False,
 ) -> int:
     """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
-    first = before = source.local_nbytes(shape, itemsize, mesh)
-    local = source.local_shape(shape, mesh)
-    most = 0
-    for number, (step, layout) in enumerate(zip(steps, walk(steps, source, shape, mesh), strict=True)):
-        spec = split_of(layout)
-        after = spec.local_nbytes(shape, itemsize, mesh)
-        kept = first if number else 0  # the first step's input is the source itself
-        result = spec.local_shape(shape, mesh)
-        uneven = step.is_uneven(mesh)
-        places = places_shards and not uneven
-        unpacks = step.unpacks(local, result, mesh, places)
-        received = after if places and not unpacks else step.received_nbytes(before, after, mesh)
-        most = max(most, before + received + kept)
-        if uneven:
-            most = max(most, kept + uneven_nbytes(step, before, after, mesh))
-        if step.packs(local, places):
-            most = max(most, 2 * before + kept)
-        if unpacks:
-            most = max(most, received + after + first)
-        before, local = after, result
-    return max(0, most - first - before)
+    shape, source_nbytes, spec, most = tuple(shape), source.local_nbytes(shape, itemsize, mesh), source, 0
+    for number, step in enumerate(steps):
+        moved = _step_bytes(step, spec, shape, itemsize, mesh, places_shards)
+        # The first step's input is the source itself, which later steps find beside their input.
+        most = max(most, moved.working + (source_nbytes if number else 0), moved.unpacking + source_nbytes)
+        spec = moved.spec
+    return max(0, most - source_nbytes - spec.local_nbytes(shape, itemsize, mesh))
+
+
+class _StepBytes(NamedTuple):
+    """The spec after a step, and the bytes while it runs: with its input, and while received data are unpacked."""
+
+    spec: TensorShardSpec
+    working: int
+    unpacking: int
+
+
+@functools.lru_cache(maxsize=2**15)  # the conversions of a tensor have most of their steps in common
+def _step_bytes(
+    step: Step, source: TensorShardSpec, shape: tuple[int, ...], itemsize: int, mesh: DeviceMesh, places_shards: bool
+) -> _StepBytes:
+    """Compute the bytes of a step of a conversion, those of the conversion's source not included."""
+    spec = split_of(step.after(source, shape, mesh))
+    local, result = source.local_shape(shape, mesh), spec.local_shape(shape, mesh)
+    before, after = math.prod(local) * itemsize, math.prod(result) * itemsize
+    uneven = step.is_uneven(mesh)
+    places = places_shards and not uneven
+    unpacks = step.unpacks(local, result, mesh, places)
+    received = after if places and not unpacks else step.received_nbytes(before, after, mesh)
+    working = before + received
+    if uneven:
+        working = max(working, uneven_nbytes(step, before, after, mesh))
+    if step.packs(local, places):
+        working = max(working, 2 * before)
+    return _StepBytes(spec, working, received + after if unpacks else 0)
 
 
 def reduction_nbytes(

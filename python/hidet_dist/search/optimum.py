@@ -125,7 +125,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     if not mixture.over:
-        join_at_cut(state, tables, mixture)
+        join_at_cut(state, mixture)
         if state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds:
             # The plans below the best one are many. Those combined of known ones are few, and better.
             combine_plans(state, tables, prices, known)
@@ -138,7 +138,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if not search_below_limits(state, tables, prices) and not combined:
         best = state.seconds
         combine_plans(state, tables, prices, known)
-        if state.seconds < best:
+        if state.seconds < best and not state.done():
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
     if state.outer is None and not state.done():

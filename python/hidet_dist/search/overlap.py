@@ -28,6 +28,7 @@ from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.presolve import Presolve
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
 from hidet_dist.search.solution import stage_of
@@ -91,6 +92,7 @@ class OverlapSearch:
                 prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.points)
                 kept = [list(range(len(costs))) for costs in problem.cost]
                 try:
+                    kept = Presolve(discounted).reduce(kept, prices, options.limits).kept
                     tables = Tables(options.limits)
                     choices = eliminate(discounted, kept, tables, prices, options.gap / 4).choices
                 except (TooWide, OutOfTimeError):

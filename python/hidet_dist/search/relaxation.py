@@ -60,53 +60,97 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     InfeasibleError
         When no plan fits.
     """
-    budget = state.problem.budget
-    plans, bound, raises = list(state.known_plans), state.bound, 0
-    low = plans[-1]
-    # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes there
-    # are, the more each is worth.
-    limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
-    mixture = _mixture(state, plans, limit)
+    search = _PriceSearch(state, tables)
     coarse, narrow_at = True, tuning.NARROW_GAP
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
-        if bound >= state.cutoff():
+        if state.bound >= state.cutoff():
             break
-        over = _untested_peak(state, plans[-1], tested)
+        over = _untested_peak(state, search.plans[-1], tested)
         if over is not None and _drop_unfit(state, over):
-            plans = [one for one in plans if state.keeps(one.choices)]
-            plans = plans or [state.probe(tables, state.prices(mixture.prices), coarse=coarse)]
-            mixture = _mixture(state, plans, limit)
+            search.drop_plans(coarse)
         if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
-            plans.append(find_fitting(state))
-            mixture = _mixture(state, plans, limit)
-        known = {probe.choices for probe in plans}
+            search.plans.append(find_fitting(state))
+            search.mix()
+        known, mixture = {probe.choices for probe in search.plans}, search.mixture
         prices = state.prices(mixture.prices)
-        probe = state.probe(tables, prices, coarse=coarse)
-        bound = max(bound, probe.bound)
-        state.raise_bound(bound)
-        plans.append(probe)
+        probe = search.probe(coarse)
         near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
-                if not coarse or state.outer is not None or not state.quickly_exact(tables, prices):
+                if not coarse or state.outer is not None or _slack(state, probe, prices) <= near * state.seconds:
+                    break  # no elimination gives these prices a much greater bound
+                if not state.quickly_exact(tables, prices):
                     break
                 coarse = False
                 continue
-            raises += 1
-            if raises > tuning.PRICE_RAISES and not state.best:
-                plans.append(find_fitting(state))
-            limit *= tuning.PRICE_RAISE
+            search.raise_limit()
         gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
         if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
             # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
             narrow_choices(state, tables, prices)
             narrow_at = gap * tuning.NARROW_AGAIN
-            plans = [one for one in plans if state.keeps(one.choices)] or [probe]
-        mixture = _mixture(state, plans, limit)
-        if state.outer is None and not is_wide(state, tables) and state.join_peaks(tables, mixture.prices):
-            mixture = _mixture(state, plans, limit)
-    return plans, mixture
+            search.plans = [one for one in search.plans if state.keeps(one.choices)] or [probe]
+        search.mix()
+        if state.outer is None and not is_wide(state, tables) and state.join_peaks(tables, search.mixture.prices):
+            search.mix()
+    return search.plans, search.mixture
+
+
+class _PriceSearch:
+    """The plans so far, and their best mixture.
+
+    Attributes
+    ----------
+    plans: the plans, the latest last.
+    limit: the price of a byte that the mixture holds above the budget, in seconds.
+    mixture: the best mixture of the plans. It excludes the latest plans until the next call of :meth:`mix`.
+    """
+
+    def __init__(self, state: State, tables: Tables):
+        self._state, self._tables = state, tables
+        self._raises = 0
+        self._probed: list[float] = []
+        self.plans = list(state.known_plans)
+        low, budget = self.plans[-1], state.problem.budget
+        # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes
+        # there are, the more each is worth.
+        self.limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
+        self.mix()
+
+    def mix(self) -> None:
+        """Mix the plans. If the mixture exceeds the budget at the prices of the last probe, raise the limit first."""
+        self.mixture = _mixture(self._state, self.plans, self.limit)
+        if self.mixture.over and self.mixture.prices == self._probed:
+            self.raise_limit()
+            self.mixture = _mixture(self._state, self.plans, self.limit)
+
+    def probe(self, coarse: bool) -> Probe:
+        """Find the best plan for the mixture's prices."""
+        self._probed = self.mixture.prices
+        probe = self._state.probe(self._tables, self._state.prices(self._probed), coarse=coarse)
+        self._state.raise_bound(probe.bound)
+        self.plans.append(probe)
+        return probe
+
+    def drop_plans(self, coarse: bool) -> None:
+        """Drop the plans with choices that are no longer kept."""
+        self.plans = [one for one in self.plans if self._state.keeps(one.choices)]
+        if not self.plans:
+            self.probe(coarse)
+        self.mix()
+
+    def raise_limit(self) -> None:
+        """Raise the limit; after a few raises find a plan that fits."""
+        self._raises += 1
+        if self._raises > tuning.PRICE_RAISES and not self._state.best:
+            self.plans.append(find_fitting(self._state))
+        self.limit *= tuning.PRICE_RAISE
+
+
+def _slack(state: State, probe: Probe, prices: Prices) -> float:
+    """Compute the seconds by which the bound at these prices could be greater if no tensor were relaxed, at most."""
+    return probe.seconds + prices.of(probe.nbytes) - prices.total * state.problem.budget - probe.bound
 
 
 def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:

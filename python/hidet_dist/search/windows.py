@@ -13,13 +13,14 @@ from hidet_dist.search.relaxation import Mixture
 from hidet_dist.search.state import Probe, State
 
 
-def join_at_cut(state: State, tables: Tables, mixture: Mixture) -> None:
+def join_at_cut(state: State, mixture: Mixture) -> None:
     """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
 
     Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
     """
     problem, prices = state.problem, state.prices(mixture.prices)
     budget = problem.budget
+    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
     parts = [probe for _, probe in mixture.parts]
     lows = [probe for probe in parts if probe.peak > budget]
     highs = [probe for probe in parts if probe.peak <= budget]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.search.small_problems import all_picks, peak, problems
+
+from hidet_dist.search import tuning
+from hidet_dist.search.capacity import Capacity
+from hidet_dist.search.crowding import Crowding
+from hidet_dist.search.least_memory import least_memory
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.problem import Activations, LiveInterval, Problem, evaluate
+
+FORBIDDEN = 1e6
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(-4, 4))
+def test_plans_that_fit_keep_their_choices_and_their_costs(problem: Problem, more: int) -> None:
+    budget = problem.budget + more
+    fits = [picks for picks in all_picks(problem) if peak(problem, picks) <= budget]
+    left = Crowding(problem).fitting([list(range(len(costs))) for costs in problem.cost], budget, FORBIDDEN)
+    if left is None:
+        assert not fits
+        return
+    assert left.problem.budget == budget
+    for picks in fits:
+        assert all(k in kept for k, kept in zip(picks, left.kept, strict=True))
+        assert evaluate(left.problem, picks) == evaluate(problem, picks)
+
+
+def test_only_crowded_entities_are_looked_at() -> None:
+    """Of two entities, one exceeds the budget of 20 bytes with its second choice; the other one always leaves room."""
+    live = LiveInterval(0, 0, 0, (4, 21)), LiveInterval(1, 1, 1, (4, 9))
+    problem = Problem([[0.0, 0.0], [0.0, 0.0]], [[0, 0], [1, 2]], 20, [], Activations(2, live, {}))
+    every = [[0, 1], [0, 1]]
+    left = Crowding(problem).fitting(every, 20, FORBIDDEN)
+    alone = Capacity(problem).fitting(every, 20, FORBIDDEN)
+    assert left is not None and alone is not None
+    assert left.kept == alone.kept == [[0], [0, 1]]
+    assert Crowding(problem).fitting(every, 4, FORBIDDEN) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.integers(-2, 2))
+def test_prices_and_targets_alone_bound_the_least_memory(problem: Problem, more: int) -> None:
+    least = min(peak(problem, picks) for picks in all_picks(problem))
+    for enough in (0, least + more):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tuning, "PEAK_CHOICES", 0)  # as if these were too many choices for the integer program
+            found = least_memory(problem, SolveOptions(), enough)
+        assert found.bound_bytes <= least <= found.nbytes == peak(problem, found.choices)
+        if enough >= least:
+            assert found.bound_bytes <= enough
