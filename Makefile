@@ -112,7 +112,7 @@ bench-planning: setup
 
 # Builds of models of growing depth; ARGS="--cases cpu_2 cpu_32" takes some. The last line is JSON.
 bench-build: setup
-	$(BIN)/python benchmarks/build.py $(ARGS)
+	$(BIN)/python benchmarks/build.py --out benchmarks/results/build-$(shell nproc)-cores.json $(ARGS)
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py

@@ -1,11 +1,12 @@
 """Build GPT-2 of growing depth, twice: what a build takes, and what the next one does; the last line is JSON.
 
-    python benchmarks/build.py [--cases NAME ...]
+    python benchmarks/build.py [--cases NAME ...] [--out FILE]
 
 A case is a target and a number of layers: ``cpu_32`` is GPT-2 of hidden size 256 on two CPU ranks, ``cuda_32`` the same
 on two GPUs of a DGX H100. It is built in a process of its own with an empty cache, and again, with other weights, in
 another process with the cache that the first has left. Cases of the target cuda are left out where there is no nvcc.
-Time is CPU time, so that other work on the machine does not matter. Of each:
+Time is CPU time, so that other work on the machine does not matter. ``--out`` keeps the results of other cases that the
+file has, so that cases can be measured one at a time. Of each:
 
 seconds                CPU seconds of the first build, of its process and all compilers. ``parts`` of the process are
                        ``plan``, ``partition``, ``passes``, ``compile``, ``weights`` (written while compilers run) and
@@ -122,6 +123,7 @@ def _has_nvcc() -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file to write the results to, case by case")
     parser.add_argument("--one", nargs=3, metavar=("CASE", "FOLDER", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -129,6 +131,9 @@ def main() -> None:
         print(json.dumps(measure(name, Path(folder), int(seed))))
         return
     results: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    if given.out is not None and given.out.exists():
+        kept = json.loads(given.out.read_text(encoding="utf-8"))
     nvcc = _has_nvcc()
     for name in given.cases:
         if name.startswith("cuda") and not nvcc:
@@ -148,6 +153,10 @@ def main() -> None:
             f"{first['peak_rss_bytes'] / MIB:.0f} MiB",
             file=sys.stderr,
         )
+        if given.out is not None:
+            kept[name] = results[name]
+            ordered = {case: kept[case] for case in CASES if case in kept}
+            given.out.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(results))
 
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.calibration import calibrate, kernels
-from hidet_dist.calibration.fit import fit_link, predicted_seconds
+from hidet_dist.calibration.fit import cache_bytes, fit_link, predicted_seconds
 from hidet_dist.calibration.kernels import KERNEL_PROBES
 from hidet_dist.calibration.measuring import DTYPES
 from hidet_dist.calibration.probes import probes
-from hidet_dist.calibration.samples import CollectiveSample
+from hidet_dist.calibration.samples import PASS_BYTES, CollectiveSample
 from hidet_dist.cli.app import app
 from hidet_dist.compile import optimize_program
 from hidet_dist.config import DistributedConfig
@@ -64,6 +64,25 @@ def test_noise_of_ten_percent_moves_the_figures_by_less() -> None:
     found = fit_link(mesh, samples(mesh, link, 0, lambda number: 1.1 if number % 2 else 0.9))
     assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=0.1)
     assert found.bandwidth_bytes_per_second == pytest.approx(link.bandwidth_bytes_per_second, rel=0.1)
+
+
+def test_a_cache_is_what_passes_are_fast_up_to() -> None:
+    """With a faster cache of 2 MiB in it, and where memory is as fast as any cache."""
+    fast, mib = 1 / 25e9, 2**20
+    times = {
+        1: fast / 3,
+        2: fast / 3,
+        4: fast,
+        8: fast * 1.2,
+        16: fast * 0.9,
+        32: fast * 3,
+        64: fast * 5,
+        128: fast * 6,
+    }
+    assert cache_bytes({size * mib: size * mib * each for size, each in times.items()}) == 32 * mib
+    times[8] = fast * 5
+    assert cache_bytes({size * mib: size * mib * each for size, each in times.items()}) == 4 * mib
+    assert cache_bytes({size * mib: size * mib * fast for size in times}) == 0
 
 
 def test_inconsistent_times_give_no_negative_figures() -> None:
@@ -114,6 +133,7 @@ def test_two_processes_measure_this_machine(calibrated: Any) -> None:
     assert all(figure > 0 and math.isfinite(figure) for figure in figures)
     assert math.isfinite(link.latency_seconds)
     assert device.memory_bytes > 2**20
+    assert device.cache_bytes in (0, *PASS_BYTES[:-1])
     assert len(found.collectives) == len(COMMUNICATING) * len(SIZES)
     for kind in COMMUNICATING:
         times = {sample.nbytes: sample.seconds for sample in found.collectives if sample.kind == kind}

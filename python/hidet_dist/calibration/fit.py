@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,9 @@ from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import COLLECTIVES
+
+CACHE_SPEEDUP = 2.0
+"""The least ratio of a cache's bandwidth to that of memory."""
 
 _COSTS = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _ANY = Device("any", {"default": 1.0}, 1.0, 1, 0.0)
@@ -57,6 +60,18 @@ def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:
             f"{', '.join(f'{sample.nbytes} bytes {sample.seconds:.2e} s' for sample in samples)}. Measure larger sizes."
         )
     return Link(latency, 1.0 / inverse)
+
+
+def cache_bytes(passes: Mapping[int, float]) -> int:
+    """Determine the bytes that a kernel may move at the rate of a cache, from the seconds of passes by their bytes.
+
+    These are the bytes of the largest pass up to which all passes are at least :data:`CACHE_SPEEDUP` times as fast as
+    the largest pass of all, whose bytes are in memory; 0 if there is none.
+    """
+    largest = max(passes)
+    memory = largest / passes[largest]
+    fitting = itertools.takewhile(lambda size: size / passes[size] >= CACHE_SPEEDUP * memory, sorted(passes))
+    return max(fitting, default=0)
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

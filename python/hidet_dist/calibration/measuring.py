@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hidet_dist import launch
-from hidet_dist.calibration.fit import fit_kernel, fit_link, predicted_seconds
-from hidet_dist.calibration.samples import CollectiveSample, ProbeSample, load_slowest
+from hidet_dist.calibration.fit import cache_bytes, fit_kernel, fit_link, predicted_seconds
+from hidet_dist.calibration.samples import PASS_BYTES, CollectiveSample, ProbeSample, load_slowest, pass_name
 from hidet_dist.errors import CalibrationError, ConfigError
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
@@ -132,8 +132,8 @@ def calibrate(
     Each rank is a process of the launcher that communicates as serving processes do. Collectives are measured by size,
     over each mesh axis and over all axes together, and each axis's latency and bandwidth are fitted to the times. All
     ranks also run small compiled programs at the same time: matrix products by dtype, an element-wise operator on more
-    data than a cache holds, a chain of tiny kernels, and float32 kernels of each class at sizes of real models. Nothing
-    else should run on the machine.
+    data than a cache holds, a chain of tiny kernels, and float32 kernels of each class at sizes of real models. Passes
+    over growing data find how much of it a cache holds. Nothing else should run on the machine.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def calibrate(
         The time limit of the ranks in seconds.
     nnodes: int
         The number of hosts, each with consecutive ranks. Each host makes this call with the same arguments and writes
-        the same figures, except that ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are the host's.
+        the same figures, except that ``Device.memory_bytes`` and ``name`` are the host's.
     node_rank: int, optional
         The number of this host, from 0; for several hosts.
     rdzv: str, optional
@@ -267,7 +267,7 @@ def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample])
         bandwidth,
         _memory_bytes() // ranks,
         launch,
-        cache_bytes=_cache_bytes() // ranks,
+        cache_bytes=cache_bytes({nbytes: seconds[pass_name(nbytes)] for nbytes in PASS_BYTES}),
         places_shards=True,
     )
     return replace(device, kernels=_kernels(device, seconds))
@@ -319,15 +319,6 @@ def _processor() -> str:
     except OSError:
         return "cpu"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
-
-
-def _cache_bytes() -> int:
-    """Return the bytes of the first core's largest cache, which is assumed to be shared by all cores; 0 if unknown."""
-    sizes = [0]
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
-        sizes.append(int(digits) * 2**10 if digits.isdigit() else 0)
-    return max(sizes)
 
 
 def _memory_bytes() -> int:

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from hidet_dist.calibration.samples import (
+    PASS_BYTES,
     ROWS,
     CollectiveSample,
     KernelCalls,
     ProbeSample,
     dump_samples,
     load_kernels,
+    pass_name,
 )
 from hidet_dist.files import write_text
 from hidet_dist.runtime import native, openblas, session
@@ -61,6 +63,9 @@ def main(settings_file: str) -> None:
     for name in settings["probes"]:
         with load_partition(folder / name) as model:
             probes.append(ProbeSample(name, _probe(communicator, model, settings["repeats"])))
+    probes += [
+        ProbeSample(pass_name(nbytes), _pass(communicator, nbytes, settings["repeats"])) for nbytes in PASS_BYTES
+    ]
     openblas.load_openblas()
     probes += [
         ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
@@ -137,6 +142,13 @@ def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> 
     """Measure the seconds of one run of a probe program."""
     inputs = [np.ones([int(extent) for extent in x.shape], x.dtype) for x in model.stage.inputs]
     return _median(communicator, lambda: model.run(inputs), repeats)
+
+
+def _pass(communicator: Communicator, nbytes: int, repeats: int) -> float:
+    """Measure the seconds of a pass that reads and writes ``nbytes`` in total."""
+    x = np.ones(nbytes // (2 * _ITEM_BYTES), np.float32)
+    y = np.empty_like(x)
+    return _median(communicator, lambda: np.negative(x, out=y), repeats)
 
 
 def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> float:

@@ -13,6 +13,15 @@ ROWS = 30000
 """The rows of the table of the lookup probe."""
 
 
+PASS_BYTES = tuple(2**exponent for exponent in range(20, 28))
+"""The bytes read and written by the passes over memory in which a cache is looked for: 1 to 128 MiB."""
+
+
+def pass_name(nbytes: int) -> str:
+    """Return the name of the sample of a pass."""
+    return f"pass {nbytes}"
+
+
 @dataclass(frozen=True)
 class KernelCalls:
     """A sequence of kernel calls to time: the bytes and dtype of each buffer, and the buffers of each call.
