@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
+from hidet_dist.search.problem import ConvertedTensor, Edge, Numbers, Problem, readers
 
 Matrix = npt.NDArray[np.float64]
 _Points = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # the first and last program points of live intervals
@@ -112,8 +111,7 @@ class Presolve:
         self.problem = problem
         self.groups = readers(problem)
         self._known: dict[Hashable, _Outcome] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._numbers_by_id: dict[int, int] = {}
+        self._numbers = Numbers()
         self._arrays: dict[int, Matrix] = {}
         self._held: dict[int, Matrix] = {}
         self._working: dict[Hashable, Matrix] = {}
@@ -135,7 +133,7 @@ class Presolve:
         intervals = problem.activations.intervals
         self._span_points = _points(spans)
         self._interval_points = _points([(interval.begin, interval.end) for interval in intervals])
-        self._interval_numbers = [self._number_of(interval.nbytes) for interval in intervals]
+        self._interval_numbers = [self._numbers.of_list(interval.nbytes) for interval in intervals]
         self._stored = {entity for entity, nbytes in enumerate(problem.memory) if any(nbytes)}
         # One number for an entity and its surroundings, as far as no reduction changes them.
         self._static = [self._surroundings(entity) for entity in range(len(problem.cost))]
@@ -151,32 +149,27 @@ class Presolve:
             itemgetter(*others) if others else _nothing for others in around
         ]
 
-    def _number(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def _number_of(self, values: Sequence[Any]) -> int:
-        """Return the number of a sequence of the problem; equal entities share most of theirs."""
-        number = self._numbers_by_id.get(id(values))
-        if number is None:
-            number = self._numbers_by_id[id(values)] = self._number(tuple(values))
-        return number
-
     def _surroundings(self, entity: int) -> int:
         problem, groups = self.problem, self.groups
         outs = tuple(
             (
                 id(groups[tensor][0].convert),
-                self._number_of(groups[tensor][0].produced),
-                tuple(self._number_of(edge.consumed) for edge in groups[tensor]),
+                self._numbers.of_list(groups[tensor][0].produced),
+                tuple(self._numbers.of_list(edge.consumed) for edge in groups[tensor]),
             )
             for tensor in self._made[entity]
         )
         ins = tuple(
-            (id(edge.convert), self._number_of(edge.produced), self._number_of(edge.consumed), len(groups[edge.tensor]))
+            (
+                id(edge.convert),
+                self._numbers.of_list(edge.produced),
+                self._numbers.of_list(edge.consumed),
+                len(groups[edge.tensor]),
+            )
             for edge in self._reads[entity]
         )
-        costs = self._number_of(problem.cost[entity]), self._number_of(problem.memory[entity])
-        return self._number((costs, outs, ins))
+        costs = self._numbers.of_list(problem.cost[entity]), self._numbers.of_list(problem.memory[entity])
+        return self._numbers.of((costs, outs, ins))
 
     def reduce(
         self,
@@ -197,7 +190,7 @@ class Presolve:
             When the time limit is reached.
         """
         left_choices = [list(choices) for choices in kept]
-        numbers = [self._number(tuple(choices)) for choices in left_choices]
+        numbers = [self._numbers.of(tuple(choices)) for choices in left_choices]
         priced = self._priced(prices)
         joint = () if prices is None else (m for _, points in prices.joint for m in points)
         fixed = {*fixed, *self._at_points(sorted(set(joint)))}
@@ -227,7 +220,7 @@ class Presolve:
                     gone = set(range(len(choices))).difference(left)
                     kept_now = [choices[i] for i in left]
                     outcome = _Outcome(
-                        [choices[i] for i in sorted(gone)], kept_now, self._number(tuple(kept_now)), rise
+                        [choices[i] for i in sorted(gone)], kept_now, self._numbers.of(tuple(kept_now)), rise
                     )
                     self._known[key] = outcome
                 if not outcome.removed:
@@ -267,7 +260,7 @@ class Presolve:
             tensor, memory = self._converted[n]
             group = self.groups[tensor]
             span = spans[tensor] = _Span(memory, group, prices, price)
-            number = self._number(span.key)
+            number = self._numbers.of(span.key)
             producer = group[0].producer
             effects.setdefault(producer, []).append((self._made[producer].index(tensor), number))
             for edge in group:

@@ -142,7 +142,7 @@ class EqualParts:
     """
 
     def __init__(self, problem: Problem):
-        number = _Numbers()
+        number = Numbers()
         intervals: list[list[LiveInterval]] = [[] for _ in problem.cost]
         for interval in problem.activations.intervals:
             intervals[interval.entity].append(interval)
@@ -173,7 +173,7 @@ class EqualTensor:
 
     __slots__ = ("begin", "end", "ends", "group", "kind", "lives", "memory", "tensor")
 
-    def __init__(self, tensor: int, group: Sequence[Edge], memory: ConvertedTensor | None, number: _Numbers):
+    def __init__(self, tensor: int, group: Sequence[Edge], memory: ConvertedTensor | None, number: Numbers):
         first, consumers = group[0], [edge.consumer for edge in group]
         self.tensor, self.group, self.memory = tensor, group, memory
         self.ends = (first.producer, *consumers)
@@ -190,7 +190,7 @@ class EqualTensor:
         )
 
 
-class _Numbers:
+class Numbers:
     """Numbers of keys: equal keys have the same number."""
 
     def __init__(self) -> None:

@@ -12,9 +12,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.network import Network, Table, Tables, TensorTable, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
-from hidet_dist.search.tensor_tables import Priced, Spans, share_tables, tensor_bytes, tensor_tables
-
-_DIMS = 64  # the most dims of an array in NumPy
+from hidet_dist.search.tensor_tables import MOST_DIMS, Priced, Spans, share_tables, tensor_bytes, tensor_tables
 
 
 def network_of(
@@ -114,7 +112,7 @@ def joint_peak(
                     at[m].append(_over_choices(tables, given, ends))
     scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
     shape = [len(kept[entity]) for entity in scope]
-    if len(scope) > _DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+    if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
         raise TooWide
     peak: Table = np.zeros(shape)
     for terms in at.values():

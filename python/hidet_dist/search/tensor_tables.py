@@ -15,7 +15,8 @@ from hidet_dist.search.network import Table, Tables, TensorTable, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem
 
-_DIMS = 64  # the most dims of an array in NumPy
+MOST_DIMS = 64
+"""The most dims of an array in NumPy."""
 
 
 def tensor_bytes(
@@ -216,7 +217,7 @@ def _tensor(
     if number is None:
         seconds = np.array(convert)[list(sources)]
         shape = [len(sources), *map(len, required)]
-        if len(shape) > _DIMS:
+        if len(shape) > MOST_DIMS:
             raise TooWide
         tables.reserve(math.prod(shape))
         table = np.zeros(shape)
