@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, SolverError
-from hidet_dist.search.ilp import StoppedError, solve
+from hidet_dist.search.ilp import StoppedError, solve, solve_peak
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import Edge, Problem, evaluate
+from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate
 
 prices = st.integers(0, 20).map(float)
 
@@ -137,3 +137,21 @@ def test_a_limit_of_cpu_time_is_none_of_the_walls_clock(monkeypatch: pytest.Monk
     with suppress(StoppedError):
         assert solve(long_chain(40), SolveOptions(gap=0.0, limits=limits)).gap > 0
     assert limits.time_reached
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_the_peak_holds_although_much_more_is_held_over_time(seed: int) -> None:
+    """Twelve tensors live at one of two moments, beside others that live alone and hold a thousand times as much."""
+    rng = random.Random(seed)
+    sizes, others = [rng.randrange(10**5, 2 * 10**5) for _ in range(12)], 1500
+    first = [LiveInterval(n, 0, 0, (size, 0)) for n, size in enumerate(sizes)]
+    second = [LiveInterval(n, 1, 1, (0, size)) for n, size in enumerate(sizes)]
+    alone = [LiveInterval(12 + n, 2 + n, 2 + n, (sum(sizes) // 3,)) for n in range(others)]
+    zeros = [[0.0, 0.0]] * len(sizes) + [[0.0]] * others
+    memory = [[0] * len(own) for own in zeros]
+    problem = Problem(zeros, memory, 0, [], Activations(2 + others, (*first, *second, *alone), {}))
+    sums = {sum(chosen) for count in range(13) for chosen in itertools.combinations(sizes, count)}
+    least = min(max(one, sum(sizes) - one) for one in sums)
+    choices, proven = solve_peak(problem, SolveOptions())
+    peak = max(problem.totals.nbytes(choices))
+    assert least * (1 - 1e-5) <= proven <= least <= peak <= least * (1 + 1e-5)

@@ -173,10 +173,11 @@ class _Program:
         self.problem = problem
         self.limits = limits
         self.model = pulp.LpProblem("plan", pulp.LpMinimize)
+        self.groups: dict[int, list[Edge]] = readers(problem)
         # Solvers compare with absolute tolerances near 1e-6: seconds and bytes are both scaled to near 1.
         self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
         most = sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
-        self.scale = float(max(1, most if peak else min(most, problem.budget)))
+        self.scale = float(max(1, _simple_peak(problem, self.groups) if peak else min(most, problem.budget)))
         self.x = [
             [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
             for e, costs in enumerate(problem.cost)
@@ -185,7 +186,6 @@ class _Program:
         self.constant = 0.0
         self.priced: set[int] = set()
         self.peak = pulp.LpVariable("peak", lowBound=0) if peak else None
-        self.groups: dict[int, list[Edge]] = readers(problem)
         self.flows: dict[int, list[dict[tuple[int, int], pulp.LpVariable]]] = {}
         self._choices()
         self._tensors()
@@ -365,9 +365,9 @@ class _Program:
             left_gap = _gap_left(self.model)
         priced = tuple(sorted(self.priced))
         if self.peak is not None:
-            return Solution(
-                choices, float(max(nbytes)), left_gap + tuning.ROW_TOLERANCE if free else 0.0, points=priced
-            )
+            # Both the bound and the rows are right to an absolute tolerance.
+            left_gap += 2 * tuning.ROW_TOLERANCE * self.scale / max(1, *nbytes)
+            return Solution(choices, float(max(nbytes)), left_gap if free else 0.0, points=priced)
         seconds = evaluate(problem, choices)
         solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
         # Where the solver stops early, conversions that the plan does not need may still be paid.
@@ -380,6 +380,16 @@ class _Program:
             return int(self.model.solve(_solver(options, nodes, proof)))
         except pulp.PulpSolverError as error:
             raise SolverError(f"The solver {options.solver} failed: {error}") from error
+
+
+def _simple_peak(problem: Problem, groups: dict[int, list[Edge]]) -> int:
+    """Compute the peak of the plan in which every entity takes the choice of the fewest bytes."""
+    total = [list(nbytes) for nbytes in problem.memory]
+    for interval in problem.activations.intervals:
+        own = total[interval.entity]
+        for k, nbytes in enumerate(interval.nbytes):
+            own[k] += nbytes
+    return max(held_bytes(problem, groups, [own.index(min(own)) for own in total]))
 
 
 def _bound_known(model: pulp.LpProblem) -> float:

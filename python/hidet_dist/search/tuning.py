@@ -106,7 +106,7 @@ FEW_CHOICES = 2500  # choices among which the integer program decides within a m
 VERY_FEW_CHOICES = 300  # choices among which it decides at once
 NODES = 5000  # nodes of a solver's search tree; good plans appear earlier, and a proof may take hours
 POINTS_AT_ONCE = 30  # program points that get a row in one round
-ROW_TOLERANCE = 1e-6  # relative excess of a row that solvers tolerate
+ROW_TOLERANCE = 1e-6  # excess of a row, and absolute gap, that solvers tolerate
 VARIABLE_BYTES = 3000  # bytes per variable in PuLP and HiGHS; estimates are 0.95 to 1.4 times the measured bytes
 TERM_BYTES = 500  # bytes per coefficient of a row
 
