@@ -1,4 +1,4 @@
-"""All partial assignments that can become one of less than a given sum, listed by the native library; see frontier.h."""
+"""All partial assignments that can become one below a sum, listed by the native library; see frontier.h."""
 
 from __future__ import annotations
 
