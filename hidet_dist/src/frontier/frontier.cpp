@@ -106,7 +106,7 @@ void hidet_dist_frontier::add_node(Node node, Behinds behind, NodeBytes bytes) {
 Part hidet_dist_frontier::part(const hidet_dist_tables &tables, int64_t table, const Variables &variables,
                                size_t scope) const {
   const Table &own = tables.all[static_cast<size_t>(table)];
-  return {own.data.get(), strides(variables, scope)};
+  return {own.data, strides(variables, scope)};
 }
 
 // The strides of a table over variables of the scope at hand.
@@ -163,9 +163,9 @@ void hidet_dist_frontier::add_bucket(size_t number) {
       node.behind.push_back({&labels_[behind.back()], strides(factor.variables, scope.size())});
     }
   }
-  node.message = tables.all[static_cast<size_t>(bucket.left.table)].data.get();
+  node.message = tables.all[static_cast<size_t>(bucket.left.table)].data;
   node.offset = bucket.left.offset;
-  node.outside = tables.all[static_cast<size_t>(bucket.outside.table)].data.get();
+  node.outside = tables.all[static_cast<size_t>(bucket.outside.table)].data;
   node.outside_offset = bucket.outside.offset;
   NodeBytes bytes = add_bytes(node, own, behind);
   add_node(std::move(node), std::move(behind), std::move(bytes));
