@@ -97,13 +97,13 @@ def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     assert [sum(picks) for picks in plans.plans()] == [19, 20]
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 3), st.floats(0.3, 1.0))
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 2, 8]), st.floats(0.6, 1.0))
 def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -> None:
-    # Entities without edges: of some thousand partial plans at a step, hundreds are left.
+    # Entities without edges. What is cheap takes many bytes: most of the hundreds of partial plans of a step are left.
     random = np.random.default_rng(seed)
-    entities, choices, points = 7, 3, 4
-    cost, memory, live = (random.integers(0, 40, (entities, choices)) for _ in range(3))
+    entities, choices, points = 7, 3, 8
+    cost, memory, live = np.moveaxis(random.multinomial(1000, [1 / 3] * 3, (entities, choices)), -1, 0)
     begins = random.integers(0, points, entities)
     intervals = tuple(
         LiveInterval(e, int(begin), int(random.integers(begin, points)), tuple(live[e].tolist()))
@@ -112,7 +112,7 @@ def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -
     budget = int(share * (memory.max(axis=1).sum() + live.max(axis=1).sum()))
     activations = Activations(points, intervals, {})
     problem = Problem(cost.astype(float).tolist(), memory.tolist(), budget, [], activations)
-    prices = Prices([0.5, 0.25, 0.0, 0.25])
+    prices = Prices([0.5, 0.25, 0.0, 0.25, *[0.0] * 4])
     chosen = list(range(count))
     plans = all_plans(problem, prices, math.inf, chosen)
 

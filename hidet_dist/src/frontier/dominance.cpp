@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 // Bits are combined with the widest vectors of the processor.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -17,7 +16,7 @@ constexpr size_t kRanges = 32;   // of a column
 constexpr size_t kWords = 4;     // of bits, for a chunk of lines
 constexpr size_t kChunk = kWords * 64;
 constexpr size_t kSample = 512;  // lines from which the ranges of a column are chosen
-constexpr size_t kFew = 64;      // lines that are compared one by one
+constexpr size_t kFew = 256;     // lines that are compared one by one
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -25,6 +24,16 @@ bool no_greater(const double *line, const double *other, size_t columns) {
   size_t c = 0;
   while (c < columns && line[c] <= other[c]) ++c;
   return c == columns;
+}
+
+// Finds the ranges that the numbers of a line are in, as positions in a chunk; greater numbers are in no earlier one.
+HIDET_DIST_CLONES void find_ranges(const double *line, const double *cuts, size_t columns, size_t *ranges) {
+  for (size_t c = 0; c < columns; ++c) {
+    const double value = line[c];
+    uint64_t below = 0;
+    for (size_t r = 0; r < kRanges; ++r) below += cuts[c * kRanges + r] < value ? 1 : 0;
+    ranges[c] = (c * kRanges + below) * kWords;
+  }
 }
 
 // Combines the bits of some ranges; tells whether any is left.
@@ -57,21 +66,22 @@ namespace hidet_dist::frontier {
 bool Dominance::select(size_t count, size_t columns, const double *lines, int64_t &comparisons,
                        std::vector<int32_t> &selected) {
   selected.clear();
-  order_.resize(count);
-  std::iota(order_.begin(), order_.end(), 0);
+  order_.clear();
+  for (size_t i = 0; i < count; ++i) order_.emplace_back(lines[i * columns], static_cast<int32_t>(i));
   const auto line = [&](int32_t i) { return lines + static_cast<size_t>(i) * columns; };
-  std::sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
-    const double *one = line(a), *other = line(b);
-    for (size_t c = 0; c < columns; ++c) {
+  std::sort(order_.begin(), order_.end(), [&](const Entry &a, const Entry &b) {
+    if (a.first != b.first) return a.first < b.first;
+    const double *one = line(a.second), *other = line(b.second);
+    for (size_t c = 1; c < columns; ++c) {
       if (one[c] != other[c]) return one[c] < other[c];
     }
-    return a < b;
+    return a.second < b.second;
   });
   // In lexicographic order a line can only be dominated by one before it, which undercuts its first column.
   rest_ = columns - 1;
   if (rest_ == 1) {
     double least = kInfinite;
-    for (const int32_t i : order_) {
+    for (const auto &[first, i] : order_) {
       if (line(i)[1] < least) selected.push_back(i);
       least = std::min(least, line(i)[1]);
     }
@@ -81,7 +91,7 @@ bool Dominance::select(size_t count, size_t columns, const double *lines, int64_
   bits_.clear();
   cuts_.clear();
   if (count > kFew) cut(count, lines);
-  for (const int32_t i : order_) {
+  for (const auto &[first, i] : order_) {
     const bool gone = has_dominating(line(i) + 1, comparisons);
     if (comparisons < 0) return false;
     if (gone) continue;
@@ -105,12 +115,6 @@ void Dominance::cut(size_t count, const double *lines) {
   }
 }
 
-// The range that a number of a column is in: greater numbers are in no earlier one.
-size_t Dominance::range(size_t column, double value) const {
-  const double *cuts = cuts_.data() + column * kRanges;
-  return static_cast<size_t>(std::lower_bound(cuts, cuts + kRanges - 1, value) - cuts);
-}
-
 // Tells whether a selected line is no greater in any column. Neighbours in lexicographic order are the likeliest.
 bool Dominance::has_dominating(const double *line, int64_t &comparisons) {
   const size_t count = front_.size() / rest_;
@@ -122,7 +126,7 @@ bool Dominance::has_dominating(const double *line, int64_t &comparisons) {
     return false;
   }
   ranges_.resize(rest_);
-  for (size_t c = 0; c < rest_; ++c) ranges_[c] = (c * kRanges + range(c, line[c])) * kWords;
+  find_ranges(line, cuts_.data(), rest_, ranges_.data());
   uint64_t words[kWords];
   for (size_t chunk = (count + kChunk - 1) / kChunk; chunk-- > 0;) {
     comparisons -= static_cast<int64_t>(std::min(kChunk, count - chunk * kChunk));
@@ -138,6 +142,7 @@ bool Dominance::has_dominating(const double *line, int64_t &comparisons) {
   return false;
 }
 
+// Selects a line, whose ranges were found.
 void Dominance::add(const double *line) {
   const size_t number = front_.size() / rest_, place = number % kChunk;
   front_.insert(front_.end(), line, line + rest_);
@@ -146,8 +151,8 @@ void Dominance::add(const double *line) {
   if (place == 0) bits_.resize(bits_.size() + chunk);
   uint64_t *words = bits_.data() + (bits_.size() - chunk) + place / 64;
   for (size_t c = 0; c < rest_; ++c) {
-    for (size_t r = range(c, line[c]); r < kRanges; ++r)
-      words[(c * kRanges + r) * kWords] |= uint64_t{1} << (place % 64);
+    for (size_t at = ranges_[c]; at < (c + 1) * kRanges * kWords; at += kWords)
+      words[at] |= uint64_t{1} << (place % 64);
   }
 }
 

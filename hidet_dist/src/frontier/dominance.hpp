@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace hidet_dist::frontier {
@@ -16,11 +17,12 @@ class Dominance {
 
  private:
   void cut(size_t count, const double *lines);
-  size_t range(size_t column, double value) const;
   bool has_dominating(const double *line, int64_t &comparisons);
   void add(const double *line);
 
-  std::vector<int32_t> order_;
+  using Entry = std::pair<double, int32_t>;  // the first column of a line, and its number
+
+  std::vector<Entry> order_;
   // The selected lines, without the first column of all lines. Each of its columns is cut into ranges. For 256 lines at a
   // time, bits tell which lines are in a range or below it, column by column and range by range.
   size_t rest_ = 0;
