@@ -33,7 +33,7 @@ SHARED_SPECS = 1.5  # choices per spec, above which a variable for the spec make
 CHUNK_ENTRIES = 2**18  # entries of an array of intermediate results, 2 MiB, which stay in a processor's cache
 COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so that sums are exact
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
-TABLES_KEPT = 0.1  # share of the memory limit above which the tables of earlier eliminations are dropped
+TABLES_KEPT = 0.05  # share of the memory limit above which the tables of earlier eliminations are dropped
 
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
@@ -70,7 +70,9 @@ CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 # Parts of the plans (division.py).
 FEW_WIDE_CHOICES = 600  # choices left, up to which the integer program decides about a wide graph sooner
 DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divided into parts
-FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
+DIVIDED_FIRST = 6000  # choices of all entities, up to which plans far from the bound are divided before anything else
+DIVIDED_GAP = 0.03  # relative gap above which they are: frontiers would have too many labels
+FRONTIER_GAP = 0.03  # relative gap of a part below which a frontier is tried
 RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
