@@ -62,12 +62,13 @@ class Capacity:
                 arrays[id(values)] = np.array(values, dtype=np.int64)
             return arrays[id(values)]
 
+        self._extents: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._resident = [array(nbytes) for nbytes in problem.memory]
         self._intervals: list[list[tuple[int, int, _Bytes]]] = [[] for _ in problem.cost]
         for interval in activations.intervals:
             self._intervals[interval.entity].append((interval.begin, interval.end, array(interval.nbytes)))
         self._inputs: list[list[_Input]] = [[] for _ in problem.cost]
-        known: dict[Hashable, tuple[_Bytes, _Bytes]] = {}
+        known: dict[Hashable, tuple[_Bytes, _Bytes | None]] = {}
         for tensor, group in problem.groups.items():
             memory = activations.tensors.get(tensor)
             first = min(edge.begin for edge in group)
@@ -75,19 +76,28 @@ class Capacity:
             for edge in group:
                 held = working = None
                 if memory is not None:
-                    key = id(memory), id(edge.produced), id(edge.consumed)
+                    # Otherwise another reader may pay for the conversion's intermediate values.
+                    pays = alone and edge.begin == first
+                    key = id(memory), id(edge.produced), id(edge.consumed), pays
                     if key not in known:
-                        known[key] = _conversion_bytes(memory, edge)
+                        known[key] = _conversion_bytes(memory, edge, pays)
                     held, working = known[key]
-                    if edge.begin > first or not alone:
-                        working = None  # another reader may pay for the conversion's intermediate values
+                most = sum(int(nbytes.max()) for nbytes in (held, working) if nbytes is not None)
                 self._inputs[edge.consumer].append(
-                    _Input(edge, array(edge.produced), array(edge.consumed), held, working)
+                    _Input(edge, array(edge.produced), array(edge.consumed), held, working, most)
                 )
         self._readers: list[list[int]] = [[] for _ in problem.cost]
         for entity, inputs in enumerate(self._inputs):
             for one in inputs:
                 self._readers[one.edge.producer].append(entity)
+
+    def extent(self, nbytes: _Bytes, choices: tuple[int, ...]) -> tuple[int, int]:
+        """Return the least and the most bytes of some choices of an entity, given those of all of its choices."""
+        key = id(nbytes), choices
+        if key not in self._extents:
+            own = nbytes[list(choices)]
+            self._extents[key] = int(own.min()), int(own.max())
+        return self._extents[key]
 
     def fitting(
         self,
@@ -116,23 +126,35 @@ class Capacity:
 
 @dataclass(frozen=True)
 class _Input:
-    """An edge, seen from its reader, with the bytes of each conversion: held, and while it is made (if surely paid)."""
+    """An edge, seen from its reader, with the bytes of each conversion: held, and while it is made (if surely paid).
+
+    ``most`` are the most bytes of any conversion.
+    """
 
     edge: Edge
     produced: _Bytes
     consumed: _Bytes
     held: _Bytes | None
     working: _Bytes | None
+    most: int
 
 
-def _conversion_bytes(memory: ConvertedTensor, edge: Edge) -> tuple[_Bytes, _Bytes]:
-    """Tabulate the bytes that an edge's conversions hold, and those while they are made, by the two specs."""
-    held, working = (np.zeros((len(memory.layout), len(memory.layout)), dtype=np.int64) for _ in range(2))
-    for s in dict.fromkeys(edge.produced):
-        for d in dict.fromkeys(edge.consumed):
+def _conversion_bytes(memory: ConvertedTensor, edge: Edge, pays: bool) -> tuple[_Bytes, _Bytes | None]:
+    """Tabulate the bytes that an edge's conversions hold, by the two specs, and those while made if it ``pays``."""
+    layout = np.array(memory.layout)
+    held = np.where(layout[:, None] != layout[None, :], np.array(memory.nbytes, dtype=np.int64)[None, :], 0)
+    sources, required = np.unique(edge.produced), np.unique(edge.consumed)
+    at = sources[:, None], required
+    only = np.zeros_like(held)
+    only[at] = held[at]
+    if not pays:
+        return only, None
+    working = np.zeros_like(held)
+    for s in sources.tolist():
+        for d in required.tolist():
             if memory.layout[s] != memory.layout[d]:
-                held[s, d], working[s, d] = memory.nbytes[d], memory.working(s, d)
-    return held, working
+                working[s, d] = memory.working(s, d)
+    return only, working
 
 
 class _Run:
@@ -153,12 +175,32 @@ class _Run:
         self.index = [np.array(choices) for choices in kept]
         self.given_resident = resident
         self.allowed: dict[int, _Mask] = {}  # by the edge's id: the pairs of specs that may be converted
+        # What the choices left of each entity hold at most above the least: resident bytes, and all others.
+        self.spread = [(0, 0)] * len(self.kept)
+        # The sum of the least bytes: the resident ones, and by how much the others change at each point.
+        self.sum_resident = 0
+        self.change = np.zeros(capacity.problem.activations.points + 1, dtype=np.int64)
+        for entity in range(len(self.kept)):
+            self._add_least(entity, 1)
+
+    def _add_least(self, entity: int, sign: int) -> None:
+        """Add the least bytes of an entity to the sums, or subtract them; note what it holds above them at most."""
+        capacity, choices = self.capacity, tuple(self.kept[entity])
+        least, most = capacity.extent(capacity._resident[entity], choices)
+        self.sum_resident += sign * least
+        resident, transient = most - least, 0
+        for begin, end, nbytes in capacity._intervals[entity]:
+            least, most = capacity.extent(nbytes, choices)
+            self.change[begin] += sign * least
+            self.change[end + 1] -= sign * least
+            transient += most - least
+        self.spread[entity] = resident, transient
 
     def propagate(self) -> None:
         waiting = [True] * len(self.kept)
         least = -1
         for _ in range(tuning.CAPACITY_ROUNDS):
-            self._sum_least()
+            self._find_room()
             if least >= 0 and self.least_resident > least:
                 waiting = [True] * len(self.kept)  # there is less room at all points
             least = self.least_resident
@@ -175,24 +217,11 @@ class _Run:
                             waiting[reader] = True
                         for one in self.capacity._inputs[changed]:
                             waiting[one.edge.producer] = True
-        self._sum_least()
+        self._find_room()
 
-    def _sum_least(self) -> None:
-        """Sum up the least bytes of all entities: the resident ones, and the transient ones at each point.
-
-        Raises _Exceeded.
-        """
-        capacity = self.capacity
-        change = np.zeros(capacity.problem.activations.points + 1, dtype=np.int64)
-        least = 0
-        for entity, index in enumerate(self.index):
-            least += int(capacity._resident[entity][index].min())
-            for begin, end, nbytes in capacity._intervals[entity]:
-                own = int(nbytes[index].min())
-                change[begin] += own
-                change[end + 1] -= own
-        transient = np.cumsum(change)[:-1]
-        self.sum_resident = least
+    def _find_room(self) -> None:
+        """Find the room at each point beside the least bytes of all entities. Raises _Exceeded."""
+        least, transient = self.sum_resident, np.cumsum(self.change)[:-1]
         self.least_resident, self.most_resident = least, self.budget - int(transient.max())
         if self.given_resident is not None:
             self.least_resident = max(least, self.given_resident[0])
@@ -226,10 +255,22 @@ class _Run:
 
     def _visit(self, entity: int) -> list[int]:
         """Remove choices of an entity, of the producers that it reads, and conversions; list the changed entities."""
+        inputs = self.capacity._inputs[entity]
+        resident_most, transient_most = self.spread[entity]
+        settled = resident_most <= self.resident_room
+        for one in inputs:
+            beside = self.spread[one.edge.producer]
+            resident_most += beside[0]
+            transient_most += beside[1] + one.most
+            settled &= id(one.edge) not in self.allowed
         points = self._points(entity)
         room, transient_room = self.room[points], self.transient_room[points]
+        # Where even the most bytes around the entity leave room, nothing can be removed.
+        tight = (room < resident_most + transient_most) | (transient_room < transient_most)
+        if settled and not tight.any():
+            return []
+        points, room, transient_room = points[tight], room[tight], transient_room[tight]
         resident, own = self._extra(entity, points)
-        inputs = self.capacity._inputs[entity]
         producers = [one.edge.producer for one in inputs]
         # By input: the transient and all bytes above the least, for each spec produced and each choice of the entity.
         parts: list[tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]] = []
@@ -268,12 +309,15 @@ class _Run:
         producer = one.edge.producer
         resident, transient = self._extra(producer, points)
         made = one.produced[self.index[producer]]
-        specs = np.unique(made)
         required = one.consumed[self.index[entity]]
-        least = np.stack([transient[made == spec].min(axis=0) for spec in specs])
-        whole = np.stack([(transient + resident[:, None])[made == spec].min(axis=0) for spec in specs])
+        # The least of the choices that make each spec.
+        order = np.argsort(made, kind="stable")
+        begins = np.flatnonzero(np.diff(made[order], prepend=-1))
+        specs = made[order[begins]]
+        least = np.minimum.reduceat(transient[order], begins, axis=0)
+        whole = np.minimum.reduceat((transient + resident[:, None])[order], begins, axis=0)
         converted = np.zeros((len(specs), len(required), len(points)), dtype=np.int64)
-        at = np.ix_(specs, required)
+        at = specs[:, None], required
         if one.held is not None:
             inside = (points >= one.edge.begin) & (points <= one.edge.end)
             converted += one.held[at][:, :, None] * inside
@@ -307,8 +351,10 @@ class _Run:
     def _keep(self, entity: int, good: _Mask) -> None:
         if not good.any():
             raise _Exceeded
+        self._add_least(entity, -1)
         self.index[entity] = self.index[entity][good]
-        self.kept[entity] = [int(k) for k in self.index[entity]]
+        self.kept[entity] = self.index[entity].tolist()
+        self._add_least(entity, 1)
 
     def restricted(self, forbidden_cost: float) -> Problem:
         """Make the problem in which conversions that no reader of a tensor allows cost ``forbidden_cost``."""

@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.combination import search_below_limits
+from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
@@ -23,7 +25,7 @@ class _Part:
     """The plans whose resident bytes are within a range, among choices that are kept, and a lower bound of their cost.
 
     Parts are in the order of their bounds, then of their numbers. ``prices`` are those of the plans that it is a part
-    of, the last one for the most resident bytes.
+    of, the last one for the most resident bytes. ``state`` is that of the part, once it is opened.
     """
 
     bound: float
@@ -31,6 +33,7 @@ class _Part:
     resident: tuple[int, int] = field(compare=False)
     kept: list[list[int]] = field(compare=False)
     prices: Sequence[float] = field(compare=False)
+    state: State | None = field(compare=False, default=None)
 
 
 def divide_plans(state: State, mixture: Mixture) -> None:
@@ -40,91 +43,115 @@ def divide_plans(state: State, mixture: Mixture) -> None:
     left for transient bytes, because the resident ones are within a range, such plans are told apart: choices and
     conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
     entity. ``mixture`` is that of the best prices for all plans.
+
+    A part is opened first, with a probe at the prices of the plans that it is a part of: that often finds a better
+    plan, or excludes the part. Prices of its own are searched once all parts of smaller bounds are done.
     """
-    capacity, left, gap = Capacity(state.problem), math.inf, math.inf
-    resident = _resident_range(state, capacity)
-    if resident is None:
-        state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
+    problem = state.problem
+    capacity, left, gap = Capacity(problem), math.inf, math.inf
+    fitting = capacity.fitting(state.kept, problem.budget, _forbidden_cost(state), limits=state.limits)
+    if fitting is None:
+        if state.best:
+            state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
         return
     prices: Sequence[float] = (*mixture.prices, 0.0)
-    ranges = _ranges(state, resident, mixture)
-    waiting = [_Part(state.bound, n, ends, kept, prices) for n, (ends, kept) in enumerate(ranges)]
-    number = len(waiting)
-    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, state.problem.cost)))
-    for count in range(most):
-        if not waiting or waiting[0].bound >= state.cutoff():
-            break
-        if not count % tuning.PARTS_STALL:
-            if state.seconds - waiting[0].bound > tuning.PARTS_PROGRESS * gap:
+    ranges = _ranges(problem, fitting.resident, mixture)
+    waiting = [_Part(state.bound, n, ends, fitting.kept, prices) for n, ends in enumerate(ranges)]
+    number, count = len(waiting), 0
+    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost)))
+    while waiting and waiting[0].bound < state.cutoff():
+        part = waiting[0]
+        if part.state is None:
+            if count == most:
                 break
-            gap = state.seconds - waiting[0].bound
-        part = heapq.heappop(waiting)
+            if not count % tuning.PARTS_STALL:
+                if state.seconds - part.bound > tuning.PARTS_PROGRESS * gap:
+                    break
+                gap = state.seconds - part.bound
+            count += 1
+        heapq.heappop(waiting)
+        others = waiting[0].bound if waiting else math.inf
         try:
-            solved = _solve_part(state, capacity, part)
+            if part.state is None:
+                parts: list[_Part] | float = _open_part(state, capacity, part)
+            else:
+                parts = _divide_part(state, part, part.state, others)
         except OutOfTimeError:
             state.raise_bound(min(left, part.bound))  # no part waiting has a smaller bound
             raise
-        if solved is None:
-            continue
-        bound, prices, halves = solved
-        for ends, half in halves:
-            heapq.heappush(waiting, _Part(bound, number, ends, half, prices))
+        if isinstance(parts, float):
+            left = min(left, parts)
+            parts = []
+        for one in parts:
+            heapq.heappush(waiting, replace(one, number=number))
             number += 1
-        if not halves:
-            left = min(left, bound)
     state.divided = True
-    state.raise_bound(min([left, state.cutoff(), *(part.bound for part in waiting)]))
+    bound = min([left, state.cutoff(), *(part.bound for part in waiting)])
+    if math.isfinite(bound):
+        state.raise_bound(bound)
 
 
-def _resident_range(state: State, capacity: Capacity) -> tuple[int, int] | None:
-    """Bound the resident bytes of plans that fit; None if no plan of the choices that are left does."""
-    forbidden = tuning.FORBIDDEN_COSTS * state.seconds
-    fitting = capacity.fitting(state.kept, state.problem.budget, forbidden, limits=state.limits)
-    return None if fitting is None else fitting.resident
+def _forbidden_cost(state: State) -> float:
+    """Return the cost of a conversion with which no plan fits: more than that of any plan of interest."""
+    known = [probe.seconds for probe in state.known_plans]
+    return tuning.FORBIDDEN_COSTS * (state.seconds if state.best else max(known))
 
 
-_Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
-
-
-def _solve_part(state: State, capacity: Capacity, part: _Part) -> tuple[float, list[float], list[_Half]] | None:
-    """Bound the plans of a part, and record those found on the way; None if none of them is better than the best.
-
-    Returns the bound, the prices for it, and the parts that the part is divided into, if it can be.
-    """
-    problem = state.problem
-    forbidden = tuning.FORBIDDEN_COSTS * state.seconds
-    fitting = capacity.fitting(part.kept, problem.budget, forbidden, part.resident, state.limits)
+def _open_part(state: State, capacity: Capacity, part: _Part) -> list[_Part]:
+    """Make the state of a part, with a first bound; return the part with it, or nothing if it has no better plan."""
+    budget = state.problem.budget
+    fitting = capacity.fitting(part.kept, budget, _forbidden_cost(state), part.resident, state.limits)
     if fitting is None:
-        return None
+        return []
     limited = _with_most_resident(fitting.problem, fitting.resident[1])
     inner = State(limited, replace(state.options, on_incumbent=None), fitting.kept, state.best, state.seconds)
     inner.outer, inner.bound = state, part.bound
     tables = Tables(state.limits)
     try:
-        return _bound_part(inner, tables, part, fitting.resident)
+        first = inner.probe(tables, Prices(part.prices), coarse=True)
     finally:
         tables.last = None  # tables that refer to themselves would outlive the part
-
-
-def _bound_part(
-    inner: State, tables: Tables, part: _Part, resident: tuple[int, int]
-) -> tuple[float, list[float], list[_Half]] | None:
-    """Bound the plans of a part, with the state and the tables for it, as :func:`_solve_part` does."""
-    first = inner.probe(tables, Prices(part.prices), coarse=True)
     inner.known_plans.append(first)
     inner.raise_bound(first.bound)
-    if inner.done():
-        return None
-    _, mixture = relax_budget(inner, tables)
-    if inner.done():
-        return None
-    prices = Prices(mixture.prices)
-    narrow_choices(inner, tables, prices)
-    if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
-        search_below_limits(inner, tables, prices)
-    if inner.done():
-        return None
-    return inner.bound, mixture.prices, list(_halves(inner, resident, mixture))
+    return [] if inner.done() else [replace(part, bound=inner.bound, resident=fitting.resident, state=inner)]
+
+
+_Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
+
+
+def _divide_part(state: State, part: _Part, inner: State, others: float) -> list[_Part] | float:
+    """Bound the plans of a part, whose state is ``inner``, by prices of its own, and record those found on the way.
+
+    Returns the part itself as soon as its bound exceeds ``others``, the least one of other parts. Otherwise returns the
+    parts that it is divided into, if it may have a better plan, or its bound if it cannot be divided.
+    """
+    if not state.best and math.isinf(others):
+        state.known_plans.append(find_fitting(state))
+    inner.best, inner.seconds = state.best, state.seconds
+    inner.enough = others * (1 + tuning.EQUAL)
+    tables = Tables(state.limits)
+    try:
+        try:
+            inner.known_plans, mixture = relax_budget(inner, tables)
+        except InfeasibleError:
+            if state.best:
+                raise
+            state.known_plans.append(find_fitting(state))  # the part has no plan that fits, which it excludes
+            return [part]
+        if inner.done():
+            return []
+        if inner.bound > inner.enough:
+            return [replace(part, bound=inner.bound)]
+        prices = Prices(mixture.prices)
+        narrow_choices(inner, tables, prices)
+        if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
+            search_below_limits(inner, tables, prices)
+        if inner.done():
+            return []
+        halves = list(_halves(inner, part.resident, mixture))
+        return [_Part(inner.bound, 0, ends, kept, mixture.prices) for ends, kept in halves] or inner.bound
+    finally:
+        tables.last = None
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:
@@ -136,14 +163,13 @@ def _with_most_resident(problem: Problem, most: int) -> Problem:
     return replace(problem, activations=Activations(point + 1, intervals, activations.tensors))
 
 
-def _ranges(state: State, resident: tuple[int, int], mixture: Mixture) -> list[_Half]:
-    """Divide the plans by their resident bytes alone: first those that hold about as much as the mixture's."""
+def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> list[tuple[int, int]]:
+    """Divide a range of resident bytes: first those that are about as many as the mixture's."""
     low, high = resident
     width = max(1, -(-(high + 1 - low) // tuning.RESIDENT_RANGES))
     ranges = [(begin, min(begin + width - 1, high)) for begin in range(low, high + 1, width)]
-    mean = sum(share * _resident_bytes(state.problem, plan) for share, plan in mixture.parts)
-    ranges.sort(key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
-    return [(ends, state.kept) for ends in ranges]
+    mean = sum(share * _resident_bytes(problem, plan) for share, plan in mixture.parts)
+    return sorted(ranges, key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
 
 
 def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterator[_Half]:

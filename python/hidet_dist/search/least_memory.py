@@ -1,7 +1,7 @@
 """The plan of least peak memory, and the refusal of budgets that no plan fits.
 
-Prices on the bytes of program points bound the least peak, as they bound the cost of plans within a budget. Where they
-make little progress, targets between the bound and the least peak known are tried: choices that need more are dropped.
+Prices on the bytes of program points bound the least peak, as they bound the cost of plans within a budget. Where the
+first ones leave a gap, targets between the bound and the least peak known are tried: choices that need more go.
 """
 
 from __future__ import annotations
@@ -74,13 +74,10 @@ def _probe_peaks(state: State, enough: int) -> None:
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
     coarse = True
-    gaps: list[float] = []
-    for _ in range(tuning.PROBES):
+    for number in range(tuning.PROBES):
         if _settled(state, enough):
             return
-        gaps.append(_least(state).peak / max(state.bound, 1.0) - 1)
-        stalled = gaps[-1] > max(tuning.PEAK_GAP, tuning.PEAK_PROGRESS * gaps[-tuning.PEAK_STALL :][0])
-        if stalled and len(gaps) > tuning.PEAK_STALL:
+        if number and _least(state).peak > max(state.bound, 1.0) * (1 + tuning.PEAK_GAP):
             break  # prices alone make little progress
         prices = _spread(weights, spread)
         probe = state.probe(tables, prices, coarse=coarse)
@@ -118,8 +115,9 @@ def _reach(state: State, crowding: Crowding, target: int) -> bool:
 
     Choices that need more are dropped, which makes the rest a smaller problem with a greater bound.
     """
-    count = state.problem.activations.points
-    kept, weights, plans = state.kept, [1.0 / count] * count, list[Probe]()
+    # The prices of the plans so far are those at which this target is hard to reach.
+    kept, plans = state.kept, list[Probe]()
+    weights = _weights(_mix(state, state.known_plans)[0])
     for _ in range(tuning.TARGET_REDUCTIONS):
         fitting = crowding.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
         if fitting is None:

@@ -112,6 +112,13 @@ def _search_wide(state: State) -> None:
 def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixture) -> None:
     """Find better plans than those of the relaxation, as long as the integer program would have many choices."""
     prices = state.prices(mixture.prices)
+    choices = sum(map(len, state.problem.cost))
+    far = not state.best or state.seconds - state.bound > tuning.DIVIDED_GAP * state.seconds
+    if far and choices <= tuning.DIVIDED_FIRST and is_wide(state, tables):
+        # Opening the parts finds good plans sooner than combining those known.
+        divide_plans(state, mixture)
+        if state.done():
+            return
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(find_fitting(state))
@@ -150,7 +157,8 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
         return
     if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
-        divide_plans(state, mixture)
+        if not state.divided:
+            divide_plans(state, mixture)
         return
     gap = tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:

@@ -64,9 +64,10 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     coarse, narrow_at = True, tuning.NARROW_GAP
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
-        if state.bound >= state.cutoff():
+        if state.bound >= state.cutoff() or state.bound > state.enough:
             break
-        over = _untested_peak(state, search.plans[-1], tested)
+        # In a part of the plans, the choices that fit nowhere are gone.
+        over = _untested_peak(state, search.plans[-1], tested) if state.outer is None else None
         if over is not None and _drop_unfit(state, over):
             search.drop_plans(coarse)
         if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):

@@ -54,6 +54,7 @@ class State:
     divided: bool = False  # whether the plans were divided into parts (divide_plans), as far as that is useful
     joint: tuple[tuple[int, ...], ...] = ()  # points of joint peaks, which share a price
     outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
+    enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ SHARED_SPECS = 1.5  # choices per spec, above which a variable for the spec make
 CHUNK_ENTRIES = 2**18  # entries of an array of intermediate results, 2 MiB, which stay in a processor's cache
 COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so that sums are exact
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
-TABLES_KEPT = 0.1  # share of the memory limit above which the tables of earlier eliminations are dropped
+TABLES_KEPT = 0.05  # share of the memory limit above which the tables of earlier eliminations are dropped
 
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
@@ -42,8 +42,6 @@ PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least mem
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.0095  # share of the least peak so far that its bound may be below it in a refusal
-PEAK_STALL = 2  # prices after which the gap must be smaller, or targets are tried
-PEAK_PROGRESS = 0.5  # the share of the gap that must be left then, at most
 PEAK_CHOICES = 300  # choices among which the integer program finds the least peak at once
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
 TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
@@ -70,7 +68,9 @@ CAPACITY_ROUNDS = 6  # over all entities; later ones remove little
 # Parts of the plans (division.py).
 FEW_WIDE_CHOICES = 600  # choices left, up to which the integer program decides about a wide graph sooner
 DIVIDED_CHOICES = 13_000  # choices of all entities, up to which plans are divided into parts
-FRONTIER_GAP = 0.015  # relative gap of a part below which a frontier is tried
+DIVIDED_FIRST = 6000  # choices of all entities, up to which plans far from the bound are divided before anything else
+DIVIDED_GAP = 0.03  # relative gap above which they are: frontiers would have too many labels
+FRONTIER_GAP = 0.03  # relative gap of a part below which a frontier is tried
 RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at first
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
