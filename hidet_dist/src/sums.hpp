@@ -1,4 +1,4 @@
-// Least sums of tables.
+// Least sums of tables, and what else is done with all entries of one.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,10 @@ namespace hidet_dist {
 // minimum over that dim is taken. `result` must be filled with infinity, or with other upper bounds. No entry may be NaN.
 void lower_by_sums(int32_t dims, const int64_t *shape, int32_t tables, const double *const *data,
                    const int64_t *strides, const int64_t *result_strides, double *result);
+
+// Returns the least of at least one entry, none of which is NaN.
+double least_entry(const double *entries, int64_t size);
+
+void subtract(double number, int64_t size, double *entries);
 
 }  // namespace hidet_dist

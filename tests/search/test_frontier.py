@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, TooWide
-from hidet_dist.search.frontier import Frontier
+from hidet_dist.search.frontier import Bounded, Frontier
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem import Activations, LiveInterval, Problem, evaluate, held_bytes, readers
 
 from .test_optimum import all_picks, peak, problems
 
@@ -25,7 +28,12 @@ def knapsack(layers: int) -> Problem:
 
 def frontier(problem: Problem, line: list[int], limit: float) -> tuple[Frontier, Prices]:
     own = Prices([float(price) for price in line[: problem.activations.points]])
-    return Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, limit), own
+    return all_plans(problem, own, limit), own
+
+
+def all_plans(problem: Problem, prices: Prices, limit: float, points: Sequence[int] = ()) -> Frontier:
+    every = [list(range(len(c))) for c in problem.cost]
+    return Frontier(Bounded(problem, every, Tables(), prices), limit, points)
 
 
 def assert_begins_with_best(
@@ -67,7 +75,7 @@ def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
     count = problem.activations.points
     own = Prices([float(price) for price in line[:count]])
     points = [m for m in some if m < count] or [0]
-    plans = Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, float(limit), (), points)
+    plans = all_plans(problem, own, float(limit), points)
     groups = readers(problem)
 
     def fits(picks: tuple[int, ...]) -> bool:
@@ -83,10 +91,46 @@ def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
 def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     # At 1/3 s a byte all 2**20 plans cost the same; 21 of them differ in cost, and one layer may be whole.
     problem = knapsack(20)
-    assert not len(Frontier(problem, [[0, 1]] * 20, Tables(), Prices([1 / 3]), 38.5))
-    plans = Frontier(problem, [[0, 1]] * 20, Tables(), Prices([1 / 3]), 100.0)
+    assert not len(all_plans(problem, Prices([1 / 3]), 38.5))
+    plans = all_plans(problem, Prices([1 / 3]), 100.0)
     assert list(plans.seconds) == pytest.approx([39.0, 40.0])
     assert [sum(picks) for picks in plans.plans()] == [19, 20]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 3), st.floats(0.3, 1.0))
+def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -> None:
+    # Entities without edges: of some thousand partial plans at a step, hundreds are left.
+    random = np.random.default_rng(seed)
+    entities, choices, points = 7, 3, 4
+    cost, memory, live = (random.integers(0, 40, (entities, choices)) for _ in range(3))
+    begins = random.integers(0, points, entities)
+    intervals = tuple(
+        LiveInterval(e, int(begin), int(random.integers(begin, points)), tuple(live[e].tolist()))
+        for e, begin in enumerate(begins)
+    )
+    budget = int(share * (memory.max(axis=1).sum() + live.max(axis=1).sum()))
+    activations = Activations(points, intervals, {})
+    problem = Problem(cost.astype(float).tolist(), memory.tolist(), budget, [], activations)
+    prices = Prices([0.5, 0.25, 0.0, 0.25])
+    chosen = list(range(count))
+    plans = all_plans(problem, prices, math.inf, chosen)
+
+    def line(picks: tuple[int, ...]) -> tuple[float, ...]:
+        nbytes = held_bytes(problem, {}, picks)
+        held = sum(line[k] for line, k in zip(memory, picks, strict=True))
+        most = max(nbytes[m] for m in chosen) if chosen else 0
+        return (evaluate(problem, picks), prices.of(nbytes), *((held, most) if chosen else ()))
+
+    lines = np.array([line(picks) for picks in itertools.product(range(choices), repeat=entities)])
+    lines = lines[lines[:, 1] <= prices.total * budget * (1 + 1e-9)]
+    if chosen:
+        lines = lines[lines[:, 3] <= budget]
+    lines = np.unique(lines, axis=0)
+    front = [own for own in lines if np.all(lines <= own, axis=1).sum() == 1]
+    assert len(plans) == len(front)
+    found = sorted(line(picks) for picks in plans.plans())
+    assert np.allclose(found, sorted(map(tuple, front)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,13 +148,12 @@ def test_too_many_partial_plans_lower_the_limit(
     count = problem.activations.points
     own = Prices([float(price) for price in line[:count]])
     points = [m for m in some if m < count]
-    every = [list(range(len(c))) for c in problem.cost]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "STEP_LABELS", most)
         patch.setattr(tuning, "MOST_LABELS", 4 * most)
         patch.setattr(tuning, "COMPARISONS", comparisons)
         try:
-            plans = Frontier(problem, every, Tables(), own, float(limit), (), points)
+            plans = all_plans(problem, own, float(limit), points)
         except TooWide:
             return
     groups = readers(problem)
@@ -125,16 +168,16 @@ def test_too_many_partial_plans_lower_the_limit(
 
 def test_the_limit_stays_where_few_partial_plans_are_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # No plan costs less than 80/3 + 26/3 s with the price of memory; all of 39.0 s and more cost the same.
-    every, prices = [[0, 1]] * 20, Prices([1 / 3])
-    assert Frontier(knapsack(20), every, Tables(), prices, 100.0).limit == 100.0
+    prices = Prices([1 / 3])
+    assert all_plans(knapsack(20), prices, 100.0).limit == 100.0
     monkeypatch.setattr(tuning, "STEP_LABELS", 3)
-    assert Frontier(knapsack(20), every, Tables(), prices, 100.0).limit <= 39.0
+    assert all_plans(knapsack(20), prices, 100.0).limit <= 39.0
 
 
 def test_too_many_partial_plans_below_any_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MOST_LABELS", 0)
     with pytest.raises(TooWide):
-        Frontier(knapsack(20), [[0, 1]] * 20, Tables(), Prices([1 / 3]), 100.0)
+        all_plans(knapsack(20), Prices([1 / 3]), 100.0)
 
 
 @settings(max_examples=40, deadline=None)

@@ -73,7 +73,7 @@ Left hidet_dist_network::least(const std::vector<size_t> &factors, int64_t outsi
   std::vector<const double *> data;
   const auto part = [&](int64_t table, const auto &place_of) {
     const Table &own = tables_.all[static_cast<size_t>(table)];
-    data.push_back(own.data.get());
+    data.push_back(own.data);
     strides.resize(strides.size() + dims);
     int64_t *line = strides.data() + (strides.size() - dims);
     int64_t stride = 1;
@@ -91,8 +91,8 @@ Left hidet_dist_network::least(const std::vector<size_t> &factors, int64_t outsi
     size *= shape[d];
   }
   for (const int32_t d : kept) result_shape.push_back(shape[static_cast<size_t>(d)]);
-  std::unique_ptr<double[]> result(new double[static_cast<size_t>(size)]);
-  std::fill(result.get(), result.get() + size, kInfinite);
+  double *result = tables_.space(size);
+  std::fill(result, result + size, kInfinite);
   int64_t entries = 1;
   for (const int64_t extent : shape) entries *= extent;
   // Pieces of the longest dim, so that the clock is looked at in time.
@@ -105,11 +105,11 @@ Left hidet_dist_network::least(const std::vector<size_t> &factors, int64_t outsi
     shape[cut] = std::min(step, extent - begin);
     for (size_t p = 0; p < at.size(); ++p) at[p] += begin * strides[p * dims + cut];
     hidet_dist::lower_by_sums(static_cast<int32_t>(dims), shape.data(), static_cast<int32_t>(at.size()), at.data(),
-                              strides.data(), result_strides.data(), result.get() + begin * result_strides[cut]);
+                              strides.data(), result_strides.data(), result + begin * result_strides[cut]);
   }
-  const double offset = *std::min_element(result.get(), result.get() + size);
-  for (int64_t i = 0; i < size; ++i) result[static_cast<size_t>(i)] -= offset;
-  return {tables_.add(result_shape, std::move(result)), offset};
+  const double offset = hidet_dist::least_entry(result, size);
+  hidet_dist::subtract(offset, size, result);
+  return {tables_.add(result_shape, result), offset};
 }
 
 void hidet_dist_network::eliminate(int64_t length, const int64_t *order, hidet_dist_elimination_stop stop) {
@@ -188,7 +188,7 @@ void hidet_dist_network::least_over(int64_t count, const int64_t *kept, double *
     const Variables &variables = factors_[f].variables;
     if (gone_[f] || variables.empty()) continue;
     const Table &table = tables_.all[static_cast<size_t>(factors_[f].table)];
-    data.push_back(table.data.get());
+    data.push_back(table.data);
     strides.resize(strides.size() + dims);
     int64_t *line = strides.data() + (strides.size() - dims);
     int64_t stride = 1;
@@ -277,7 +277,7 @@ void hidet_dist_network::marginals(int64_t count, double work_limit, hidet_dist_
       scope.push_back(bucket.variable);
       least = least_outside(bucket.factors, scope, bucket.outside, {bucket.variable}, stop);
     }
-    const double *table = tables_.all[static_cast<size_t>(least.table)].data.get();
+    const double *table = tables_.all[static_cast<size_t>(least.table)].data;
     for (size_t k = 0; k < static_cast<size_t>(sizes_[v]); ++k) line[k] = table[k] + least.offset;
   }
 }

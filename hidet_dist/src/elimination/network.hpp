@@ -45,6 +45,10 @@ struct hidet_dist_network {
   void least_over(int64_t count, const int64_t *kept, double *result) const;
   void marginals(int64_t count, double work_limit, hidet_dist_elimination_stop stop, double *result);
 
+  const std::vector<int64_t> &sizes() const { return sizes_; }
+  const std::vector<hidet_dist::elimination::Factor> &factors() const { return factors_; }
+  const hidet_dist_tables &tables() const { return tables_; }
+
   double constant = 0.0;
   size_t given;  // factors before the elimination
   std::vector<hidet_dist::elimination::Bucket> buckets;

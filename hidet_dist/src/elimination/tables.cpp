@@ -1,12 +1,17 @@
 #include "tables.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
 namespace hidet_dist::elimination {
 
 namespace {
+
+constexpr int64_t kLine = 64;              // bytes of a cache line
+constexpr int64_t kLeastChunk = 64 << 10;  // bytes of the first chunk of memory: stores may be small
+constexpr int64_t kMostChunk = 16 << 20;   // bytes; larger tables have chunks of their own
 
 constexpr uint64_t kMix = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio, as in Fibonacci hashing
 
@@ -41,7 +46,52 @@ int64_t product(const int64_t *shape, size_t dims) {
   return entries;
 }
 
+int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+int64_t bytes_of(int64_t entries) { return rounded_up(entries * static_cast<int64_t>(sizeof(double)), kLine); }
+
 }  // namespace
+
+void Arena::Free::operator()(double *data) const { std::free(data); }
+
+Arena::Chunk Arena::chunk(int64_t bytes) {
+  Chunk chunk(static_cast<double *>(std::aligned_alloc(static_cast<size_t>(kLine), static_cast<size_t>(bytes))));
+  if (!chunk) throw std::bad_alloc();
+  return chunk;
+}
+
+double *Arena::space(int64_t entries) {
+  const int64_t bytes = bytes_of(entries);
+  if (bytes > kMostChunk / 2) {
+    if (spare_bytes_ < bytes || spare_bytes_ > 2 * bytes) {
+      spare_bytes_ = 0;
+      spare_.reset();
+      spare_ = chunk(bytes);
+      spare_bytes_ = bytes;
+    }
+    return spare_.get();
+  }
+  if (left_ < bytes) {
+    const int64_t size = std::max(bytes, std::min(kMostChunk, std::max(kLeastChunk, bytes_)));
+    chunks_.push_back(chunk(size));
+    next_ = chunks_.back().get();
+    left_ = size;
+    bytes_ += size;
+  }
+  return next_;
+}
+
+void Arena::keep(const double *data, int64_t entries) {
+  if (data == spare_.get()) {
+    bytes_ += spare_bytes_;
+    spare_bytes_ = 0;
+    chunks_.push_back(std::move(spare_));
+    return;
+  }
+  const int64_t bytes = bytes_of(entries);
+  next_ += bytes / static_cast<int64_t>(sizeof(double));
+  left_ -= bytes;
+}
 
 size_t KeyHash::operator()(const Key &key) const {
   uint64_t hash = key.size();
@@ -58,11 +108,11 @@ void hidet_dist_tables::reserve(double entries) const {
     throw hidet_dist::elimination::TooWide();
 }
 
-int64_t hidet_dist_tables::add(const std::vector<int64_t> &shape, std::unique_ptr<double[]> data) {
+int64_t hidet_dist_tables::add(const std::vector<int64_t> &shape, const double *space) {
   const int64_t entries = hidet_dist::elimination::product(shape.data(), shape.size());
-  const uint64_t hash = hidet_dist::elimination::content_hash(shape.data(), shape.size(), data.get(), entries);
-  const int64_t known = find(hash, shape.data(), shape.size(), data.get(), entries);
-  return known >= 0 ? known : insert(hash, shape, entries, std::move(data));
+  const uint64_t hash = hidet_dist::elimination::content_hash(shape.data(), shape.size(), space, entries);
+  const int64_t known = find(hash, shape.data(), shape.size(), space, entries);
+  return known >= 0 ? known : insert(hash, shape, entries, space);
 }
 
 int64_t hidet_dist_tables::add(int32_t dims, const int64_t *shape, const double *entries) {
@@ -71,9 +121,9 @@ int64_t hidet_dist_tables::add(int32_t dims, const int64_t *shape, const double 
   const uint64_t hash = hidet_dist::elimination::content_hash(shape, rank, entries, count);
   const int64_t known = find(hash, shape, rank, entries, count);
   if (known >= 0) return known;
-  std::unique_ptr<double[]> copy(new double[static_cast<size_t>(count)]);
-  std::copy(entries, entries + count, copy.get());
-  return insert(hash, {shape, shape + dims}, count, std::move(copy));
+  double *copy = arena_.space(count);
+  std::copy(entries, entries + count, copy);
+  return insert(hash, {shape, shape + dims}, count, copy);
 }
 
 int64_t hidet_dist_tables::find(uint64_t hash, const int64_t *shape, size_t dims, const double *data,
@@ -82,16 +132,16 @@ int64_t hidet_dist_tables::find(uint64_t hash, const int64_t *shape, size_t dims
   for (auto each = range.first; each != range.second; ++each) {
     const Table &table = all[static_cast<size_t>(each->second)];
     if (table.shape.size() == dims && std::equal(shape, shape + dims, table.shape.begin()) &&
-        std::memcmp(table.data.get(), data, static_cast<size_t>(entries) * sizeof(double)) == 0)
+        std::memcmp(table.data, data, static_cast<size_t>(entries) * sizeof(double)) == 0)
       return each->second;
   }
   return -1;
 }
 
-int64_t hidet_dist_tables::insert(uint64_t hash, std::vector<int64_t> shape, int64_t entries,
-                                  std::unique_ptr<double[]> data) {
+int64_t hidet_dist_tables::insert(uint64_t hash, std::vector<int64_t> shape, int64_t entries, const double *space) {
   const auto number = static_cast<int64_t>(all.size());
-  all.push_back({std::move(shape), entries, std::move(data)});
+  all.push_back({std::move(shape), entries, space});
+  arena_.keep(space, entries);
   by_content_.emplace(hash, number);
   nbytes += entries * static_cast<int64_t>(sizeof(double));
   return number;
@@ -121,5 +171,5 @@ extern "C" int32_t hidet_dist_tables_shape(const hidet_dist_tables *tables, int6
 }
 
 extern "C" const double *hidet_dist_tables_entries(const hidet_dist_tables *tables, int64_t number) {
-  return tables->all[static_cast<size_t>(number)].data.get();
+  return tables->all[static_cast<size_t>(number)].data;
 }

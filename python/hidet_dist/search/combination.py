@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import fix_required, marginals
-from hidet_dist.search.frontier import Frontier
+from hidet_dist.search.frontier import Bounded, Frontier
 from hidet_dist.search.network import Tables, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import peaks
@@ -107,9 +107,13 @@ def _fitting_frontier(
     Adds the points to ``state.frontier_points``. Returns the last frontier, None if there are too many plans.
     """
     frontier, points = None, state.frontier_points
+    try:
+        bounded = Bounded(state.problem, kept, tables, prices, exact)
+    except TooWide:
+        return None
     for number in range(tuning.POINT_ROUNDS):
         try:
-            frontier = Frontier(state.problem, kept, tables, prices, limit, exact, points)
+            frontier = Frontier(bounded, limit, points)
         except TooWide:
             break  # with fewer points it is a bound still
         over = _record_frontier(state, frontier)
@@ -117,7 +121,7 @@ def _fitting_frontier(
         more = _hitting_points([one for one in over if one.isdisjoint(points)], 2 ** (number + 1))
         if state.done() or not more or limit <= state.bound:
             break
-        if frontier.relaxed and number + 1 == tuning.RELAXED_ROUNDS:
+        if bounded.relaxed and number + 1 == tuning.RELAXED_ROUNDS:
             break
         points += more
     return frontier

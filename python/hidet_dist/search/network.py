@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hidet_dist.runtime.native.elimination import NativeNetwork, Table, TableStore, TooWide
+from hidet_dist.runtime.native.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 
 if TYPE_CHECKING:
     from hidet_dist.search.eliminate import Solved
 
-__all__ = ["Bucket", "Factor", "Network", "Table", "Tables", "TensorTable", "TooWide", "sum_of"]
+__all__ = ["Factor", "Network", "Table", "Tables", "TensorTable", "TooWide"]
 
 
 Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
@@ -90,17 +91,6 @@ class TensorTable:
     dims: tuple[tuple[int, int, int | None], ...]
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """An eliminated variable, the factors that it occurred in, and the number and offset of the resulting table."""
-
-    variable: int
-    factors: list[Factor]
-    neighbours: tuple[int, ...]
-    message: int
-    offset: float
-
-
 class Network:
     """Variables, the tables over them, and their elimination.
 
@@ -117,7 +107,6 @@ class Network:
         self._given: list[int] = []  # the tables by number; the variables of table n end at _ends[n]
         self._ends: list[int] = []
         self._variables: list[int] = []
-        self._order = np.zeros(0, dtype=np.int64)
         self._marginals: list[Table] = []
 
     def variable(self, size: int) -> int:
@@ -182,46 +171,12 @@ class Network:
             self._marginals = self._native.marginals(self.sizes[:count], tuning.MARGINAL_LIMIT)
         return self._marginals
 
-    @cached_property
-    def buckets(self) -> list[Bucket]:
-        """The eliminated variables, in order, after :meth:`minimum`."""
-        arrays = self._native.buckets(len(self._order))
-        begins, ends = arrays["neighbour_begin"].tolist(), arrays["factor_begin"].tolist()
-        all_neighbours, all_factors = arrays["neighbours"].tolist(), arrays["factors"].tolist()
-        messages: list[Factor] = []
-        buckets: list[Bucket] = []
-        for b, (v, message, offset) in enumerate(
-            zip(self._order.tolist(), arrays["message"].tolist(), arrays["offset"].tolist(), strict=True)
-        ):
-            neighbours = tuple(all_neighbours[begins[b] : begins[b + 1]])
-            numbers = all_factors[ends[b] : ends[b + 1]]
-            factors = [self.given[n] if n < len(self.given) else messages[n - len(self.given)] for n in numbers]
-            messages.append((message, neighbours))
-            buckets.append(Bucket(v, factors, neighbours, message, offset))
-        return buckets
+    def frontier(self, factor_bytes: FactorBytes, limits: LabelLimits) -> NativeFrontier:
+        """List the assignments below a sum and within bytes that no other one beats, after :meth:`marginals`.
 
-    @cached_property
-    def outside(self) -> dict[int, tuple[int, float]]:
-        """For each variable the least sum outside its bucket, after :meth:`marginals`.
-
-        The number of the table over the neighbours of the bucket, and the offset that was subtracted from it.
+        Raises TooWide.
         """
-        arrays = self._native.buckets(len(self._order))
-        tables = zip(arrays["outside"].tolist(), arrays["outside_offset"].tolist(), strict=True)
-        return dict(zip(self._order.tolist(), tables, strict=True))
-
-    def parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
-        """Reshape the tables so that their dims are in the order of ``scope``."""
-        return [self.in_scope(self.tables.tables[table], variables, scope) for table, variables in factors]
-
-    def in_scope(self, table: Table, variables: tuple[int, ...], scope: tuple[int, ...]) -> Table:
-        """Reshape a table over ``variables`` to the dims of ``scope``, in its order; missing ones have size 1."""
-        position = [scope.index(u) for u in variables]
-        order = sorted(range(len(variables)), key=position.__getitem__)
-        full = [1] * len(scope)
-        for i in order:
-            full[position[i]] = self.sizes[variables[i]]
-        return table.transpose(order).reshape(full)
+        return NativeFrontier(self._native, factor_bytes, limits)
 
     def most_work(self) -> float:
         """Compute the additions of the largest step of an elimination."""
@@ -241,10 +196,4 @@ class Network:
         if most > tuning.WORK_LIMIT:
             raise TooWide
         self.tables.widest = max(self.tables.widest, most)
-        self._order = order
         self._native.eliminate(order)
-
-
-def sum_of(parts: Sequence[Table]) -> Table:
-    """Add up tables that broadcast to each other: small ones first, so that few additions are of all entries."""
-    return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))

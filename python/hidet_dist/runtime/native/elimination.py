@@ -111,6 +111,12 @@ class NativeNetwork:
         The variables of the factors, one factor after the other, and for each where its own end. They are distinct.
     check: callable
         Called now and then; an exception from it ends the call that it comes from, which raises it again.
+
+    Attributes
+    ----------
+    handle: the network in the native library.
+    count: the number of variables.
+    stop: the callback for native functions, whose status goes to :meth:`check_status`.
     """
 
     def __init__(
@@ -122,22 +128,22 @@ class NativeNetwork:
         variables: Sequence[int],
         check: Callable[[], None],
     ):
-        self._store, self._count = store, len(sizes)
+        self._store, self.count = store, len(sizes)
         self._check = _Check(check)
-        self._stop = EliminationStop(self._check.stopped)
+        self.stop = EliminationStop(self._check.stopped)
         arrays = [np.array(each, dtype=np.int64) for each in (sizes, factors, [0, *ends], variables)]
         pointers = [_integers(array) for array in arrays]
-        self._handle = library().hidet_dist_network_create(
+        self.handle = library().hidet_dist_network_create(
             store.handle, len(sizes), pointers[0], len(factors), *pointers[1:]
         )
-        if not self._handle:
+        if not self.handle:
             raise MemoryError("a network of variables needs more memory than there is")
-        weakref.finalize(self, library().hidet_dist_network_destroy, self._handle)
+        weakref.finalize(self, library().hidet_dist_network_destroy, self.handle)
 
     @property
     def constant(self) -> float:
         """The sum of the factors over no variable, and of what was subtracted from the tables that steps left."""
-        return float(library().hidet_dist_network_constant(self._handle))
+        return float(library().hidet_dist_network_constant(self.handle))
 
     def order(
         self, work_limit: float, kept: Sequence[int] = (), by_table: bool = False
@@ -148,15 +154,15 @@ class NativeNetwork:
         Both are infinite, and the order is incomplete, if a step has more than ``work_limit``. The variable of least
         work is next, or with ``by_table`` that which leaves the smallest table.
         """
-        is_kept = np.zeros(self._count, dtype=np.uint8)
+        is_kept = np.zeros(self.count, dtype=np.uint8)
         is_kept[list(kept)] = 1
-        order, work, length = np.empty(self._count, dtype=np.int64), (c_double * 2)(), c_int64()
+        order, work, length = np.empty(self.count, dtype=np.int64), (c_double * 2)(), c_int64()
         self._call(
             "order",
             is_kept.ctypes.data_as(POINTER(c_uint8)),
             int(by_table),
             work_limit,
-            self._stop,
+            self.stop,
             _integers(order),
             ctypes.byref(length),
             work,
@@ -165,11 +171,11 @@ class NativeNetwork:
 
     def eliminate(self, order: npt.NDArray[np.int64]) -> None:
         """Eliminate variables, once. Raises TooWide."""
-        self._call("eliminate", len(order), _integers(order), self._stop)
+        self._call("eliminate", len(order), _integers(order), self.stop)
 
     def values(self) -> list[int]:
         """Return values of all variables whose sum is the constant, after all were eliminated."""
-        result = np.empty(self._count, dtype=np.int64)
+        result = np.empty(self.count, dtype=np.int64)
         self._call("values", _integers(result))
         return [int(value) for value in result]
 
@@ -186,13 +192,13 @@ class NativeNetwork:
         """
         ends = list(itertools.accumulate(sizes))
         result = np.empty(ends[-1] if ends else 0)
-        self._call("marginals", len(sizes), work_limit, self._stop, _doubles(result))
+        self._call("marginals", len(sizes), work_limit, self.stop, _doubles(result))
         return [result[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def buckets(self, length: int) -> dict[str, Any]:
         """Return the arrays of ``hidet_dist_network_buckets`` by name, for ``length`` eliminated variables."""
         counts = np.empty(2, dtype=np.int64)
-        library().hidet_dist_network_counts(self._handle, _integers(counts))
+        library().hidet_dist_network_counts(self.handle, _integers(counts))
         arrays: dict[str, Any] = {
             "message": np.empty(length, dtype=np.int64),
             "offset": np.empty(length),
@@ -204,11 +210,14 @@ class NativeNetwork:
             "factors": np.empty(counts[1], dtype=np.int64),
         }
         pointers = [_integers(a) if a.dtype == np.int64 else _doubles(a) for a in arrays.values()]
-        library().hidet_dist_network_buckets(self._handle, *pointers)
+        library().hidet_dist_network_buckets(self.handle, *pointers)
         return arrays
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(library(), f"hidet_dist_network_{name}")(self._handle, *arguments)
+        self.check_status(getattr(library(), f"hidet_dist_network_{name}")(self.handle, *arguments))
+
+    def check_status(self, status: int) -> None:
+        """Raise the exception of the status that a native function returned."""
         if status == _STOPPED:
             assert self._check.raised is not None
             raise self._check.raised

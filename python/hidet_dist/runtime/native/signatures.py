@@ -339,6 +339,58 @@ ELIMINATION = Header(
 )
 
 
+# frontier.h
+
+
+class FrontierBytes(ctypes.Structure):
+    """``hidet_dist_frontier_bytes``: the bytes of factors."""
+
+    _fields_ = (
+        ("tables", c_void_p),
+        ("paid", POINTER(c_int64)),
+        ("always", POINTER(c_int64)),
+        ("points", c_int64),
+        ("begin", POINTER(c_int64)),
+        ("factor", POINTER(c_int64)),
+        ("table", POINTER(c_int64)),
+        ("least", POINTER(c_double)),
+        ("floor", c_double),
+        ("most", c_double),
+    )
+
+
+class FrontierLimits(ctypes.Structure):
+    """``hidet_dist_frontier_limits``: how many labels there may be."""
+
+    _fields_ = (
+        ("below", c_double),
+        ("joined", c_int64),
+        ("left", c_int64),
+        ("comparisons", c_int64),
+        ("halvings", c_int64),
+    )
+
+
+FRONTIER = Header(
+    functions={
+        "frontier_create": Signature(
+            c_void_p,
+            (
+                *(c_void_p, POINTER(FrontierBytes), POINTER(FrontierLimits)),  # network, bytes, limits
+                *(EliminationStop, POINTER(c_int32)),  # stop, status
+            ),
+        ),
+        "frontier_destroy": Signature(None, (c_void_p,)),
+        "frontier_below": Signature(c_double, (c_void_p,)),
+        "frontier_count": Signature(c_int64, (c_void_p,)),
+        "frontier_labels": Signature(c_int64, (c_void_p,)),
+        "frontier_sums": Signature(None, (c_void_p, POINTER(c_double), POINTER(c_double))),
+        "frontier_values": Signature(None, (c_void_p, c_int64, POINTER(c_int64))),
+    },
+    structures={"frontier_bytes": FrontierBytes, "frontier_limits": FrontierLimits},
+)
+
+
 # indices.h
 
 INDICES = Header(
@@ -350,17 +402,6 @@ INDICES = Header(
                 *(c_int32, POINTER(c_int64), POINTER(c_int64)),  # dims, shape, strides
                 *(c_int64, c_int64, POINTER(c_int64)),  # least, greatest, outside
             ),
-        ),
-    }
-)
-
-
-# labels.h
-
-LABELS = Header(
-    functions={
-        "undominated": Signature(
-            c_int64, (c_int64, c_int64, POINTER(c_int64), POINTER(c_double), c_int64, POINTER(c_uint8))
         ),
     }
 )
@@ -456,8 +497,8 @@ HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
     "elimination.h": ELIMINATION,
+    "frontier.h": FRONTIER,
     "indices.h": INDICES,
-    "labels.h": LABELS,
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,
