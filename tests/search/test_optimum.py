@@ -11,7 +11,7 @@ from tests.search.small_problems import all_picks, peak, problems, resident
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import tuning
 from hidet_dist.search.choice_bounds import raise_choice_bounds
-from hidet_dist.search.eliminate import Tables, eliminate, marginals, minimized
+from hidet_dist.search.eliminate import Tables, eliminate, fix_required, marginals, minimized
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.optimum import optimize
@@ -124,6 +124,20 @@ def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, 
     best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
     for limit in (1, 2, 3):
         assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_tensors_are_exact_whose_readers_can_only_require_one_spec(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.points])
+    kept = [list(range(len(costs))) for costs in problem.cost]
+    for group in problem.groups.values():
+        fix_required(group, [0] * len(kept), kept, False)
+    picks = [p for p in all_picks(problem) if all(k in choices for k, choices in zip(p, kept, strict=True))]
+    best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in picks)
+    found = minimized(problem, kept, Tables(), own, (), 0)
+    assert not found.relaxed
+    assert found.bound == pytest.approx(best)
 
 
 def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions() -> None:

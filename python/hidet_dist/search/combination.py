@@ -72,7 +72,7 @@ def _try_plans_below(
             ]
     if count_open(kept) > tuning.FRONTIER_CHOICES:
         return None
-    frontier = _fitting_frontier(state, tables, prices, kept, limit, (), tuning.RELAXED_ROUNDS)
+    frontier = _fitting_frontier(state, tables, prices, kept, limit, ())
     if frontier is None:
         return None
     least = _least_seconds(frontier, limit)
@@ -101,7 +101,6 @@ def _fitting_frontier(
     kept: Sequence[Sequence[int]],
     limit: float,
     exact: Sequence[int],
-    rounds: int = tuning.POINT_ROUNDS,
 ) -> Frontier | None:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 
@@ -112,15 +111,17 @@ def _fitting_frontier(
         bounded = Bounded(state.problem, kept, tables, prices, exact)
     except TooWide:
         return None
-    for number in range(rounds):
+    for number in range(tuning.POINT_ROUNDS):
         try:
             frontier = Frontier(bounded, limit, points)
         except TooWide:
             break  # with fewer points it is a bound still
-        limit = frontier.limit
         over = _record_frontier(state, frontier)
+        limit = min(frontier.limit, state.cutoff())
         more = _hitting_points([one for one in over if one.isdisjoint(points)], 2 ** (number + 1))
         if state.done() or not more or limit <= state.bound:
+            break
+        if bounded.relaxed and number + 1 == tuning.RELAXED_ROUNDS:
             break
         points += more
     return frontier

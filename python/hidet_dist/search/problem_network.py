@@ -20,8 +20,8 @@ def network_of(
 ) -> tuple[Network, list[int]]:
     """Make the tables of a problem with priced memory; entities are the first variables.
 
-    Returns the network, and the relaxed tensors: those of more readers than ``limit``, or with too large a table.
-    Tensors in ``exact`` are never relaxed.
+    Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
+    or with too large a table. Tensors in ``exact`` are never relaxed.
     """
     network = Network(tables)
     if not tables.quantum:

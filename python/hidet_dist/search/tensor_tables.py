@@ -36,9 +36,10 @@ def tensor_bytes(
 def tensor_tables(
     tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: Priced | None, limit: float
 ) -> tuple[TensorTable, ...] | None:
-    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table.
+    """Make the table of a tensor; None if it is to be relaxed: it has too many readers, or a large table.
 
-    Without a limit, a large table raises TooWide.
+    Only readers that may require several specs count, and ``limit`` is the most of them. Without a limit, a large table
+    raises TooWide.
     """
     first = group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
@@ -47,7 +48,7 @@ def tensor_tables(
         return (_pair(tables, first.convert, produced, consumed[0], priced),)
     required = [tuple(dict.fromkeys(specs)) for specs in consumed]
     size = len(dict.fromkeys(produced)) * math.prod(map(len, required))
-    if len(group) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
+    if sum(len(specs) > 1 for specs in required) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
         return None
     if size > tuning.TENSOR_ENTRIES:
         raise TooWide
