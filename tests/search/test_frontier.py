@@ -16,7 +16,7 @@ from hidet_dist.search.frontier import Bounded, Frontier
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Activations, LiveInterval, Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes, readers
 
 from .test_optimum import all_picks, peak, problems
 
@@ -97,10 +97,18 @@ def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     assert [sum(picks) for picks in plans.plans()] == [19, 20]
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 2, 8]), st.floats(0.6, 1.0))
-def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -> None:
-    # Entities without edges. What is cheap takes many bytes: most of the hundreds of partial plans of a step are left.
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 2, 8]),
+    st.floats(0.6, 1.0),
+    st.sampled_from([2**20, 60, 30]),
+    st.sampled_from([0, 6]),
+)
+def test_the_whole_pareto_front_below_the_limit_is_listed(
+    seed: int, count: int, share: float, most: int, edges_: int
+) -> None:
+    # What is cheap takes many bytes: most of the hundreds of partial plans of a step are left.
     random = np.random.default_rng(seed)
     entities, choices, points = 7, 3, 8
     cost, memory, live = np.moveaxis(random.multinomial(1000, [1 / 3] * 3, (entities, choices)), -1, 0)
@@ -111,10 +119,24 @@ def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -
     )
     budget = int(share * (memory.max(axis=1).sum() + live.max(axis=1).sum()))
     activations = Activations(points, intervals, {})
-    problem = Problem(cost.astype(float).tolist(), memory.tolist(), budget, [], activations)
-    prices = Prices([0.5, 0.25, 0.0, 0.25, *[0.0] * 4])
+    specs = tuple(range(choices))
+    edges = [
+        Edge(e, e, e + 1, specs, specs, tuple(map(tuple, random.integers(0, 99, (choices, choices)).astype(float))))
+        for e in range(edges_)
+    ]
+    problem = Problem(cost.astype(float).tolist(), memory.tolist(), budget, edges, activations)
+    limit, prices = float(cost.max(axis=1).sum() + 99 * edges_ + 1), Prices([0.5, 0.25, 0.0, 0.25, *[0.0] * 4])
+    if most < 2**20:  # the limit is halved where there are more partial plans, to where there still are some
+        every = [evaluate(problem, picks) for picks in itertools.product(range(choices), repeat=entities)]
+        limit, prices = float(np.quantile(every, 0.3)), Prices([0.0] * points)
     chosen = list(range(count))
-    plans = all_plans(problem, prices, math.inf, chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "MOST_LABELS", most)
+        try:
+            plans = all_plans(problem, prices, limit, chosen)
+        except TooWide:
+            return
+    assert not plans.relaxed
 
     def line(picks: tuple[int, ...]) -> tuple[float, ...]:
         nbytes = held_bytes(problem, {}, picks)
@@ -127,7 +149,7 @@ def test_the_whole_pareto_front_is_listed(seed: int, count: int, share: float) -
     if chosen:
         lines = lines[lines[:, 3] <= budget]
     lines = np.unique(lines, axis=0)
-    front = [own for own in lines if np.all(lines <= own, axis=1).sum() == 1]
+    front = [own for own in lines if np.all(lines <= own, axis=1).sum() == 1 and own[0] < plans.limit]
     assert len(plans) == len(front)
     found = sorted(line(picks) for picks in plans.plans())
     assert np.allclose(found, sorted(map(tuple, front)))
@@ -157,6 +179,8 @@ def test_too_many_partial_plans_lower_the_limit(
         except TooWide:
             return
     groups = readers(problem)
+    if not plans.relaxed:
+        assert [evaluate(problem, picks) for picks in plans.plans()] == pytest.approx(list(plans.seconds))
     assert plans.limit <= limit
     least = min(plans.limit, float(plans.seconds[0]) if len(plans) else math.inf)
     for picks in all_picks(problem):

@@ -84,19 +84,6 @@ HIDET_DIST_API int32_t hidet_dist_network_least_over(const hidet_dist_network *n
 HIDET_DIST_API int32_t hidet_dist_network_marginals(hidet_dist_network *network, int64_t count, double work_limit,
                                                     hidet_dist_elimination_stop stop, double *result);
 
-/* Counts the neighbours, then the factors, of all buckets. A bucket is an eliminated variable with the factors that it
- * occurred in. */
-HIDET_DIST_API void hidet_dist_network_counts(const hidet_dist_network *network, int64_t *counts);
-
-/* Writes the buckets, in the order of elimination: the table left over the bucket's neighbours and the offset subtracted
- * from it; and the neighbours and factors of bucket b from neighbour_begin[b] and factor_begin[b] on. Factors from
- * the number of those given on are the tables left by the buckets, in order. After the marginals, `outside` and
- * `outside_offset` are the table over the neighbours of the least sum of the factors outside the bucket, and what was
- * subtracted from it; before, `outside` is -1. */
-HIDET_DIST_API void hidet_dist_network_buckets(const hidet_dist_network *network, int64_t *message, double *offset,
-                                               int64_t *outside, double *outside_offset, int64_t *neighbour_begin,
-                                               int64_t *neighbours, int64_t *factor_begin, int64_t *factors);
-
 #ifdef __cplusplus
 }
 #endif

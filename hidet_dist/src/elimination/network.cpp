@@ -351,30 +351,3 @@ extern "C" int32_t hidet_dist_network_marginals(hidet_dist_network *network, int
                                                 hidet_dist_elimination_stop stop, double *result) {
   return status_of([&] { network->marginals(count, work_limit, stop, result); });
 }
-
-extern "C" void hidet_dist_network_counts(const hidet_dist_network *network, int64_t *counts) {
-  counts[0] = counts[1] = 0;
-  for (const Bucket &bucket : network->buckets) {
-    counts[0] += static_cast<int64_t>(bucket.neighbours.size());
-    counts[1] += static_cast<int64_t>(bucket.factors.size());
-  }
-}
-
-extern "C" void hidet_dist_network_buckets(const hidet_dist_network *network, int64_t *message, double *offset,
-                                           int64_t *outside, double *outside_offset, int64_t *neighbour_begin,
-                                           int64_t *neighbours, int64_t *factor_begin, int64_t *factors) {
-  int64_t neighbour = 0, factor = 0;
-  for (size_t b = 0; b < network->buckets.size(); ++b) {
-    const Bucket &bucket = network->buckets[b];
-    message[b] = bucket.left.table;
-    offset[b] = bucket.left.offset;
-    outside[b] = bucket.outside.table;
-    outside_offset[b] = bucket.outside.offset;
-    neighbour_begin[b] = neighbour;
-    factor_begin[b] = factor;
-    for (const Variable u : bucket.neighbours) neighbours[neighbour++] = u;
-    for (const size_t f : bucket.factors) factors[factor++] = static_cast<int64_t>(f);
-  }
-  neighbour_begin[network->buckets.size()] = neighbour;
-  factor_begin[network->buckets.size()] = factor;
-}

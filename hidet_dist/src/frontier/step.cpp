@@ -31,6 +31,7 @@ Outcome Step::run(double limit, int64_t joined, int64_t comparisons, Labels &lab
   comparisons_left_ = comparisons;
   counts_only_ = false;
   bounds.clear();
+  clear();  // what is left of a run that had too many labels
   bound_.clear();
   int64_t combinations = 1;
   for (size_t d = 0; d + 1 < node_.shape.size(); ++d) combinations *= node_.shape[d];
@@ -174,6 +175,10 @@ void Step::finish(int64_t combination, Labels &labels) {
       bounds.push_back(bound[i]);
     }
   }
+  clear();
+}
+
+void Step::clear() {
   for (std::vector<double> *each : {&lines_, &cost_}) each->clear();
   for (std::vector<int32_t> *each : {&values_, &behind_}) each->clear();
 }

@@ -61,6 +61,7 @@ class Step {
   void join(size_t depth, double excess);
   void add(double excess);
   void finish(int64_t combination, Labels &labels);
+  void clear();
 
   const Node &node_;
   const Bounds byte_bounds_;

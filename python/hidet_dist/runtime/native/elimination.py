@@ -195,24 +195,6 @@ class NativeNetwork:
         self._call("marginals", len(sizes), work_limit, self.stop, _doubles(result))
         return [result[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
-    def buckets(self, length: int) -> dict[str, Any]:
-        """Return the arrays of ``hidet_dist_network_buckets`` by name, for ``length`` eliminated variables."""
-        counts = np.empty(2, dtype=np.int64)
-        library().hidet_dist_network_counts(self.handle, _integers(counts))
-        arrays: dict[str, Any] = {
-            "message": np.empty(length, dtype=np.int64),
-            "offset": np.empty(length),
-            "outside": np.empty(length, dtype=np.int64),
-            "outside_offset": np.empty(length),
-            "neighbour_begin": np.empty(length + 1, dtype=np.int64),
-            "neighbours": np.empty(counts[0], dtype=np.int64),
-            "factor_begin": np.empty(length + 1, dtype=np.int64),
-            "factors": np.empty(counts[1], dtype=np.int64),
-        }
-        pointers = [_integers(a) if a.dtype == np.int64 else _doubles(a) for a in arrays.values()]
-        library().hidet_dist_network_buckets(self.handle, *pointers)
-        return arrays
-
     def _call(self, name: str, *arguments: Any) -> None:
         self.check_status(getattr(library(), f"hidet_dist_network_{name}")(self.handle, *arguments))
 

@@ -317,16 +317,6 @@ ELIMINATION = Header(
         "network_values": Signature(c_int32, (c_void_p, POINTER(c_int64))),
         "network_least_over": Signature(c_int32, (c_void_p, c_int64, POINTER(c_int64), POINTER(c_double))),
         "network_marginals": Signature(c_int32, (c_void_p, c_int64, c_double, EliminationStop, POINTER(c_double))),
-        "network_counts": Signature(None, (c_void_p, POINTER(c_int64))),
-        "network_buckets": Signature(
-            None,
-            (
-                *(c_void_p, POINTER(c_int64), POINTER(c_double)),  # message, offset
-                *(POINTER(c_int64), POINTER(c_double)),  # outside, outside_offset
-                *(POINTER(c_int64), POINTER(c_int64)),  # neighbour_begin, neighbours
-                *(POINTER(c_int64), POINTER(c_int64)),  # factor_begin, factors
-            ),
-        ),
     },
     callbacks={"elimination_stop": EliminationStop},
     constants={
