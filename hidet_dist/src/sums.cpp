@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
-// Panels are added with the widest vectors of the processor.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HIDET_DIST_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define HIDET_DIST_CLONES
-#endif
+#include "clones.hpp"
+
 #define HIDET_DIST_INLINE inline __attribute__((always_inline))
 
 namespace {
@@ -90,8 +87,9 @@ HIDET_DIST_INLINE void lower(const Sum &sum, const double *other, int64_t other_
 }
 
 // Lowers a line to the least rows of a sum and another panel, which may be missing.
-HIDET_DIST_CLONES void lower_by_panel(const Sum &sum, const double *other, int64_t other_step, int64_t rows,
-                                      int64_t size, double *result) {
+HIDET_DIST_CLONES("avx2")
+void lower_by_panel(const Sum &sum, const double *other, int64_t other_step, int64_t rows, int64_t size,
+                    double *result) {
   if (other) {
     if (sum.column)
       lower<true, true>(sum, other, other_step, rows, size, result);
@@ -106,8 +104,9 @@ HIDET_DIST_CLONES void lower_by_panel(const Sum &sum, const double *other, int64
 }
 
 // Sums two arrays, of which the second has rows `step` apart and may be null, and a column, which may be null.
-HIDET_DIST_CLONES void add_panels(const double *first, int64_t first_step, const double *second, int64_t second_step,
-                                  const double *column, int64_t rows, int64_t size, double *sum) {
+HIDET_DIST_CLONES("avx2")
+void add_panels(const double *first, int64_t first_step, const double *second, int64_t second_step,
+                const double *column, int64_t rows, int64_t size, double *sum) {
   for (int64_t k = 0; k < rows; ++k) {
     const double number = column ? column[k] : 0.0;
     const double *a = first + k * first_step, *b = second + k * second_step;
@@ -382,7 +381,7 @@ void lower_by(std::vector<Loop> all, const std::vector<const double *> &data, do
   std::vector<Loop> kept, reduced;
   for (Loop &loop : all) (loop.result_stride ? kept : reduced).push_back(std::move(loop));
   std::sort(kept.begin(), kept.end(), [](const Loop &a, const Loop &b) { return a.result_stride > b.result_stride; });
-  std::vector<std::pair<double, Nest>> nests;
+  std::optional<std::pair<double, Nest>> best;
   const auto consider = [&](size_t inner, const std::vector<size_t> &rows) {
     Nest nest;
     const auto from = kept.end() - static_cast<std::ptrdiff_t>(inner);
@@ -394,7 +393,7 @@ void lower_by(std::vector<Loop> all, const std::vector<const double *> &data, do
     }
     nest.sort(data.size());
     const double cost = nest.cost(data.size());
-    if (nests.empty() || cost < nests[0].first) nests.assign(1, {cost, std::move(nest)});
+    if (!best || cost < best->first) best.emplace(cost, std::move(nest));
   };
   int64_t width = 1;
   for (size_t inner = 0; inner <= kept.size(); ++inner) {
@@ -418,7 +417,7 @@ void lower_by(std::vector<Loop> all, const std::vector<const double *> &data, do
       }
     }
   }
-  Sums(std::move(nests[0].second), data.size(), data.data()).run(result);
+  Sums(std::move(best->second), data.size(), data.data()).run(result);
 }
 
 }  // namespace
@@ -438,7 +437,7 @@ void lower_by_sums(int32_t dims, const int64_t *shape, int32_t tables, const dou
   lower_by(std::move(all), at, result);
 }
 
-HIDET_DIST_CLONES double least_entry(const double *entries, int64_t size) {
+HIDET_DIST_CLONES("avx2") double least_entry(const double *entries, int64_t size) {
   Vector least[2] = {Vector{} + kInfinite, Vector{} + kInfinite};
   int64_t i = 0;
   for (; i + 8 <= size; i += 8) {
@@ -453,7 +452,7 @@ HIDET_DIST_CLONES double least_entry(const double *entries, int64_t size) {
   return result;
 }
 
-HIDET_DIST_CLONES void subtract(double number, int64_t size, double *entries) {
+HIDET_DIST_CLONES("avx2") void subtract(double number, int64_t size, double *entries) {
   for (int64_t i = 0; i < size; ++i) entries[i] -= number;
 }
 

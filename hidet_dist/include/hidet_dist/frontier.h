@@ -52,9 +52,8 @@ HIDET_DIST_API void hidet_dist_frontier_destroy(hidet_dist_frontier *frontier);
 /* Returns the sum below which all assignments were considered: limits.below, or less if there were too many labels. */
 HIDET_DIST_API double hidet_dist_frontier_below(const hidet_dist_frontier *frontier);
 
-/* Counts the labels of whole assignments, and those of all buckets. */
+/* Counts the labels of whole assignments. */
 HIDET_DIST_API int64_t hidet_dist_frontier_count(const hidet_dist_frontier *frontier);
-HIDET_DIST_API int64_t hidet_dist_frontier_labels(const hidet_dist_frontier *frontier);
 
 /* Writes the sum of each whole assignment, in increasing order, and the priced bytes in it. */
 HIDET_DIST_API void hidet_dist_frontier_sums(const hidet_dist_frontier *frontier, double *sums, double *paid);

@@ -75,9 +75,7 @@ Left hidet_dist_network::least(const std::vector<size_t> &factors, int64_t outsi
     const Table &own = tables_.all[static_cast<size_t>(table)];
     data.push_back(own.data);
     strides.resize(strides.size() + dims);
-    int64_t *line = strides.data() + (strides.size() - dims);
-    int64_t stride = 1;
-    for (size_t d = own.shape.size(); d-- > 0; stride *= own.shape[d]) line[place_of(d)] = stride;
+    own.write_strides(place_of, strides.data() + (strides.size() - dims));
   };
   for (const size_t f : factors) {
     const Variables &variables = factors_[f].variables;
@@ -190,9 +188,7 @@ void hidet_dist_network::least_over(int64_t count, const int64_t *kept, double *
     const Table &table = tables_.all[static_cast<size_t>(factors_[f].table)];
     data.push_back(table.data);
     strides.resize(strides.size() + dims);
-    int64_t *line = strides.data() + (strides.size() - dims);
-    int64_t stride = 1;
-    for (size_t d = variables.size(); d-- > 0; stride *= table.shape[d]) line[place[index(variables[d])]] = stride;
+    table.write_strides([&](size_t d) { return place[index(variables[d])]; }, strides.data() + (strides.size() - dims));
   }
   std::fill(result, result + size, kInfinite);
   hidet_dist::lower_by_sums(static_cast<int32_t>(dims), shape.data(), static_cast<int32_t>(data.size()), data.data(),

@@ -50,6 +50,13 @@ struct Table {
   std::vector<int64_t> shape;
   int64_t entries;
   const double *data;
+
+  // Writes the stride of each dim to the place of the dim in a scope.
+  template <typename PlaceOf>
+  void write_strides(const PlaceOf &place_of, int64_t *strides) const {
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0; stride *= shape[d]) strides[place_of(d)] = stride;
+  }
 };
 
 // The table that a step of elimination left, and the least entry that was subtracted from it.

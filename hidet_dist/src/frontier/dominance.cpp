@@ -3,12 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-// Bits are combined with the widest vectors of the processor.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HIDET_DIST_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define HIDET_DIST_CLONES
-#endif
+#include "../clones.hpp"
 
 namespace {
 
@@ -27,7 +22,7 @@ bool no_greater(const double *line, const double *other, size_t columns) {
 }
 
 // Finds the ranges that the numbers of a line are in, as positions in a chunk; greater numbers are in no earlier one.
-HIDET_DIST_CLONES void find_ranges(const double *line, const double *cuts, size_t columns, size_t *ranges) {
+HIDET_DIST_CLONES("avx2") void find_ranges(const double *line, const double *cuts, size_t columns, size_t *ranges) {
   for (size_t c = 0; c < columns; ++c) {
     const double value = line[c];
     uint64_t below = 0;
@@ -37,7 +32,7 @@ HIDET_DIST_CLONES void find_ranges(const double *line, const double *cuts, size_
 }
 
 // Combines the bits of some ranges; tells whether any is left.
-HIDET_DIST_CLONES bool combine(const uint64_t *bits, const size_t *ranges, size_t count, uint64_t *result) {
+HIDET_DIST_CLONES("avx2") bool combine(const uint64_t *bits, const size_t *ranges, size_t count, uint64_t *result) {
   const uint64_t *first = bits + ranges[0];
   for (size_t w = 0; w < kWords; ++w) result[w] = first[w];
   for (size_t c = 1; c < count; ++c) {

@@ -11,7 +11,6 @@ using hidet_dist::elimination::Factor;
 using hidet_dist::elimination::Stopped;
 using hidet_dist::elimination::Table;
 using hidet_dist::elimination::TooWide;
-using hidet_dist::elimination::Variable;
 using hidet_dist::elimination::Variables;
 using hidet_dist::frontier::Bounds;
 using hidet_dist::frontier::Labels;
@@ -62,7 +61,6 @@ hidet_dist_frontier::hidet_dist_frontier(const hidet_dist_network &network, cons
     if (b % kCheckNodes == 0) check();
     add_bucket(b);
   }
-  for (const Labels &each : labels_) labels += static_cast<int64_t>(each.size());
   add_roots();
 }
 
@@ -106,19 +104,9 @@ void hidet_dist_frontier::add_node(Node node, Behinds behind, NodeBytes bytes) {
 Part hidet_dist_frontier::part(const hidet_dist_tables &tables, int64_t table, const Variables &variables,
                                size_t scope) const {
   const Table &own = tables.all[static_cast<size_t>(table)];
-  return {own.data, strides(variables, scope)};
-}
-
-// The strides of a table over variables of the scope at hand.
-std::vector<int64_t> hidet_dist_frontier::strides(const Variables &variables, size_t scope) const {
-  std::vector<int64_t> result(scope);
-  int64_t stride = 1;
-  for (size_t d = variables.size(); d-- > 0;) {
-    const auto v = static_cast<size_t>(variables[d]);
-    result[place_[v]] = stride;
-    stride *= network_.sizes()[v];
-  }
-  return result;
+  Part part{own.data, std::vector<int64_t>(scope)};
+  own.write_strides([&](size_t d) { return place_[static_cast<size_t>(variables[d])]; }, part.strides.data());
+  return part;
 }
 
 // Adds what factors hold, and the bytes at points.
@@ -160,7 +148,7 @@ void hidet_dist_frontier::add_bucket(size_t number) {
       own.push_back(f);
     } else {
       behind.push_back(f - network_.given);
-      node.behind.push_back({&labels_[behind.back()], strides(factor.variables, scope.size())});
+      node.behind.push_back({&labels_[behind.back()], node.factors.back().strides});
     }
   }
   node.message = tables.all[static_cast<size_t>(bucket.left.table)].data;
@@ -236,8 +224,6 @@ extern "C" double hidet_dist_frontier_below(const hidet_dist_frontier *frontier)
 extern "C" int64_t hidet_dist_frontier_count(const hidet_dist_frontier *frontier) {
   return static_cast<int64_t>(frontier->sums.size());
 }
-
-extern "C" int64_t hidet_dist_frontier_labels(const hidet_dist_frontier *frontier) { return frontier->labels; }
 
 extern "C" void hidet_dist_frontier_sums(const hidet_dist_frontier *frontier, double *sums, double *paid) {
   std::copy(frontier->sums.begin(), frontier->sums.end(), sums);

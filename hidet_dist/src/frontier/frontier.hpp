@@ -18,7 +18,6 @@ struct hidet_dist_frontier {
 
   double below;
   std::vector<double> sums, paid;  // of whole assignments
-  int64_t labels = 0;              // of all buckets
 
  private:
   using Behinds = std::vector<size_t>;
@@ -28,7 +27,6 @@ struct hidet_dist_frontier {
   void add_roots();
   hidet_dist::frontier::Part part(const hidet_dist_tables &tables, int64_t table,
                                   const hidet_dist::elimination::Variables &variables, size_t scope) const;
-  std::vector<int64_t> strides(const hidet_dist::elimination::Variables &variables, size_t scope) const;
   hidet_dist::frontier::NodeBytes add_bytes(hidet_dist::frontier::Node &node, const std::vector<size_t> &factors,
                                             const Behinds &behind) const;
   void reserve(size_t nbytes) const;

@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <numeric>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HIDET_DIST_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define HIDET_DIST_VECTORIZED
-#endif
+#include "../clones.hpp"
 
 namespace hidet_dist::pairwise {
 
 namespace {
 
 // For each row the least of the row's entries plus those of `added`.
-HIDET_DIST_VECTORIZED void least_of_rows(const double *__restrict matrix, const double *__restrict added, int rows,
-                                         int columns, double *__restrict least) {
+HIDET_DIST_CLONES("arch=x86-64-v4", "arch=x86-64-v3")
+void least_of_rows(const double *__restrict matrix, const double *__restrict added, int rows, int columns,
+                   double *__restrict least) {
   for (int i = 0; i < rows; ++i) {
     const double *__restrict row = matrix + static_cast<std::int64_t>(i) * columns;
     double best = row[0] + added[0];
@@ -28,8 +25,9 @@ HIDET_DIST_VECTORIZED void least_of_rows(const double *__restrict matrix, const 
 }
 
 // For each column the least of the column's entries plus those of `added`.
-HIDET_DIST_VECTORIZED void least_of_columns(const double *__restrict matrix, const double *__restrict added, int rows,
-                                            int columns, double *__restrict least) {
+HIDET_DIST_CLONES("arch=x86-64-v4", "arch=x86-64-v3")
+void least_of_columns(const double *__restrict matrix, const double *__restrict added, int rows, int columns,
+                      double *__restrict least) {
   for (int j = 0; j < columns; ++j) least[j] = matrix[j] + added[0];
   for (int i = 1; i < rows; ++i) {
     const double *__restrict row = matrix + static_cast<std::int64_t>(i) * columns;

@@ -9,6 +9,7 @@ between the best plan and the bound is too large:
   (:mod:`hidet_dist.search.combination`),
 * plans are joined, and replanned in windows (:mod:`hidet_dist.search.windows`),
 * on wide graphs, plans are divided into parts (:mod:`hidet_dist.search.division`),
+  on small ones right after the prices,
 * the integer program decides among the choices that are left (:mod:`hidet_dist.search.programs`).
 
 On the way, choices that no better plan can contain are dropped (:mod:`hidet_dist.search.state`).

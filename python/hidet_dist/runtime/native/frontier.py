@@ -59,7 +59,6 @@ class NativeFrontier:
     below: the sum below which all assignments were considered: that of ``limits``, or less if there were too many.
     sums: the sum of each assignment, in increasing order.
     paid: the priced bytes in each sum.
-    labels: the number of partial assignments.
     """
 
     def __init__(self, network: NativeNetwork, factor_bytes: FactorBytes, limits: LabelLimits):
@@ -101,7 +100,6 @@ class NativeFrontier:
         self._handle = handle
         count = library().hidet_dist_frontier_count(handle)
         self.below = float(library().hidet_dist_frontier_below(handle))
-        self.labels = int(library().hidet_dist_frontier_labels(handle))
         self.sums: Table = np.empty(count)
         self.paid: Table = np.empty(count)
         library().hidet_dist_frontier_sums(

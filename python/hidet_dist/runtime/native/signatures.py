@@ -373,7 +373,6 @@ FRONTIER = Header(
         "frontier_destroy": Signature(None, (c_void_p,)),
         "frontier_below": Signature(c_double, (c_void_p,)),
         "frontier_count": Signature(c_int64, (c_void_p,)),
-        "frontier_labels": Signature(c_int64, (c_void_p,)),
         "frontier_sums": Signature(None, (c_void_p, POINTER(c_double), POINTER(c_double))),
         "frontier_values": Signature(None, (c_void_p, c_int64, POINTER(c_int64))),
     },
