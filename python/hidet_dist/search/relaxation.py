@@ -8,8 +8,9 @@ there is none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet_dist.search import tuning
 from hidet_dist.search.least_memory import find_fitting
@@ -73,11 +74,16 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
             search.plans.append(find_fitting(state))
             search.mix()
-        known, mixture = {probe.choices for probe in search.plans}, search.mixture
-        prices = state.prices(mixture.prices)
-        probe = search.probe(coarse)
+        mixture = search.mixture
         near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
-        if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
+        if not mixture.over and search.bound >= mixture.seconds * (1 - near):
+            if not coarse or state.outer is not None or search.slack <= near * state.seconds:
+                return search.plans, replace(mixture, prices=search.centre)
+        known = {probe.choices for probe in search.plans}
+        probe = search.probe(coarse)
+        prices = state.prices(search.probed)
+        repeated = probe.choices in known and search.probed is mixture.prices
+        if repeated or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
                 if not coarse or state.outer is not None or _slack(state, probe, prices) <= near * state.seconds:
                     break  # no elimination gives these prices a much greater bound
@@ -93,7 +99,11 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             narrow_at = gap * tuning.NARROW_AGAIN
             search.plans = [one for one in search.plans if state.keeps(one.choices)] or [probe]
         search.mix()
-        if state.outer is None and not is_wide(state, tables) and state.join_peaks(tables, search.mixture.prices):
+        if (
+            state.outer is None
+            and not is_wide(state, tables)
+            and state.join_peaks(tables, search.mixture.prices, probe)
+        ):
             search.mix()
     return search.plans, search.mixture
 
@@ -111,32 +121,53 @@ class _PriceSearch:
     def __init__(self, state: State, tables: Tables):
         self._state, self._tables = state, tables
         self._raises = 0
-        self._probed: list[float] = []
+        self.probed: list[float] = []
+        self.centre: list[float] = []
+        self.bound, self.slack = -math.inf, math.inf
         self.plans = list(state.known_plans)
+        # The fewer bytes there are, the more each is worth. A price that is too high costs no more probes than one that
+        # is too low.
         low, budget = self.plans[-1], state.problem.budget
-        # Near the best price where the budget costs a few per cent of the time, as it mostly does. The fewer bytes
-        # there are, the more each is worth.
-        self.limit = low.seconds / max(1, min(low.peak - budget, budget)) / tuning.FIRST_PRICE_PARTS or 1.0
+        self.limit = low.seconds / max(1, budget) * tuning.FIRST_PRICE or 1.0
+        if state.outer is not None:
+            self.limit = low.seconds / max(1, min(low.peak - budget, budget)) / 20 or 1.0
         self.mix()
 
     def mix(self) -> None:
-        """Mix the plans. If the mixture exceeds the budget at the prices of the last probe, raise the limit first."""
-        self.mixture = _mixture(self._state, self.plans, self.limit)
-        if self.mixture.over and self.mixture.prices == self._probed:
-            self.raise_limit()
+        """Mix the plans. If the bound can hardly rise at the limit, the mixture exceeds the budget: raise it."""
+        while True:
             self.mixture = _mixture(self._state, self.plans, self.limit)
+            if not self.mixture.over or not self._is_probed():
+                return
+            self.raise_limit()
+
+    def _is_probed(self) -> bool:
+        """Tell whether the mixture's prices were probed, or can hardly raise the bound."""
+        near = self._state.bound >= self.mixture.seconds * (1 - tuning.ROUGH_GAP)
+        return near or self.mixture.prices == self.probed
 
     def probe(self, coarse: bool) -> Probe:
-        """Find the best plan for the mixture's prices."""
-        self._probed = self.mixture.prices
-        probe = self._state.probe(self._tables, self._state.prices(self._probed), coarse=coarse)
-        self._state.raise_bound(probe.bound)
+        """Find the best plan for the mixture's prices.
+
+        If no plan of the mixture exceeds the budget, they are 0. Half of the last prices are nearer to the best ones if
+        these gave the greatest bound so far.
+        """
+        state, last = self._state, self.probed
+        self.probed = self.mixture.prices
+        if last is self.centre and self.bound >= state.bound and not any(self.probed):
+            self.probed = [price / 2 for price in last]
+        prices = state.prices(self.probed)
+        probe = state.probe(self._tables, prices, coarse=coarse)
+        state.raise_bound(probe.bound)
+        if probe.bound > self.bound:
+            self.bound, self.centre, self.slack = probe.bound, self.probed, _slack(state, probe, prices)
         self.plans.append(probe)
         return probe
 
     def drop_plans(self, coarse: bool) -> None:
         """Drop the plans with choices that are no longer kept."""
         self.plans = [one for one in self.plans if self._state.keeps(one.choices)]
+        self.probed = []
         if not self.plans:
             self.probe(coarse)
         self.mix()

@@ -77,8 +77,11 @@ class State:
                 result[m] = most
         return result
 
-    def join_peaks(self, tables: Tables, second_per_byte: Sequence[float]) -> bool:
-        """Join the peaks of priced points that are near each other; tell whether there are any more."""
+    def join_peaks(self, tables: Tables, second_per_byte: Sequence[float], plan: Probe) -> bool:
+        """Join the peaks of priced points that are near each other; tell whether there are any more.
+
+        They include near points at which ``plan`` exceeds the budget: these would have a price soon.
+        """
         points = {m for m, price in enumerate(second_per_byte) if price}.union(*self.joint)
         near: list[tuple[int, ...]] = []
         for m in sorted(points):
@@ -91,8 +94,13 @@ class State:
             if len(peak) == 1 or peak in self.joint:
                 joint += [peak] if peak in self.joint else []
                 continue
-            if self._can_join(tables, peak):
-                joint.append(peak)
+            around = range(peak[-1] - tuning.JOINT_POINTS + 1, peak[0] + tuning.JOINT_POINTS)
+            over = {m for m in around if 0 <= m < len(plan.nbytes) and plan.nbytes[m] > self.problem.budget}
+            more = tuple(sorted(over.union(peak).difference(*(other for other in near if other != peak))))
+            for joined in dict.fromkeys((more, peak)):
+                if self._can_join(tables, joined):
+                    joint.append(joined)
+                    break
             else:
                 joint += [points for points in self.joint if set(points) <= set(peak)]
         changed = tuple(joint) != self.joint
