@@ -18,7 +18,7 @@ from hidet_dist.search.state import Probe, State, bound_choices, choices_below, 
 def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small.
 
-    Returns whether the gap is small enough.
+    Without a plan that fits, the limit is raised until there is one. Returns whether the gap is small enough.
     """
     if not prices.total:
         return False
@@ -31,7 +31,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     for _ in range(tuning.FRONTIERS):
         limit = state.cutoff()
         kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
-        if count_open(kept) > tuning.FEW_FRONTIER_CHOICES:
+        if not state.best or count_open(kept) > tuning.FEW_FRONTIER_CHOICES:
             limit = min(limit, state.bound * (1 + gap))
             gap *= tuning.FRONTIER_RAISE
             kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
