@@ -102,8 +102,8 @@ class EqualParts:
             [tensor.begin for tensor in converted if tensor is not None for _ in tensor.lives], dtype=np.int64
         )
 
-    def of_entities(self, left: Integers, prices: Prices) -> list[bytes]:
-        """Describe the table of each entity: equal for equal tables.
+    def entities(self, left: Integers, prices: Prices) -> tuple[list[int], list[int]]:
+        """Number the entities: equal ones have equal tables. Returns the first entity of each number, and the numbers.
 
         ``left`` numbers the choices that are left of each entity.
         """
@@ -112,10 +112,10 @@ class EqualParts:
         if prices.total:
             until = np.array(prices.until)
             rows[self._held_at] = (until[self._held_end + 1] - until[self._held_begin]).view(np.int64)
-        return self._entities.keys(rows)
+        return self._entities.numbers(rows)
 
-    def of_tensors(self, left: Integers, prices: Prices, exact: Collection[int]) -> list[bytes]:
-        """Describe the tables of each tensor: equal for equal tables of equally many ends.
+    def tensors_alike(self, left: Integers, prices: Prices, exact: Collection[int]) -> tuple[list[int], list[int]]:
+        """Number the tensors: equal ones have equal tables. Returns the position of the first of each, and the numbers.
 
         ``left`` numbers the choices that are left of each entity; tensors in ``exact`` differ from others.
         """
@@ -128,7 +128,7 @@ class EqualParts:
             first = until[self._live_first]
             own = (until[self._live_begin] - first, until[self._live_end + 1] - first, at[self._live_begin])
             rows[self._lives_at] = np.stack(own, axis=-1).ravel().view(np.int64)
-        return self._rows.keys(rows)
+        return self._rows.numbers(rows)
 
 
 class _Rows:
@@ -145,15 +145,18 @@ class _Rows:
         self.begins = ends - np.array(lengths, dtype=np.int64)
         self.fixed = np.zeros(sum(lengths), dtype=np.int64)
         size = self.fixed.itemsize
-        self._slices = [slice(*ends) for ends in zip((self.begins * size).tolist(), (ends * size).tolist(), strict=True)]
+        self._slices = [*map(slice, (self.begins * size).tolist(), (ends * size).tolist())]
 
     def places(self, offset: int | Integers, counts: Sequence[int]) -> Integers:
         """List the places of ``counts[n]`` numbers of each row n, from an offset on."""
         return ranges(self.begins + offset, np.array(counts, dtype=np.int64))
 
-    def keys(self, rows: Integers) -> list[bytes]:
-        """Return the bytes of each row."""
-        return [*map(rows.tobytes().__getitem__, self._slices)]
+    def numbers(self, rows: Integers) -> tuple[list[int], list[int]]:
+        """Number equal rows in the order of their first ones; return the first row of each, and the numbers."""
+        keys = [*map(rows.tobytes().__getitem__, self._slices)]
+        first = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
+        number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        return [*map(first.__getitem__, number)], [*map(number.__getitem__, keys)]
 
 
 def ranges(begins: Integers, counts: Integers) -> Integers:
@@ -161,6 +164,11 @@ def ranges(begins: Integers, counts: Integers) -> Integers:
     ends = np.cumsum(counts)
     joined: Integers = np.repeat(begins - ends + counts, counts)
     return joined + np.arange(len(joined))
+
+
+def crossed(rows: Sequence[int], columns: Sequence[int]) -> tuple[Integers, Integers]:
+    """Return the indices of some rows and some columns of a matrix (as :func:`numpy.ix_`, which takes longer)."""
+    return np.array(rows, dtype=np.int64)[:, None], np.array(columns, dtype=np.int64)
 
 
 class EqualTensor:

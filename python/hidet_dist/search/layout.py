@@ -49,7 +49,7 @@ class Layout:
     def __init__(
         self,
         sizes: Sequence[int],
-        of_entities: Sequence[int],
+        of_entities: Integers,
         recipes: Sequence[Sequence[TensorTable]],
         numbers: Sequence[int],
         ends: Integers,
@@ -67,7 +67,7 @@ class Layout:
         lengths = _Joined([recipe.lengths for recipe in self._recipe])
         places = _Joined([recipe.places for recipe in self._recipe])
         self.sizes = np.concatenate((np.array(sizes, dtype=np.int64), more.of(number)))
-        self.factors = np.concatenate((np.array(of_entities, dtype=np.int64), factors.of(number)))
+        self.factors = np.concatenate((of_entities, factors.of(number)))
         self.ends = np.cumsum(np.concatenate((np.ones(entities, dtype=np.int64), lengths.of(number))))
         counts = factors.counts[number]
         self._begin = entities + np.cumsum(counts) - counts

@@ -53,14 +53,14 @@ class ConvertedTensor:
         layout = np.array(self.layout)
         return np.where(layout[:, None] != layout[None, :], np.array(self.nbytes, dtype=float)[None, :], 0.0)
 
-    def worked(self, sources: Sequence[int], required: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Tabulate the working bytes of the conversions from each source (first dim) to each required spec."""
-        at = np.ix_(sources, required)
-        if np.isnan(self._worked[at]).any():
-            for s in sources:
-                for d in required:
+    def worked(self, sources: npt.NDArray[np.int64], required: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Tabulate the working bytes of conversions from ``sources``, a column, to ``required``, a row."""
+        result: npt.NDArray[np.float64] = self._worked[sources, required]
+        if np.isnan(result).any():
+            for s in sources.ravel().tolist():
+                for d in required.tolist():
                     self._worked[s, d] = self.working(s, d) if self.layout[s] != self.layout[d] else 0.0
-        result: npt.NDArray[np.float64] = self._worked[at]
+            result = self._worked[sources, required]
         return result
 
     @cached_property

@@ -30,29 +30,23 @@ def network_of(
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
     left = np.array([lefts.setdefault(tuple(choices), len(lefts)) for choices in kept], dtype=np.int64)
-    known: dict[bytes, int] = {}
-    of_entities = []
-    for entity, same in enumerate(equal.of_entities(left, prices)):
-        number = known.get(same)
-        if number is None:
-            number = known[same] = _entity_table(problem, entity, kept[entity], tables, prices)
-        of_entities.append(number)
+    first, numbers = equal.entities(left, prices)
+    entity_tables = np.array([_entity_table(problem, e, kept[e], tables, prices) for e in first], dtype=np.int64)
+    sizes, of_entities = [*map(len, kept)], entity_tables[numbers]
+    first, numbers = equal.tensors_alike(left, prices, exact)
     recipes: list[tuple[TensorTable, ...]] = []
-    numbers, relaxed, shared = [], [], set[int]()
-    known = {}
-    for tensor, same in zip(equal.tensors, equal.of_tensors(left, prices, exact), strict=True):
-        number = known.get(same)
-        if number is None:
-            tables.limits.check()
-            number = known[same] = len(recipes)
-            own = tensor_tables(tables, kept, tensor, prices, math.inf if tensor.tensor in exact else limit)
-            if own is None:
-                shared.add(number)
-                own = share_tables(tables, kept, tensor, prices)
-            recipes.append(own)
-        numbers.append(number)
-        if number in shared:
-            relaxed.append(tensor.tensor)
+    shared = set[int]()
+    for position in first:
+        tables.limits.check()
+        tensor = equal.tensors[position]
+        recipe = tensor_tables(tables, kept, tensor, prices, math.inf if tensor.tensor in exact else limit)
+        if recipe is None:
+            shared.add(len(recipes))
+            recipe = share_tables(tables, kept, tensor, prices)
+        recipes.append(recipe)
+    relaxed = []
+    if shared:
+        relaxed = [tensor.tensor for tensor, n in zip(equal.tensors, numbers, strict=True) if n in shared]
     joint = []
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
@@ -62,7 +56,6 @@ def network_of(
         if number is None:
             number = tables.add(key, tables.rounded(price * peak))
         joint.append((number, scope))
-    sizes = [len(choices) for choices in kept]
     layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
-from hidet_dist.search.equal_parts import EqualTensor
+from hidet_dist.search.equal_parts import EqualTensor, crossed
 from hidet_dist.search.layout import TensorTable
 from hidet_dist.search.network import Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
@@ -151,9 +151,7 @@ class Priced:
         """The same, with the readers in another order."""
         return Priced(self.memory, self.spans.reordered(order))
 
-    def seconds(
-        self, sources: Sequence[int], specs: Sequence[int], requires: Sequence[npt.NDArray[np.bool_]]
-    ) -> Table:
+    def seconds(self, sources: Sequence[int], specs: Sequence[int], requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
         """Cost the tensor's bytes in each of ``specs`` (first dim), in seconds, by source (second dim).
 
         ``requires`` tells for each reader, in equally many dims, whether it requires the spec.
@@ -169,9 +167,10 @@ class Priced:
             making = np.where(requires[i], spans.making[i], making)
         span = np.where(last >= first, last - first, 0.0)
         column = [len(specs), len(sources)] + [1] * (len(shape) - 2)
-        result: Table = self.memory.held[np.ix_(sources, specs)].T.reshape(column) * span
+        at = crossed(sources, specs)
+        result: Table = self.memory.held[at].T.reshape(column) * span
         if making.any():
-            result = result + self.memory.worked(sources, specs).T.reshape(column) * making
+            result = result + self.memory.worked(*at).T.reshape(column) * making
         return result
 
 
@@ -200,11 +199,11 @@ def _pair(
     key: Hashable = ("pair", id(edge.convert), *sides, held and (id(memory), held, making))
     number = tables.find(key)
     if number is None:
-        at = np.ix_(*sides)
+        at = crossed(*sides)
         table = tensor.convert[at]
         if memory is not None and held:
             priced = memory.held[at] * held
-            table += priced + memory.worked(*sides) * making if making else priced
+            table += priced + memory.worked(*at) * making if making else priced
         number = tables.add(key, tables.rounded(table))
     return TensorTable(number, tuple(dims))
 
@@ -242,20 +241,22 @@ def _tensor(
             some = specs[at : at + each]
             # For one spec it only matters which readers require it: two values a reader.
             requires = _requires(some, certain, len(required))
-            paid = tables.rounded(tensor.convert[np.ix_(sources, some)].T)
-            lines = functools.reduce(np.logical_or, requires) * paid.reshape([*paid.shape] + [1] * len(required))
+            paid = tables.rounded(tensor.convert[crossed(sources, some)].T)
+            needed = functools.reduce(np.logical_or, requires)
+            lines: Table = np.where(needed, paid.reshape([*paid.shape] + [1] * len(required)), 0.0)
             if priced is not None:
                 lines = lines + tables.rounded(priced.seconds(sources, some, requires))
             for spec, line in zip(some, lines, strict=True):
+                part = line
                 for dim, specs_required in enumerate(own, 1):
                     asks = specs_required == spec
-                    line = line.take(asks.view(np.int8), axis=dim) if asks.any() else line.take([0], axis=dim)
-                table += line
+                    part = part.take(asks.view(np.int8) if asks.any() else [0], axis=dim)
+                table += part
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
     taken = {producer} if dims[0][2] is None else set()
-    for (place, entity), specs in zip(consumers, consumed, strict=True):
-        dims.append(_dim(tables, 1 + place, specs, entity in taken))
+    for (place, entity), own_specs in zip(consumers, consumed, strict=True):
+        dims.append(_dim(tables, 1 + place, own_specs, entity in taken))
         if dims[-1][2] is None:
             taken.add(entity)
     return TensorTable(number, tuple(dims))
