@@ -87,7 +87,8 @@ class Rule:
     @cached_property
     def _digits(self) -> tuple[Digit, ...]:
         """The digits that index dims."""
-        return tuple(sorted({d for layout in (*self.in_layouts, *self.out_layouts) for dim in layout for d in dim or ()}))
+        dims = (dim for layout in (*self.in_layouts, *self.out_layouts) for dim in layout)
+        return tuple(sorted({digit for dim in dims for digit in dim or ()}))
 
     def notation(self) -> str:
         """Format the rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
