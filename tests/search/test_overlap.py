@@ -8,6 +8,7 @@ import hidet
 import pytest
 from hidet import ops
 from hypothesis import given
+from tests.search.small_problems import all_picks, peak, problems
 
 from hidet_dist import recost
 from hidet_dist.errors import VerificationError
@@ -21,7 +22,6 @@ from hidet_dist.search.problem import Problem, evaluate
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
-from tests.search.small_problems import all_picks, peak, problems
 
 ROWS, WIDTH, LAYERS = 3072, 4096, 6
 FLOPS, MEMORY, LINK, LATENCY = 1e12, 1e13, 1e9, 1e-6
