@@ -16,6 +16,7 @@ from hidet_dist.runtime.native.library import library
 from hidet_dist.runtime.native.signatures import ELIMINATION, EliminationStop
 
 Table = npt.NDArray[np.float64]
+Integers = Sequence[int] | npt.NDArray[np.int64]
 
 _MOST_DIMS = 64  # of an array in NumPy
 _DOUBLE = np.dtype(np.float64).str
@@ -103,11 +104,11 @@ class NativeNetwork:
     ----------
     store: TableStore
         The tables of the factors; further tables are added to it.
-    sizes: sequence of int
+    sizes: integers
         The number of values of each variable.
-    factors: sequence of int
+    factors: integers
         The tables of the factors.
-    ends, variables: sequence of int
+    ends, variables: integers
         The variables of the factors, one factor after the other, and for each where its own end. They are distinct.
     check: callable
         Called now and then; an exception from it ends the call that it comes from, which raises it again.
@@ -122,16 +123,17 @@ class NativeNetwork:
     def __init__(
         self,
         store: TableStore,
-        sizes: Sequence[int],
-        factors: Sequence[int],
-        ends: Sequence[int],
-        variables: Sequence[int],
+        sizes: Integers,
+        factors: Integers,
+        ends: Integers,
+        variables: Integers,
         check: Callable[[], None],
     ):
         self._store, self.count = store, len(sizes)
         self._check = _Check(check)
         self.stop = EliminationStop(self._check.stopped)
-        arrays = [np.array(each, dtype=np.int64) for each in (sizes, factors, [0, *ends], variables)]
+        begins = np.concatenate(([0], np.asarray(ends, dtype=np.int64)))
+        arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, factors, begins, variables)]
         pointers = [_integers(array) for array in arrays]
         self.handle = library().hidet_dist_network_create(
             store.handle, len(sizes), pointers[0], len(factors), *pointers[1:]
@@ -177,7 +179,8 @@ class NativeNetwork:
         """Return values of all variables whose sum is the constant, after all were eliminated."""
         result = np.empty(self.count, dtype=np.int64)
         self._call("values", _integers(result))
-        return [int(value) for value in result]
+        values: list[int] = result.tolist()
+        return values
 
     def least_over(self, kept: Sequence[int], shape: Sequence[int]) -> Table:
         """Tabulate the least sum, less the constant, over the variables of these sizes that were not eliminated."""
