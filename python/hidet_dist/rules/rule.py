@@ -11,13 +11,12 @@ from typing import Any
 
 import hidet
 from hidet.graph import Operator
-from hidet.ir.expr import Constant, Expr
-from hidet.ir.type import DataType
+from hidet.ir.expr import Expr
 
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
-from hidet_dist.rules.local import localize, rebuild
+from hidet_dist.rules.local import localize, plain_value, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.templates import Dims, counted_dims, pattern
@@ -628,12 +627,11 @@ class RuleTable:
 def signature_of(op: Operator) -> Any:
     """Make a key that is equal for operators with the same definition; an incomparable attribute makes it unique."""
 
-    def plain(value: Any) -> bool:
-        if isinstance(value, list | tuple):
-            return all(map(plain, value))
-        return value is None or isinstance(value, bool | int | float | str | DataType | Constant)
-
-    if not all(plain(value) for value in op.attrs.values()):
+    try:
+        values = tuple([(name, plain_value(op.attrs[name])) for name in sorted(op.attrs)])
+    except TypeError:
         return id(op)
-    tensors = tuple((x.dtype.name, tuple(map(str, x.shape))) for x in op.inputs)
-    return (type(op), tensors, tuple(sorted((name, repr(value)) for name, value in op.attrs.items())))
+    tensors = tuple(
+        [(x.dtype.name, tuple([size if type(size) is int else str(size) for size in x.shape])) for x in op.inputs]
+    )
+    return type(op), tensors, values
