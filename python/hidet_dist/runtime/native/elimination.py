@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.runtime.native.library import library
-from hidet_dist.runtime.native.signatures import ELIMINATION, EliminationStop
+from hidet_dist.runtime.native.signatures import ELIMINATION
+from hidet_dist.runtime.native.stop_check import StopCheck
 
 Table = npt.NDArray[np.float64]
 Integers = Sequence[int] | npt.NDArray[np.int64]
@@ -81,22 +82,6 @@ class _View:
         self.__array_interface__ = {"data": (address, True), "shape": shape, "typestr": _DOUBLE, "version": 3}
 
 
-class _Check:
-    """A callback whose exception waits for the native function to return."""
-
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
-        self.raised: BaseException | None = None
-
-    def stopped(self) -> int:
-        try:
-            self._check()
-        except BaseException as error:
-            self.raised = error
-            return 1
-        return 0
-
-
 class NativeNetwork:
     """Variables of some numbers of values, and factors over them.
 
@@ -130,8 +115,8 @@ class NativeNetwork:
         check: Callable[[], None],
     ):
         self._store, self.count = store, len(sizes)
-        self._check = _Check(check)
-        self.stop = EliminationStop(self._check.stopped)
+        self._check = StopCheck(check)
+        self.stop = self._check.callback
         begins = np.concatenate(([0], np.asarray(ends, dtype=np.int64)))
         arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, factors, begins, variables)]
         pointers = [_integers(array) for array in arrays]
@@ -204,8 +189,7 @@ class NativeNetwork:
     def check_status(self, status: int) -> None:
         """Raise the exception of the status that a native function returned."""
         if status == _STOPPED:
-            assert self._check.raised is not None
-            raise self._check.raised
+            self._check.raise_again()
         if status == _TOO_WIDE:
             raise TooWide
         if status == _NO_MEMORY:
