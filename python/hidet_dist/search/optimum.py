@@ -135,7 +135,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     if state.done():
         return
     combined, more = mixture.over, list[Probe]()
-    if not is_wide(state, tables):
+    if state.options.prove and not is_wide(state, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
         return

@@ -76,7 +76,9 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         known, mixture = {probe.choices for probe in search.plans}, search.mixture
         prices = state.prices(mixture.prices)
         probe = search.probe(coarse)
-        near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
+        # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
+        far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
+        near = tuning.ROUGH_GAP if mixture.over or far else state.options.gap * tuning.BOUND_SHARE
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
                 if not coarse or state.outer is not None or _slack(state, probe, prices) <= near * state.seconds:

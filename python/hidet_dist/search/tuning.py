@@ -50,6 +50,7 @@ TARGET_SHRINK = 0.97  # share of the choices that a reduction must go below, for
 FORBIDDEN_PEAKS = 10.0  # of a target: bytes that a conversion counts as with which no plan reaches it
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
+FAR_GAP = 0.05  # of the best plan above a mixture: where nothing is proven, rough prices find as good plans
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 NARROW_GAP = 0.004  # relative gap between plan and bound below which choices are dropped while prices are looked for
