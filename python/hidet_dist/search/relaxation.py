@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import marginals
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.network import Tables
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.state import Probe, State, is_wide, narrow_choices
+from hidet_dist.search.unfit import fitting_choices
 
 
 def probe_without_activations(state: State, tables: Tables) -> None:
@@ -167,18 +167,8 @@ def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:
 
 def _drop_unfit(state: State, point: int) -> bool:
     """Drop the choices with which every plan exceeds the budget at a program point; tell whether there are any."""
-    gratis, presolve, tables = state.bytes_only
-    prices = Prices.at_point(point, 1.0, gratis.activations.points)
-    reduction = presolve.reduce(state.kept, prices, state.limits)
-    left = marginals(gratis, reduction.kept, tables, prices)
-    if left is None:
-        return False
-    limit = gratis.budget * (1 + tuning.ROUNDING)
-    fitting = [
-        [k for k in choices if line[k] <= limit]
-        for choices, line in zip(state.kept, reduction.extend(gratis, left), strict=True)
-    ]
-    if not all(fitting) or fitting == state.kept:
+    fitting = fitting_choices(state.problem, state.kept, point, state.limits)
+    if fitting is None or not all(fitting) or fitting == state.kept:
         return False  # if no plan fits at all, the search for the plan of least memory says so
     state.kept = fitting
     return True

@@ -61,15 +61,6 @@ class State:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
         self.presolve = Presolve(self.problem)
-        self._bytes_only: tuple[Problem, Presolve, Tables] | None = None
-
-    @property
-    def bytes_only(self) -> tuple[Problem, Presolve, Tables]:
-        """The problem without costs, with its presolve and its tables."""
-        if self._bytes_only is None:
-            gratis = self.problem.without_costs
-            self._bytes_only = gratis, Presolve(gratis), Tables(self.limits)
-        return self._bytes_only
 
     def prices(self, second_per_byte: Sequence[float]) -> Prices:
         """Make prices of program points, of which those of joint peaks share theirs."""
