@@ -120,6 +120,7 @@ def _extend_hidet() -> None:
         lookups,
         matmul_definition,
         named_weights,
+        quick_types,
         simplest_forms,
         simplifier_rules,
         squeezed_dims,
@@ -131,6 +132,7 @@ def _extend_hidet() -> None:
     infinities.install()
     simplifier_rules.install()
     simplest_forms.install()
+    quick_types.install()
     task_inputs.install()
     lookups.install()
     named_weights.install()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, peak, problems, resident
 
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.least_memory import least_memory
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, evaluate
 
@@ -54,6 +56,16 @@ def test_resident_bytes_restrict_what_is_gathered() -> None:
     whole = Capacity(problem).fitting(every, 18, FORBIDDEN, (16, 16))
     assert whole is not None and whole.kept[2:] == [[0], [0]]
     assert Capacity(problem).fitting(every, 18, FORBIDDEN, (11, 15)) is None
+
+
+def test_a_time_limit_ends_the_removal() -> None:
+    now = 0.0
+    limits = Limits(1.0, clock=lambda: now)
+    every = [[0], [0], [0, 1], [0, 1]]
+    assert Capacity(gathered_weights(18)).fitting(every, 18, FORBIDDEN, limits=limits) is not None
+    now = 2.0
+    with pytest.raises(OutOfTimeError):
+        Capacity(gathered_weights(18)).fitting(every, 18, FORBIDDEN, limits=limits)
 
 
 def test_the_least_memory_is_found_by_targets() -> None:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.search import tuning
+from hidet_dist.search.combination import combine_plans, search_below_limits
 from hidet_dist.search.eliminate import Tables, TooWide
 from hidet_dist.search.frontier import Bounded, Frontier
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes, readers
+from hidet_dist.search.state import State
 
 from .test_optimum import all_picks, peak, problems
 
@@ -188,6 +190,25 @@ def test_too_many_partial_plans_lower_the_limit(
         priced = own.of(nbytes) <= own.total * problem.budget * (1 + 1e-9)
         if priced and all(nbytes[m] <= problem.budget for m in points):
             assert evaluate(problem, picks) >= least * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.booleans())
+def test_frontiers_need_no_plan_that_fits_to_begin_with(problem: Problem, line: list[int], combine: bool) -> None:
+    prices = Prices([float(price) for price in line[: problem.activations.points]])
+    state = State(problem, SolveOptions(), [list(range(len(costs))) for costs in problem.cost])
+    if combine:
+        combine_plans(state, Tables(), prices, [state.probe(Tables(), prices)])
+    decided = search_below_limits(state, Tables(), prices)
+    every = all_picks(problem)
+    fitting = [evaluate(problem, picks) for picks in every if peak(problem, picks) <= problem.budget]
+    best = min(fitting, default=math.inf)
+    assert state.bound <= best * (1 + 1e-9)
+    if state.best:
+        assert peak(problem, state.best) <= problem.budget
+        assert evaluate(problem, state.best) == pytest.approx(state.seconds)
+    if decided:
+        assert state.seconds * (1 - SolveOptions().gap) <= best * (1 + 1e-9)
 
 
 def test_the_limit_stays_where_few_partial_plans_are_below_it(monkeypatch: pytest.MonkeyPatch) -> None:

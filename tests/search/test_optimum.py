@@ -317,4 +317,4 @@ def test_choices_with_which_no_plan_fits_leave_no_gap() -> None:
     problem = Problem([[0.0, 100.0]] + [[1.0, 2.0]] * entities, [[500, 0]] + [[1, 0]] * entities, 450, [])
     solution = optimize(problem, SolveOptions(gap=1e-6, prove=False))
     assert solution.seconds == 100 + entities
-    assert solution.gap <= 1e-6
+    assert solution.gap <= 1e-6 * (1 + 1e-9)  # the bound is rounded

@@ -7,6 +7,8 @@ from dataclasses import replace
 import hidet
 import pytest
 from hidet import ops
+from hypothesis import given
+from tests.search.small_problems import all_picks, peak, problems
 
 from hidet_dist import recost
 from hidet_dist.errors import VerificationError
@@ -15,6 +17,8 @@ from hidet_dist.normalize import normalize
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import find_plan
 from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.overlap import _cheapest
+from hidet_dist.search.problem import Problem, evaluate
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
@@ -180,3 +184,15 @@ def test_a_plan_whose_conversions_are_costed_for_another_machine_is_refused() ->
     tasks = PlannedTasks(GraphView(graph), replace(cluster, links=(Link(1.0, LINK),)), {})
     with pytest.raises(VerificationError, match="on two streams"):
         overlapped(tasks, plan.stages[0], 2**40)
+
+
+@given(problems())
+def test_the_cheapest_plan_is_the_least_of_those_that_fit_or_the_last_if_none_does(problem: Problem) -> None:
+    plans = all_picks(problem)
+    chosen = _cheapest(problem, plans)
+    fitting = [evaluate(problem, one) for one in plans if peak(problem, one) <= problem.budget]
+    if fitting:
+        assert peak(problem, chosen) <= problem.budget
+        assert evaluate(problem, chosen) == pytest.approx(min(fitting))
+    else:
+        assert chosen == plans[-1]

@@ -26,6 +26,8 @@ from hidet.ir.functors import (
     TypeFunctor,
 )
 from hidet.ir.functors.cute_functor import CuteFunctor
+from hidet.ir.functors.stmt_functor import StmtRewriter
+from hidet.ir.stmt import Stmt
 
 _py: Any = importlib.import_module("hidet.utils.py")  # hidet.utils has other things of this name
 
@@ -38,6 +40,9 @@ _FUNCTORS = (
 )
 _BY_TYPE = frozenset(vars(functor)["visit_dispatch"] for functor in _FUNCTORS)
 """The functions of hidet that do nothing but call the method for the type of a node."""
+
+_OF_STATEMENTS = vars(StmtRewriter)["visit_dispatch"]
+"""The function of hidet that does more for statements, and leaves all other nodes to the functors after it."""
 
 _methods: dict[type, dict[type, str | None]] = {}
 _UNKNOWN = ""
@@ -54,7 +59,7 @@ def _method(functor: type, node: Any) -> str | None:
     """Find the name of a functor's method for a node; None if more than the node's type may decide it."""
     for kind in functor.__mro__:
         dispatch = vars(kind).get("visit_dispatch")
-        if dispatch is None:
+        if dispatch is None or (dispatch is _OF_STATEMENTS and not isinstance(node, Stmt)):
             continue
         if dispatch not in _BY_TYPE:
             return None
@@ -69,15 +74,16 @@ def _visit(self: Any, node: Any) -> Any:
     if isinstance(node, _PYTHON_CONSTANTS):
         return self.visit_PyConstant(node)
     known = self.memo
+    functor, kind = type(self), type(node)
     key = id(node) if isinstance(node, list | dict) else node
     if known is not None and key in known:
         return known[key]
-    functor, kind = type(self), type(node)
-    if functor not in _methods:
-        _methods[functor] = {}
-    name = _methods[functor].get(kind, _UNKNOWN)
+    methods = _methods.get(functor)
+    if methods is None:
+        methods = _methods[functor] = {}
+    name = methods.get(kind, _UNKNOWN)
     if name == _UNKNOWN:
-        name = _methods[functor][kind] = _method(functor, node)
+        name = methods[kind] = _method(functor, node)
     if name is None:
         return hidet_visit(self, node)
     result = getattr(self, name)(node)

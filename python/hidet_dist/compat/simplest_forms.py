@@ -120,9 +120,14 @@ def _simplify(
     skip_node_types: Sequence[type[Expr]] | None = None,
 ) -> Any:
     """Simplify an expression unless its form is known to be simple; replaces ``simplify`` of ``hidet.ir.tools``."""
+    kind = type(node)
+    if kind is int or kind is float:
+        return node
+    if not enable_rules and (kind is Constant or (kind is Var and isinstance(node.type, DataType))):
+        return node
     form = None
     if enable_rules and not instantiate_symbols and isinstance(node, Expr):
-        if type(node) is Constant and node.type is default_int_dtype:
+        if kind is Constant and node.type is default_int_dtype:
             return int(node)
         form = _form_of(node, skip_node_types)
         if form is not None and form in _simplest:

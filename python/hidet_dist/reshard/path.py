@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
@@ -55,7 +55,7 @@ def cheapest_conversion(
     SpecError
         When a spec does not fit the shape or the mesh, or the target is partial where the source is not.
     """
-    ((path,),) = _tabulate(_Tree.path, shape, dtype, (source,), (target,), cluster)
+    ((path,),) = _tabulate(_paths, shape, dtype, (source,), (target,), cluster)
     return Conversion(source, target, *path)
 
 
@@ -70,7 +70,7 @@ def conversion_seconds(
 
     Raises SpecError as it does.
     """
-    return _tabulate(_Tree.seconds, shape, dtype, sources, targets, cluster)
+    return _tabulate(_seconds, shape, dtype, sources, targets, cluster)
 
 
 def conversion_collectives(
@@ -84,30 +84,33 @@ def conversion_collectives(
 
     Raises SpecError as it does.
     """
-    return _tabulate(_Tree.collectives, shape, dtype, sources, targets, cluster)
+    return _tabulate(_collectives, shape, dtype, sources, targets, cluster)
 
 
 def _tabulate(
-    read: Callable[[_Tree, int], T],
+    read: _Read[T],
     shape: Sequence[int],
     dtype: Element,
     sources: Sequence[Layout],
     targets: Sequence[Layout],
     cluster: Cluster,
 ) -> tuple[tuple[T, ...], ...]:
-    """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns)."""
+    """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns).
+
+    ``read`` takes the tree of a source, and the nodes of targets.
+    """
     _check(shape, sources, targets, cluster)
     axes = tuple(range(cluster.mesh.ndim))
     graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
     if len(axes) <= _DETOUR_AXES:
         graph = graph_over(axes)
         nodes = [graph.number(target) for target in targets]
-        trees = [graph.tree(graph.number(source)) for source in sources]
-        return tuple(tuple([read(tree, node) for node in nodes]) for tree in trees)
+        return tuple(tuple(read(graph.tree(graph.number(source)), nodes)) for source in sources)
 
     def value(source: Layout, target: Layout) -> T:
         graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
-        return read(graph.tree(graph.number(source)), graph.number(target))
+        (one,) = read(graph.tree(graph.number(source)), [graph.number(target)])
+        return one
 
     return tuple(tuple(value(source, target) for target in targets) for source in sources)
 
@@ -181,6 +184,7 @@ class _LayoutGraph:
 # A price is (ticks * _MOST + number of collectives) * _MOST + number of steps, so that one comparison orders by cost,
 # then by collectives, then by length.
 _MOST = 2**16
+_TICKS = 2**_TICKS_LOG2
 
 
 def _price(step: Step, seconds: float) -> int:
@@ -199,23 +203,20 @@ class _Tree:
         self._queue = [(0, 0, source)]
         self._discovered = 1
 
-    def seconds(self, target: int) -> float:
-        """Return the seconds of the cheapest path to a node. One exists: gathering and slicing reach every spec."""
-        return (self._reach(target) // _MOST**2) / 2**_TICKS_LOG2
+    def prices(self, targets: Sequence[int]) -> list[int]:
+        """Return the prices of the cheapest paths to nodes. They exist: gathering and slicing reach every spec."""
+        settled, price = self._settled, self._price
+        return [price[target] if target in settled else self._reach(target) for target in targets]
 
-    def collectives(self, target: int) -> int:
-        """Count the steps of the cheapest path to a node that communicate."""
-        return self._reach(target) // _MOST % _MOST
-
-    def path(self, target: int) -> tuple[tuple[Step, ...], float]:
-        """Return the steps of the cheapest path to a node, and its seconds."""
-        seconds = self.seconds(target)
+    def path(self, target: int) -> tuple[Step, ...]:
+        """Return the steps of the cheapest path to a node."""
+        self._reach(target)
         steps: list[Step] = []
         node = target
         while node in self._predecessors:
             node, step = self._predecessors[node]
             steps.insert(0, step)
-        return tuple(steps), seconds
+        return tuple(steps)
 
     def _reach(self, goal: int) -> int:
         """Expand the tree until it contains a node, and return the price of the path to it."""
@@ -233,3 +234,26 @@ class _Tree:
                     heapq.heappush(queue, (total, self._discovered, after))
                     self._discovered += 1
         return price[goal]
+
+
+_Read: TypeAlias = Callable[[_Tree, Sequence[int]], Sequence[T]]
+
+
+def _seconds(tree: _Tree, targets: Sequence[int]) -> list[float]:
+    """Return the seconds of the cheapest paths to nodes."""
+    known: dict[int, float] = {}  # most paths have the price of another one
+    prices = tree.prices(targets)
+    for price in prices:
+        if price not in known:
+            known[price] = (price // _MOST**2) / _TICKS
+    return [known[price] for price in prices]
+
+
+def _collectives(tree: _Tree, targets: Sequence[int]) -> list[int]:
+    """Count the steps of the cheapest paths to nodes that communicate."""
+    return [price // _MOST % _MOST for price in tree.prices(targets)]
+
+
+def _paths(tree: _Tree, targets: Sequence[int]) -> list[tuple[tuple[Step, ...], float]]:
+    """Return the steps of the cheapest paths to nodes, and their seconds."""
+    return [(tree.path(target), seconds) for target, seconds in zip(targets, _seconds(tree, targets), strict=True)]

@@ -143,12 +143,12 @@ def _parameters(constructor: Any) -> tuple[frozenset[str], bool] | None:
     return frozenset(names), variadic
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Convert an attribute to a value that is equal only for equal attributes. Raises TypeError if there is none."""
     if isinstance(value, list | tuple):
-        return (type(value).__name__, *map(_plain, value))
+        return (type(value).__name__, *map(plain_value, value))
     if isinstance(value, Constant) and isinstance(value.type, DataType):
-        return ("Constant", value.type.name, _plain(value.value))
+        return ("Constant", value.type.name, plain_value(value.value))
     if isinstance(value, DataType):
         return ("DataType", value.name)
     if value is None or isinstance(value, bool | int | float | str):
@@ -169,7 +169,7 @@ def _definition(op: Operator) -> Any:
     if not attributes <= names or (names - attributes if variadic else len(names) - len(attributes) != len(op.inputs)):
         return None
     try:
-        values = tuple(sorted((name, _plain(value)) for name, value in op.attrs.items()))
+        values = tuple(sorted((name, plain_value(value)) for name, value in op.attrs.items()))
     except TypeError:
         return None
     return type(op), values, tuple((x.dtype.name, str(x.device), tuple(map(str, x.shape))) for x in op.inputs)

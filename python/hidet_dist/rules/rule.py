@@ -6,19 +6,20 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import hidet
 from hidet.graph import Operator
-from hidet.ir.expr import Constant, Expr
-from hidet.ir.type import DataType
+from hidet.ir.expr import Expr
 
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
-from hidet_dist.rules.local import localize, rebuild
+from hidet_dist.rules.local import localize, plain_value, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
+from hidet_dist.rules.templates import Dims, counted_dims, pattern
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, part_shape
@@ -74,8 +75,19 @@ class Rule:
     reduce_ops: Mapping[Digit, tuple[tuple[int, str], ...]] = None  # type: ignore[assignment]
     paddable: frozenset[Digit] = frozenset()
     note: str = ""
-    # What is proven of shards, by their shapes and the extents of sharded digits. A proof holds on any mesh.
+    # What is proven of shards, by their shapes and the extents of sharded digits, or by the pattern of both. A proof
+    # holds on any mesh.
     _proofs: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _counted(self) -> Dims | None:
+        return counted_dims(self.op)
+
+    @cached_property
+    def _digits(self) -> tuple[Digit, ...]:
+        """The digits that index dims."""
+        dims = (dim for layout in (*self.in_layouts, *self.out_layouts) for dim in layout)
+        return tuple(sorted({digit for dim in dims for digit in dim or ()}))
 
     def notation(self) -> str:
         """Format the rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
@@ -243,7 +255,9 @@ class Rule:
             )
         except SpecError:
             return False
-        key = in_shapes, out_shapes, frozenset(extents.items())
+        key: Any = in_shapes, out_shapes, frozenset(extents.items())
+        if self._counted is not None:
+            key = pattern(in_shapes, out_shapes, extents, self._digits, self._counted)
         if key not in self._proofs:
             self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
         return self._proofs[key]
@@ -613,12 +627,11 @@ class RuleTable:
 def signature_of(op: Operator) -> Any:
     """Make a key that is equal for operators with the same definition; an incomparable attribute makes it unique."""
 
-    def plain(value: Any) -> bool:
-        if isinstance(value, list | tuple):
-            return all(map(plain, value))
-        return value is None or isinstance(value, bool | int | float | str | DataType | Constant)
-
-    if not all(plain(value) for value in op.attrs.values()):
+    try:
+        values = tuple([(name, plain_value(op.attrs[name])) for name in sorted(op.attrs)])
+    except TypeError:
         return id(op)
-    tensors = tuple((x.dtype.name, tuple(map(str, x.shape))) for x in op.inputs)
-    return (type(op), tensors, tuple(sorted((name, repr(value)) for name, value in op.attrs.items())))
+    tensors = tuple(
+        [(x.dtype.name, tuple([size if type(size) is int else str(size) for size in x.shape])) for x in op.inputs]
+    )
+    return type(op), tensors, values

@@ -18,9 +18,9 @@ from hidet_dist.search.state import Probe, State, bound_choices, choices_below, 
 def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small.
 
-    Returns whether the gap is small enough.
+    Without a plan that fits, the limit is raised until there is one. Returns whether the gap is small enough.
     """
-    if not state.best or not prices.total:
+    if not prices.total:
         return False
     if state.bounds is None or state.bounds[0] is not prices:
         bound_choices(state, tables, prices)
@@ -31,7 +31,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     for _ in range(tuning.FRONTIERS):
         limit = state.cutoff()
         kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
-        if count_open(kept) > tuning.FEW_FRONTIER_CHOICES:
+        if not state.best or count_open(kept) > tuning.FEW_FRONTIER_CHOICES:
             limit = min(limit, state.bound * (1 + gap))
             gap *= tuning.FRONTIER_RAISE
             kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
@@ -45,13 +45,21 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
 
 
 def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence[Probe]) -> None:
-    """Find better plans among the combinations of the choices of some plans and the best one."""
-    if not state.best or not prices.total:
+    """Find better plans among the combinations of the choices of some plans and the best one.
+
+    Where no plan fits so far, plans that cost a little more than these are considered.
+    """
+    if not prices.total:
         return
-    plans = [*(probe.choices for probe in probes), state.best]
+    plans = [probe.choices for probe in probes]
+    limit = max(probe.seconds for probe in probes) * (1 + tuning.ROUGH_GAP)
+    if state.best:
+        plans.append(state.best)
+        limit = state.cutoff()
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
-    _try_plans_below(state, tables, prices, kept, state.cutoff())
+    # In tables of its own: the last elimination of all choices is kept for its marginals.
+    _try_plans_below(state, Tables(state.limits), prices, kept, limit)
 
 
 def _try_plans_below(
@@ -78,8 +86,9 @@ def _try_plans_below(
     least = _least_seconds(frontier, limit)
     if frontier.relaxed and len(frontier) and least < state.cutoff() and not state.done():
         narrowed = [list(choices) for choices in kept]
+        known = state.best or next(frontier.plans())
         for tensor in frontier.relaxed:
-            fix_required(state.groups[tensor], state.best, narrowed, False)
+            fix_required(state.groups[tensor], known, narrowed, False)
         _fitting_frontier(state, tables, prices, narrowed, min(limit, state.seconds), frontier.relaxed)
         limit = min(limit, state.cutoff())
         if least < limit and not state.done():
@@ -123,7 +132,7 @@ def _fitting_frontier(
             break
         if bounded.relaxed and number + 1 == tuning.RELAXED_ROUNDS:
             break
-        points += more
+        points += _with_neighbours(more, points, state.problem.activations.points)
     return frontier
 
 
@@ -143,6 +152,15 @@ def _record_frontier(state: State, frontier: Frontier) -> list[frozenset[int]]:
         if exceeded:
             over.append(frozenset(peaks(probe.nbytes, exceeded)))
     return over
+
+
+def _with_neighbours(more: Sequence[int], points: Sequence[int], count: int) -> list[int]:
+    """Add the program points beside some, unless they are among ``points``: peaks move from one to the next.
+
+    What is decided at a point is mostly decided at those beside it, so they hardly add partial plans.
+    """
+    near = {m for point in more for m in (point - 1, point, point + 1) if 0 <= m < count}
+    return sorted(near.difference(points))
 
 
 def _hitting_points(sets: Sequence[frozenset[int]], each: int) -> list[int]:

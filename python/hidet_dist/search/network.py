@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,15 +17,13 @@ import numpy as np
 from hidet_dist.runtime.native.elimination import NativeNetwork, Table, TableStore, TooWide
 from hidet_dist.runtime.native.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
+from hidet_dist.search.layout import Layout
 from hidet_dist.search.limits import Limits
 
 if TYPE_CHECKING:
     from hidet_dist.search.eliminate import Solved
 
-__all__ = ["Factor", "Network", "Table", "Tables", "TensorTable", "TooWide"]
-
-
-Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
+__all__ = ["Network", "Table", "Tables", "TooWide"]
 
 
 class Tables:
@@ -79,74 +75,30 @@ class Tables:
         return number
 
 
-@dataclass(frozen=True)
-class TensorTable:
-    """A table for a network, wherever its tensor is: the number of the table, and its dims.
-
-    A dim has the number of the entity among the tensor's producer and readers. If the dim is not over that entity's
-    choices but over its specs, it also has the number of specs, and of the table that ties them to the choices.
-    """
-
-    table: int
-    dims: tuple[tuple[int, int, int | None], ...]
-
-
 class Network:
     """Variables, the tables over them, and their elimination.
 
     Attributes
     ----------
     sizes: the number of values of each variable.
-    of_tensor: for each tensor the numbers of its tables among ``given``.
+    factors: the tables by number, in order; those of the entities come first.
     """
 
-    def __init__(self, tables: Tables):
+    def __init__(self, tables: Tables, layout: Layout, joint: Sequence[tuple[int, Sequence[int]]] = ()):
+        """Take the factors of a layout, and further ones: the numbers of their tables, and the variables."""
         self.tables = tables
-        self.sizes: list[int] = []
-        self.of_tensor: dict[int, list[int]] = {}
-        self._given: list[int] = []  # the tables by number; the variables of table n end at _ends[n]
-        self._ends: list[int] = []
-        self._variables: list[int] = []
+        self.sizes = layout.sizes.tolist()
+        self.factors: list[int] = [*layout.factors.tolist(), *(table for table, _ in joint)]
+        self._layout = layout
+        own = np.cumsum([len(layout.variables), *(len(variables) for _, variables in joint)])
+        ends = np.concatenate((layout.ends, own[1:]))
+        every = np.concatenate((layout.variables, *(np.array(variables, dtype=np.int64) for _, variables in joint)))
+        self._native = NativeNetwork(tables.tables, layout.sizes, self.factors, ends, every, tables.limits.check)
         self._marginals: list[Table] = []
 
-    def variable(self, size: int) -> int:
-        """Add a variable of ``size`` values, and return its number."""
-        self.sizes.append(size)
-        return len(self.sizes) - 1
-
-    def give(self, table: int, variables: Sequence[int]) -> int:
-        """Add a table over variables, before the elimination; return its number among ``given``."""
-        self._given.append(table)
-        self._variables.extend(variables)
-        self._ends.append(len(self._variables))
-        return len(self._given) - 1
-
-    def give_at(self, given: TensorTable, ends: Sequence[int]) -> int:
-        """Add a table over the choices or the specs of the entities ``ends``; return its number among ``given``."""
-        variables = []
-        for end, size, tie in given.dims:
-            variable = ends[end]
-            if tie is not None:
-                variable = self.variable(size)
-                self.give(tie, (ends[end], variable))
-            variables.append(variable)
-        return self.give(given.table, variables)
-
-    @cached_property
-    def given(self) -> list[Factor]:
-        """The tables that were added before the elimination, in order; those of the entities come first."""
-        ends = [0, *self._ends]
-        return [
-            (table, tuple(self._variables[begin:end]))
-            for table, begin, end in zip(self._given, ends, self._ends, strict=False)
-        ]
-
-    @cached_property
-    def _native(self) -> NativeNetwork:
-        """The network in the native library, once all tables were given."""
-        return NativeNetwork(
-            self.tables.tables, self.sizes, self._given, self._ends, self._variables, self.tables.limits.check
-        )
+    def of_tensor(self, position: int) -> Sequence[int]:
+        """Return the numbers, among the factors, of the tables of the tensor at this position of the problem's."""
+        return self._layout.of_tensor(position)
 
     @property
     def constant(self) -> float:

@@ -120,17 +120,22 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         divide_plans(state, mixture)
         if state.done():
             return
+    known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
+    if is_wide(state, tables) and not mixture.over:
+        # Plans combined of known ones are often the best, and need no plan that fits to begin with.
+        combine_plans(state, tables, prices, known)
+        if search_below_limits(state, tables, prices):
+            return
     if not state.best:
         # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
         state.known_plans.append(find_fitting(state))
-    known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
     if not is_wide(state, tables):
         # Integer programs of wide graphs are slow; frontiers combine the plans of those.
         recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
     if state.done():
         return
     combined, more = mixture.over, list[Probe]()
-    if not is_wide(state, tables):
+    if state.options.prove and not is_wide(state, tables):
         raise_choice_bounds(state, tables, mixture)
     if state.done():
         return

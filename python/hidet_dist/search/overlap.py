@@ -13,6 +13,7 @@ problems are solved once more only, for the prices of memory of the first soluti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hidet_dist.cost.model import CostModel
@@ -80,6 +81,8 @@ class OverlapSearch:
             if options.limits.expired():
                 break
             discounted = self._discounted(last, paid)
+            if len(seen) > 1 and _cheapest(discounted, solution.known) in seen:
+                break  # plans that are known compare as they did, so the search would end with the same one
             if size <= tuning.OVERLAP_CHOICES:
                 try:
                     gap = max(options.gap, tuning.OVERLAP_GAP)
@@ -232,6 +235,13 @@ class OverlapSearch:
                 table.append(tuple(line))
             self._sent[key] = tuple(table)
         return self._sent[key]
+
+
+def _cheapest(problem: Problem, plans: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Select the cheapest of some plans that fits the budget; the last of them, which a search returned, does."""
+    totals = problem.totals
+    fitting = [one for one in plans if max(totals.nbytes(one)) <= problem.budget]
+    return min(fitting, key=totals.seconds, default=plans[-1])
 
 
 def _rounded_up(share: float) -> float:

@@ -48,7 +48,7 @@ class PointBytes:
         self._problem, self._kept, self._network, self._relaxed = problem, kept, network, relaxed
         self._limits = paid.tables.limits
         self._tables = paid.tables.tables
-        self._paid = [table for table, _ in paid.given]
+        self._paid = paid.factors
         self._always: list[int] = []
         self._most = 0.0
         self._at: dict[int, dict[int, int]] = {}  # by point: the table of each factor that holds some bytes there
@@ -93,7 +93,7 @@ class PointBytes:
         result: dict[int, dict[int, Table]] = {m: {} for m in points}
         if not points:
             return result
-        problem, kept, of_tensor = self._problem, self._kept, self._network.of_tensor
+        problem, kept, network = self._problem, self._kept, self._network
 
         def covered(begin: int, end: int) -> Sequence[int]:
             return points[bisect_left(points, begin) : bisect_right(points, end)]
@@ -106,7 +106,7 @@ class PointBytes:
                     result[m][interval.entity] = result[m].get(interval.entity, 0.0) + line
         free = problem.without_costs
         at = {m: Prices.at_point(m, 1.0, problem.activations.points) for m in points}
-        for own in free.equal_parts.tensors:
+        for position, own in enumerate(free.equal_parts.tensors):
             tensor, group, memory = own.tensor, own.group, own.memory
             held = covered(own.begin, own.end)
             if memory is None or not held:
@@ -114,15 +114,15 @@ class PointBytes:
             if tensor in self._relaxed:
                 sources = {group[0].produced[k] for k in kept[group[0].producer]}
                 nbytes, readers = least_held(memory, sorted(sources)), overlapping(group)
-                for factor, edge, beside in zip(of_tensor[tensor], group, readers, strict=True):
+                for factor, edge, beside in zip(network.of_tensor(position), group, readers, strict=True):
                     line = np.array([float(nbytes[edge.consumed[k]] // beside) for k in kept[edge.consumer]])
                     for m in covered(edge.begin, edge.end):
                         result[m][factor] = line
                 continue
             for m in held:
                 self._limits.check()
-                made = tensor_bytes(free, kept, self._unpriced, at[m], tensor)
-                for factor, given in zip(of_tensor[tensor], made, strict=True):
+                made = tensor_bytes(kept, self._unpriced, at[m], own)
+                for factor, given in zip(network.of_tensor(position), made, strict=True):
                     result[m][factor] = self._unpriced.tables[given.table]
         return result
 

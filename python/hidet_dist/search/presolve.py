@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
+from hidet_dist.search.equal_parts import Numbers
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import ConvertedTensor, Edge, Numbers, Problem, readers
+from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
 
 Matrix = npt.NDArray[np.float64]
 _Points = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # the first and last program points of live intervals

@@ -12,7 +12,7 @@ adds to the tables of the cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hidet_dist.search.equal_parts import EqualParts
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,27 @@ class ConvertedTensor:
     layout: tuple[int, ...]
     nbytes: tuple[int, ...]
     working: Callable[[int, int], int]
+
+    @cached_property
+    def held(self) -> npt.NDArray[np.float64]:
+        """``[s, d]``: the bytes that the tensor holds in spec d, converted from s."""
+        layout = np.array(self.layout)
+        return np.where(layout[:, None] != layout[None, :], np.array(self.nbytes, dtype=float)[None, :], 0.0)
+
+    def worked(self, sources: npt.NDArray[np.int64], required: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Tabulate the working bytes of conversions from ``sources``, a column, to ``required``, a row."""
+        result: npt.NDArray[np.float64] = self._worked[sources, required]
+        if np.isnan(result).any():
+            for s in sources.ravel().tolist():
+                for d in required.tolist():
+                    self._worked[s, d] = self.working(s, d) if self.layout[s] != self.layout[d] else 0.0
+            result = self._worked[sources, required]
+        return result
+
+    @cached_property
+    def _worked(self) -> npt.NDArray[np.float64]:
+        """The working bytes of each conversion, NaN until they are asked for."""
+        return np.full((len(self.layout), len(self.layout)), np.nan)
 
 
 @dataclass(frozen=True)
@@ -109,7 +132,7 @@ class Problem:
 
     @cached_property
     def equal_parts(self) -> EqualParts:
-        """The numbers of equal entities and tensors."""
+        """What equal entities and tensors have in common."""
         return EqualParts(self)
 
     @cached_property
@@ -128,85 +151,6 @@ class Problem:
         zeros: dict[int, list[float]] = {}
         cost = [zeros.setdefault(len(costs), [0.0] * len(costs)) for costs in self.cost]
         return replace(self, cost=cost, edges=edges)
-
-
-class EqualParts:
-    """One number for the equal entities, and one for the equal tensors, of a problem.
-
-    Attributes
-    ----------
-    entities: the number of each entity's costs, bytes and live intervals, whose program points may differ.
-    intervals: the begin and the end of each entity's live intervals.
-    interval_bytes: the bytes of each entity's live intervals, by choice.
-    tensors: the tensors with their numbers.
-    """
-
-    def __init__(self, problem: Problem):
-        number = Numbers()
-        intervals: list[list[LiveInterval]] = [[] for _ in problem.cost]
-        for interval in problem.activations.intervals:
-            intervals[interval.entity].append(interval)
-        self.intervals = [[(interval.begin, interval.end) for interval in own] for own in intervals]
-        self.interval_bytes = [[interval.nbytes for interval in own] for own in intervals]
-        self.entities = [
-            number.of((number.of_list(cost), number.of_list(memory), *map(number.of_list, nbytes)))
-            for cost, memory, nbytes in zip(problem.cost, problem.memory, self.interval_bytes, strict=True)
-        ]
-        self.tensors = [
-            EqualTensor(tensor, group, problem.activations.tensors.get(tensor), number)
-            for tensor, group in problem.groups.items()
-        ]
-
-
-class EqualTensor:
-    """A tensor with its number among equal ones.
-
-    Attributes
-    ----------
-    tensor, group: the tensor's number in the problem, and its edges.
-    kind: the number of the tensors with equal conversions, specs, memory and order of the readers' live intervals.
-    memory: the memory of its conversions, if they hold any.
-    ends: the producer and the consumers.
-    begin, end: the program points of the first and the last reader.
-    lives: the first and the last program point of each reader.
-    """
-
-    __slots__ = ("begin", "end", "ends", "group", "kind", "lives", "memory", "tensor")
-
-    def __init__(self, tensor: int, group: Sequence[Edge], memory: ConvertedTensor | None, number: Numbers):
-        first, consumers = group[0], [edge.consumer for edge in group]
-        self.tensor, self.group, self.memory = tensor, group, memory
-        self.ends = (first.producer, *consumers)
-        self.lives = tuple((edge.begin, edge.end) for edge in group)
-        self.begin, self.end = min(begin for begin, _ in self.lives), max(end for _, end in self.lives)
-        self.kind = number.of(
-            (
-                *(id(first.convert), number.of_list(first.produced), id(memory), first.producer in consumers),
-                tuple((number.of_list(edge.consumed), consumers.index(edge.consumer)) for edge in group),
-                # Which of the readers' intervals begin before which others end, and their order.
-                tuple(a[0] <= b[1] for a in self.lives for b in self.lives) if len(group) > 1 else (),
-                tuple(sorted(range(len(group)), key=lambda i: group[i].begin)),
-            )
-        )
-
-
-class Numbers:
-    """Numbers of keys: equal keys have the same number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._of_lists: dict[int, int] = {}
-
-    def of(self, key: Hashable) -> int:
-        """Number a key."""
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def of_list(self, values: Sequence[float]) -> int:
-        """Number a list by its content. The same object, which must live on, is only read once."""
-        number = self._of_lists.get(id(values))
-        if number is None:
-            number = self._of_lists[id(values)] = self.of(tuple(values))
-        return number
 
 
 class _Joined:

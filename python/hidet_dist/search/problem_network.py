@@ -9,10 +9,11 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from hidet_dist.search import tuning
-from hidet_dist.search.network import Network, Table, Tables, TensorTable, TooWide
+from hidet_dist.search.layout import Layout, TensorTable
+from hidet_dist.search.network import Network, Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem
-from hidet_dist.search.tensor_tables import MOST_DIMS, Priced, Spans, share_tables, tensor_bytes, tensor_tables
+from hidet_dist.search.tensor_tables import MOST_DIMS, share_tables, tensor_bytes, tensor_tables
 
 
 def network_of(
@@ -23,49 +24,40 @@ def network_of(
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
     or with too large a table. Tensors in ``exact`` are never relaxed.
     """
-    network = Network(tables)
     if not tables.quantum:
         tables.quantum = _quantum(problem)
-    equal, until = problem.equal_parts, prices.until
+    equal = problem.equal_parts
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
-    left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
-    known: dict[Hashable, int] = {}
-    for entity, (kind, intervals) in enumerate(zip(equal.entities, equal.intervals, strict=True)):
-        spans = [until[end + 1] - until[begin] for begin, end in intervals] if prices.total else ()
-        same = kind, left[entity], *spans
-        number = known.get(same)
-        if number is None:
-            number = known[same] = _entity_table(problem, entity, kept[entity], tables, prices, spans)
-        network.give(number, (network.variable(len(kept[entity])),))
-    relaxed = []
-    recipes: dict[Hashable, tuple[tuple[TensorTable, ...], bool]] = {}
-    for count, tensor in enumerate(equal.tensors):
-        if not count % tuning.CHECK_STEPS:
-            tables.limits.check()
-        ends, is_exact = tensor.ends, tensor.tensor in exact
-        has_price = bool(prices.total and tensor.memory and until[tensor.end + 1] != until[tensor.begin])
-        alike: Hashable = (tensor.kind, is_exact, *[left[end] for end in ends])
-        if has_price:
-            first = until[tensor.begin]
-            alike = alike, *[(until[b] - first, until[e + 1] - first, prices.at[b]) for b, e in tensor.lives]
-        recipe = recipes.get(alike)
+    left = np.array([lefts.setdefault(tuple(choices), len(lefts)) for choices in kept], dtype=np.int64)
+    first, numbers = equal.entities(left, prices)
+    entity_tables = np.array([_entity_table(problem, e, kept[e], tables, prices) for e in first], dtype=np.int64)
+    sizes, of_entities = [*map(len, kept)], entity_tables[numbers]
+    first, numbers = equal.tensors_alike(left, prices, exact)
+    recipes: list[tuple[TensorTable, ...]] = []
+    shared = set[int]()
+    for position in first:
+        tables.limits.check()
+        tensor = equal.tensors[position]
+        recipe = tensor_tables(tables, kept, tensor, prices, math.inf if tensor.tensor in exact else limit)
         if recipe is None:
-            priced = Priced(tensor.memory, Spans(prices, tensor.group)) if tensor.memory and has_price else None
-            own = tensor_tables(tables, kept, tensor.group, priced, math.inf if is_exact else limit)
-            recipe = recipes[alike] = own or share_tables(tables, kept, tensor.group, priced), own is None
-        if recipe[1]:
-            relaxed.append(tensor.tensor)
-        network.of_tensor[tensor.tensor] = [network.give_at(given, ends) for given in recipe[0]]
+            shared.add(len(recipes))
+            recipe = share_tables(tables, kept, tensor, prices)
+        recipes.append(recipe)
+    relaxed = []
+    if shared:
+        relaxed = [tensor.tensor for tensor, n in zip(equal.tensors, numbers, strict=True) if n in shared]
+    joint = []
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         chosen = tuple(tuple(kept[entity]) for entity in scope)
-        joint_key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
-        number = tables.find(joint_key)
+        key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
+        number = tables.find(key)
         if number is None:
-            number = tables.add(joint_key, tables.rounded(price * peak))
-        network.give(number, scope)
-    return network, relaxed
+            number = tables.add(key, tables.rounded(price * peak))
+        joint.append((number, scope))
+    layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
+    return Network(tables, layout, joint), relaxed
 
 
 def _quantum(problem: Problem) -> float:
@@ -77,14 +69,15 @@ def _quantum(problem: Problem) -> float:
     return 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
 
 
-def _entity_table(
-    problem: Problem, entity: int, choices: Sequence[int], tables: Tables, prices: Prices, spans: Sequence[float]
-) -> int:
-    """Make the table of an entity's costs and priced bytes; its live intervals have the prices ``spans``."""
-    paid, memory = problem.cost[entity], problem.memory[entity]
-    live = [pair for pair in zip(spans, problem.equal_parts.interval_bytes[entity], strict=False) if pair[0]]
-    costs = [paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices]
-    return tables.tables.add(tables.rounded(np.array(costs)))
+def _entity_table(problem: Problem, entity: int, choices: Sequence[int], tables: Tables, prices: Prices) -> int:
+    """Make the table of an entity's costs and priced bytes."""
+    equal, left = problem.equal_parts, np.array(choices)
+    costs: Table = equal.costs[entity][left]
+    if prices.total:
+        costs += prices.total * equal.memory[entity][left]
+        spans = [(prices.span(*ends), nbytes) for ends, nbytes in equal.held[entity]]
+        costs += sum((price * nbytes[left] for price, nbytes in spans if price), np.zeros(len(left)))
+    return tables.tables.add(tables.rounded(costs))
 
 
 def joint_peak(
@@ -101,15 +94,13 @@ def joint_peak(
             if interval.begin <= m <= interval.end:
                 line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
                 at[m].append((line, (interval.entity,)))
-    for tensor, group in free.groups.items():
-        if tensor in relaxed or tensor not in problem.activations.tensors:
+    for tensor in free.equal_parts.tensors:
+        if tensor.tensor in relaxed or tensor.memory is None:
             continue
-        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
-        ends = group[0].producer, *(edge.consumer for edge in group)
         for m in points:
-            if begin <= m <= end:
-                for given in tensor_bytes(free, kept, tables, Prices.at_point(m, 1.0, count), tensor):
-                    at[m].append(_over_choices(tables, given, ends))
+            if tensor.begin <= m <= tensor.end:
+                for given in tensor_bytes(kept, tables, Prices.at_point(m, 1.0, count), tensor):
+                    at[m].append(_over_choices(tables, given, tensor.ends))
     scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
     shape = [len(kept[entity]) for entity in scope]
     if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:

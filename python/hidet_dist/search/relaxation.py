@@ -75,13 +75,13 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             search.plans.append(find_fitting(state))
             search.mix()
         mixture = search.mixture
-        near = tuning.ROUGH_GAP if mixture.over else state.options.gap * tuning.BOUND_SHARE
-        if not mixture.over and search.bound >= mixture.seconds * (1 - near):
-            if not coarse or state.outer is not None or search.slack <= near * state.seconds:
-                return search.plans, replace(mixture, prices=search.centre)
+        near = _near(state, mixture)
+        exact = not coarse or state.outer is not None or search.slack <= near * state.seconds
+        if exact and not mixture.over and search.bound >= mixture.seconds * (1 - near):
+            return search.plans, replace(mixture, prices=search.centre)
         known = {probe.choices for probe in search.plans}
         probe = search.probe(coarse)
-        prices = state.prices(search.probed)
+        prices, near = state.prices(search.probed), _near(state, mixture)
         repeated = probe.choices in known and search.probed is mixture.prices
         if repeated or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
@@ -116,6 +116,9 @@ class _PriceSearch:
     plans: the plans, the latest last.
     limit: the price of a byte that the mixture holds above the budget, in seconds.
     mixture: the best mixture of the plans. It excludes the latest plans until the next call of :meth:`mix`.
+    probed: the prices of the last probe.
+    bound: the greatest bound of a probe, in seconds; ``centre`` are its prices.
+    slack: the seconds by which the bound at these prices could be greater if no tensor were relaxed, at most.
     """
 
     def __init__(self, state: State, tables: Tables):
@@ -125,12 +128,13 @@ class _PriceSearch:
         self.centre: list[float] = []
         self.bound, self.slack = -math.inf, math.inf
         self.plans = list(state.known_plans)
-        # The fewer bytes there are, the more each is worth. A price that is too high costs no more probes than one that
-        # is too low.
         low, budget = self.plans[-1], state.problem.budget
-        self.limit = low.seconds / max(1, budget) * tuning.FIRST_PRICE or 1.0
+        # The fewer bytes there are, the more each is worth. A price that is too high costs no more probes than one that
+        # is too low. A part of the plans has been probed at prices of the whole.
+        share, nbytes = tuning.FIRST_PRICE, budget
         if state.outer is not None:
-            self.limit = low.seconds / max(1, min(low.peak - budget, budget)) / 20 or 1.0
+            share, nbytes = tuning.PART_FIRST_PRICE, min(low.peak - budget, budget)
+        self.limit = low.seconds / max(1, nbytes) * share or 1.0
         self.mix()
 
     def mix(self) -> None:
@@ -178,6 +182,13 @@ class _PriceSearch:
         if self._raises > tuning.PRICE_RAISES and not self._state.best:
             self.plans.append(find_fitting(self._state))
         self.limit *= tuning.PRICE_RAISE
+
+
+def _near(state: State, mixture: Mixture) -> float:
+    """Return the relative gap between a bound and the mixture below which no better prices are looked for."""
+    # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
+    far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
+    return tuning.ROUGH_GAP if mixture.over or far else state.options.gap * tuning.BOUND_SHARE
 
 
 def _slack(state: State, probe: Probe, prices: Prices) -> float:

@@ -234,8 +234,9 @@ def bound_choices(state: State, tables: Tables, prices: Prices) -> list[Table] |
 
 
 def choices_below(state: State, bounds: Sequence[Table], limit: float) -> list[list[int]]:
-    """Select the choices with bounds below a limit; an entity without any keeps that of the best plan."""
+    """Select the choices with bounds below a limit; an entity without any keeps one, that of the best plan if any."""
+    best = state.best or [min(own, key=line.__getitem__) for own, line in zip(state.kept, bounds, strict=True)]
     return [
-        [k for k in choices if line[k] < limit] or [best]
-        for choices, line, best in zip(state.kept, bounds, state.best, strict=True)
+        [k for k in choices if line[k] < limit] or [one]
+        for choices, line, one in zip(state.kept, bounds, best, strict=True)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
@@ -11,41 +12,42 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
-from hidet_dist.search.network import Table, Tables, TensorTable, TooWide
+from hidet_dist.search.equal_parts import EqualTensor, crossed
+from hidet_dist.search.layout import TensorTable
+from hidet_dist.search.network import Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import ConvertedTensor, Edge, Problem
+from hidet_dist.search.problem import ConvertedTensor, Edge
 
 MOST_DIMS = 64
 """The most dims of an array in NumPy."""
 
 
 def tensor_bytes(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, tensor: int
+    kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, tensor: EqualTensor
 ) -> tuple[TensorTable, ...]:
     """Make the tables of the priced bytes that a tensor's conversions hold.
 
-    ``problem`` has no costs (:attr:`Problem.without_costs`). The tables have the dims of those of :func:`network_of`,
-    for a tensor that is not relaxed there.
+    The tensor is one of a problem without costs (:attr:`Problem.without_costs`). The tables have the dims of those of
+    :func:`network_of`, for a tensor that is not relaxed there.
     """
-    group, memory = problem.groups[tensor], problem.activations.tensors[tensor]
-    recipe = tensor_tables(tables, kept, group, Priced(memory, Spans(prices, group)), math.inf)
+    recipe = tensor_tables(tables, kept, tensor, prices, math.inf)
     assert recipe is not None  # without a limit none is
     return recipe
 
 
 def tensor_tables(
-    tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: Priced | None, limit: float
+    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, limit: float
 ) -> tuple[TensorTable, ...] | None:
     """Make the table of a tensor; None if it is to be relaxed: it has too many readers, or a large table.
 
     Only readers that may require several specs count, and ``limit`` is the most of them. Without a limit, a large table
     raises TooWide.
     """
-    first = group[0]
+    group, first = tensor.group, tensor.group[0]
     produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
     consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
     if len(group) == 1:
-        return (_pair(tables, first.convert, produced, consumed[0], priced),)
+        return (_pair(tables, tensor, produced, consumed[0], prices),)
     required = [tuple(dict.fromkeys(specs)) for specs in consumed]
     size = len(dict.fromkeys(produced)) * math.prod(map(len, required))
     if sum(len(specs) > 1 for specs in required) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
@@ -56,24 +58,26 @@ def tensor_tables(
     fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
     open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
     certain = tuple(required[i][0] for i in fixed)
+    priced = _priced(tensor, prices)
     if priced is None:
         certain = tuple(sorted(set(certain)))
     else:
         priced = priced.reordered((*fixed, *open_))
     consumers = [(i, group[i].consumer) for i in open_]
-    return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
+    return (_tensor(tables, tensor, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
 def share_tables(
-    tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: Priced | None
+    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices
 ) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its share of the least that the conversion can cost.
 
     Of the memory, it pays its share of what its own conversion holds for it.
     """
+    group, priced = tensor.group, _priced(tensor, prices)
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
-    least = np.array(convert)[list(sources)].min(axis=0) / len(group)
+    least = tensor.convert[list(sources)].min(axis=0) / len(group)
     held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
@@ -147,8 +151,11 @@ class Priced:
         """The same, with the readers in another order."""
         return Priced(self.memory, self.spans.reordered(order))
 
-    def seconds(self, sources: Sequence[int], spec: int, requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
-        """Cost the tensor's bytes in ``spec``, in seconds, by source (first dim) and the readers' required specs."""
+    def seconds(self, sources: Sequence[int], specs: Sequence[int], requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
+        """Cost the tensor's bytes in each of ``specs`` (first dim), in seconds, by source (second dim).
+
+        ``requires`` tells for each reader, in equally many dims, whether it requires the spec.
+        """
         shape = np.broadcast_shapes(*(mask.shape for mask in requires))
         first = np.full(shape, np.inf)
         last = np.full(shape, -np.inf)
@@ -158,23 +165,24 @@ class Priced:
             first = np.where(requires[i], np.minimum(first, spans.before[i]), first)
             last = np.where(requires[i], np.maximum(last, spans.before[i] + spans.after[i]), last)
             making = np.where(requires[i], spans.making[i], making)
-        span = np.where(last >= first, last - first, 0.0) if shape else np.zeros(())
-        layout = self.memory.layout
-        column = [len(sources)] + [1] * (len(shape) - 1)
-        other = np.array([float(layout[s] != layout[spec]) for s in sources]).reshape(column)
-        working = np.zeros(column)
+        span = np.where(last >= first, last - first, 0.0)
+        column = [len(specs), len(sources)] + [1] * (len(shape) - 2)
+        at = crossed(sources, specs)
+        result: Table = self.memory.held[at].T.reshape(column) * span
         if making.any():
-            flat = [self.memory.working(s, spec) if layout[s] != layout[spec] else 0 for s in sources]
-            working = np.array(flat, dtype=float).reshape(column)
-        return other * self.memory.nbytes[spec] * span + working * making
+            result = result + self.memory.worked(*at).T.reshape(column) * making
+        return result
+
+
+def _priced(tensor: EqualTensor, prices: Prices) -> Priced | None:
+    """Return the price of the memory of a tensor's conversions, if it has one."""
+    if tensor.memory is None or not prices.total or not prices.span(tensor.begin, tensor.end):
+        return None
+    return Priced(tensor.memory, Spans(prices, tensor.group))
 
 
 def _pair(
-    tables: Tables,
-    convert: tuple[tuple[float, ...], ...],
-    produced: tuple[int, ...],
-    consumed: tuple[int, ...],
-    priced: Priced | None,
+    tables: Tables, tensor: EqualTensor, produced: tuple[int, ...], consumed: tuple[int, ...], prices: Prices
 ) -> TensorTable:
     """Make the table of a tensor with one reader, over specs on a side where choices share them, else over choices."""
     dims: list[tuple[int, int, int | None]] = []
@@ -184,21 +192,25 @@ def _pair(
         shared = len(distinct) * tuning.SHARED_SPECS < len(specs)
         dims.append(_dim(tables, end, specs, True) if shared else (end, len(specs), None))
         sides.append(distinct if shared else specs)
-    key: Hashable = ("pair", id(convert), *sides, priced and priced.key)
+    memory, edge = tensor.memory, tensor.group[0]
+    held = making = 0.0
+    if memory is not None and prices.total:
+        held, making = prices.span(edge.begin, edge.end), prices.at[edge.begin]
+    key: Hashable = ("pair", id(edge.convert), *sides, held and (id(memory), held, making))
     number = tables.find(key)
     if number is None:
-        table = np.array(convert)[np.ix_(*sides)]
-        if priced is not None:
-            always = [np.ones((1,), dtype=bool)]
-            columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
-            table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
+        at = crossed(*sides)
+        table = tensor.convert[at]
+        if memory is not None and held:
+            priced = memory.held[at] * held
+            table += priced + memory.worked(*at) * making if making else priced
         number = tables.add(key, tables.rounded(table))
     return TensorTable(number, tuple(dims))
 
 
 def _tensor(
     tables: Tables,
-    group: Sequence[Edge],
+    tensor: EqualTensor,
     produced: tuple[int, ...],
     certain: tuple[int, ...],
     consumers: Sequence[tuple[int, int]],
@@ -210,44 +222,59 @@ def _tensor(
     ``certain`` are the specs of readers that can only require one; ``consumers`` are the others, each with its number
     among the readers.
     """
-    convert = group[0].convert
+    convert, producer = tensor.group[0].convert, tensor.group[0].producer
     sources = tuple(dict.fromkeys(produced))
     required = [tuple(dict.fromkeys(specs_required)) for specs_required in consumed]
     key: Hashable = ("tensor", id(convert), sources, certain, tuple(required), priced and priced.key)
     number = tables.find(key)
     if number is None:
-        seconds = np.array(convert)[list(sources)]
         shape = [len(sources), *map(len, required)]
-        if len(shape) > MOST_DIMS:
+        if len(shape) >= MOST_DIMS:
             raise TooWide
         tables.reserve(math.prod(shape))
         table = np.zeros(shape)
-        for spec in sorted(set(certain).union(*required)):
+        own = [np.array(specs) for specs in required]
+        specs = sorted(set(certain).union(*required))
+        each = max(1, tuning.CHUNK_ENTRIES // (len(sources) << len(required)))
+        for at in range(0, len(specs), each):
             tables.limits.check()
+            some = specs[at : at + each]
             # For one spec it only matters which readers require it: two values a reader.
-            asking = [i for i, own_specs in enumerate(required, 1) if spec in own_specs]
-            requires = [np.full([1] * len(shape), specs_required == spec) for specs_required in certain]
-            needed = np.full([1] * len(shape), spec in certain)
-            for dim in range(1, len(shape)):
-                line = [1] * len(shape)
-                line[dim] = 2 if dim in asking else 1
-                requires.append(np.arange(line[dim]).reshape(line) == 1)
-                needed = needed | requires[-1]
-            paid = tables.rounded(seconds[:, spec].reshape([-1] + [1] * len(required)))
-            own = needed * paid
+            requires = _requires(some, certain, len(required))
+            paid = tables.rounded(tensor.convert[crossed(sources, some)].T)
+            needed = functools.reduce(np.logical_or, requires)
+            lines: Table = np.where(needed, paid.reshape([*paid.shape] + [1] * len(required)), 0.0)
             if priced is not None:
-                own = own + tables.rounded(priced.seconds(sources, spec, requires))
-            for dim in asking:
-                own = own.take([int(other == spec) for other in required[dim - 1]], axis=dim)
-            table += own
+                lines = lines + tables.rounded(priced.seconds(sources, some, requires))
+            for spec, line in zip(some, lines, strict=True):
+                part = line
+                for dim, specs_required in enumerate(own, 1):
+                    asks = specs_required == spec
+                    part = part.take(asks.view(np.int8) if asks.any() else [0], axis=dim)
+                table += part
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
-    taken = {group[0].producer} if dims[0][2] is None else set()
-    for (place, entity), specs in zip(consumers, consumed, strict=True):
-        dims.append(_dim(tables, 1 + place, specs, entity in taken))
+    taken = {producer} if dims[0][2] is None else set()
+    for (place, entity), own_specs in zip(consumers, consumed, strict=True):
+        dims.append(_dim(tables, 1 + place, own_specs, entity in taken))
         if dims[-1][2] is None:
             taken.add(entity)
     return TensorTable(number, tuple(dims))
+
+
+def _requires(specs: Sequence[int], certain: Sequence[int], readers: int) -> list[npt.NDArray[np.bool_]]:
+    """Tell whether readers require each of ``specs`` (first dim; the second is for the sources).
+
+    First those that certainly require one, then those that may: another dim for each, with 0 if it does not.
+    """
+    column = [-1] + [1] * (1 + readers)
+    each = np.array(specs).reshape(column)
+    result: list[npt.NDArray[np.bool_]] = [each == spec for spec in certain]
+    for reader in range(readers):
+        line = [1] * (2 + readers)
+        line[2 + reader] = 2
+        result.append(np.array([False, True]).reshape(line))
+    return result
 
 
 def _dim(tables: Tables, end: int, specs: tuple[int, ...], tied: bool) -> tuple[int, int, int | None]:

@@ -91,7 +91,10 @@ class DeviceMesh:
 
     def group_size(self, axes: Iterable[int]) -> int:
         """Return the number of devices that differ only in the coordinates of ``axes``."""
-        return math.prod(self.shape[axis] for axis in axes)
+        number = 1
+        for axis in axes:
+            number *= self.shape[axis]
+        return number
 
     def is_uneven(self, axes: Iterable[int] | None = None) -> bool:
         """Tell whether one of ``axes`` splits by shares; by default, one of all axes."""

@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.runtime.native.library import library
-from hidet_dist.runtime.native.signatures import ELIMINATION, EliminationStop
+from hidet_dist.runtime.native.signatures import ELIMINATION
+from hidet_dist.runtime.native.stop_check import StopCheck
 
 Table = npt.NDArray[np.float64]
+Integers = Sequence[int] | npt.NDArray[np.int64]
 
 _MOST_DIMS = 64  # of an array in NumPy
 _DOUBLE = np.dtype(np.float64).str
@@ -80,22 +82,6 @@ class _View:
         self.__array_interface__ = {"data": (address, True), "shape": shape, "typestr": _DOUBLE, "version": 3}
 
 
-class _Check:
-    """A callback whose exception waits for the native function to return."""
-
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
-        self.raised: BaseException | None = None
-
-    def stopped(self) -> int:
-        try:
-            self._check()
-        except BaseException as error:
-            self.raised = error
-            return 1
-        return 0
-
-
 class NativeNetwork:
     """Variables of some numbers of values, and factors over them.
 
@@ -103,11 +89,11 @@ class NativeNetwork:
     ----------
     store: TableStore
         The tables of the factors; further tables are added to it.
-    sizes: sequence of int
+    sizes: integers
         The number of values of each variable.
-    factors: sequence of int
+    factors: integers
         The tables of the factors.
-    ends, variables: sequence of int
+    ends, variables: integers
         The variables of the factors, one factor after the other, and for each where its own end. They are distinct.
     check: callable
         Called now and then; an exception from it ends the call that it comes from, which raises it again.
@@ -122,16 +108,17 @@ class NativeNetwork:
     def __init__(
         self,
         store: TableStore,
-        sizes: Sequence[int],
-        factors: Sequence[int],
-        ends: Sequence[int],
-        variables: Sequence[int],
+        sizes: Integers,
+        factors: Integers,
+        ends: Integers,
+        variables: Integers,
         check: Callable[[], None],
     ):
         self._store, self.count = store, len(sizes)
-        self._check = _Check(check)
-        self.stop = EliminationStop(self._check.stopped)
-        arrays = [np.array(each, dtype=np.int64) for each in (sizes, factors, [0, *ends], variables)]
+        self._check = StopCheck(check)
+        self.stop = self._check.callback
+        begins = np.concatenate(([0], np.asarray(ends, dtype=np.int64)))
+        arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, factors, begins, variables)]
         pointers = [_integers(array) for array in arrays]
         self.handle = library().hidet_dist_network_create(
             store.handle, len(sizes), pointers[0], len(factors), *pointers[1:]
@@ -177,7 +164,8 @@ class NativeNetwork:
         """Return values of all variables whose sum is the constant, after all were eliminated."""
         result = np.empty(self.count, dtype=np.int64)
         self._call("values", _integers(result))
-        return [int(value) for value in result]
+        values: list[int] = result.tolist()
+        return values
 
     def least_over(self, kept: Sequence[int], shape: Sequence[int]) -> Table:
         """Tabulate the least sum, less the constant, over the variables of these sizes that were not eliminated."""
@@ -201,8 +189,7 @@ class NativeNetwork:
     def check_status(self, status: int) -> None:
         """Raise the exception of the status that a native function returned."""
         if status == _STOPPED:
-            assert self._check.raised is not None
-            raise self._check.raised
+            self._check.raise_again()
         if status == _TOO_WIDE:
             raise TooWide
         if status == _NO_MEMORY:

@@ -329,6 +329,54 @@ ELIMINATION = Header(
 )
 
 
+# capacity.h
+
+
+class CapacityProblem(ctypes.Structure):
+    """``hidet_dist_capacity_problem``: entities with live intervals and inputs, and the bytes of their choices."""
+
+    _fields_ = (
+        ("entities", c_int64),
+        ("points", c_int64),
+        *(
+            (name, POINTER(c_int64))
+            for name in (
+                *("choices", "resident"),
+                *("interval_begin", "interval_first", "interval_last", "interval_bytes"),
+                *("input_begin", "input_producer", "input_first", "input_last", "input_produced", "input_consumed"),
+                *("input_rows", "input_columns", "input_held", "input_working"),
+                *("bytes", "specs"),
+            )
+        ),
+    )
+
+
+CAPACITY = Header(
+    functions={
+        "fitting_create": Signature(
+            c_void_p,
+            (
+                *(POINTER(CapacityProblem), POINTER(c_uint8)),  # problem, kept
+                *(c_int64, c_int64, c_int64, c_int64),  # budget, least, most, rounds
+                *(EliminationStop, POINTER(c_int32)),  # stop, status
+            ),
+        ),
+        "fitting_destroy": Signature(None, (c_void_p,)),
+        "fitting_kept": Signature(None, (c_void_p, POINTER(c_uint8))),
+        "fitting_resident": Signature(None, (c_void_p, POINTER(c_int64))),
+        "fitting_allowed": Signature(POINTER(c_uint8), (c_void_p, c_int64)),
+    },
+    structures={"capacity_problem": CapacityProblem},
+    constants={
+        # hidet_dist_capacity_status
+        "CAPACITY_FITS": 0,
+        "CAPACITY_STOPPED": 1,
+        "CAPACITY_EXCEEDED": 2,
+        "CAPACITY_NO_MEMORY": 3,
+    },
+)
+
+
 # frontier.h
 
 
@@ -483,6 +531,7 @@ WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
 
 
 HEADERS: dict[str, Header] = {
+    "capacity.h": CAPACITY,
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
     "elimination.h": ELIMINATION,

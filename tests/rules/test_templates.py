@@ -1,0 +1,96 @@
+"""Patterns of extents: operators that are proven by them have the choices that proofs for all shapes give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hidet
+import pytest
+from hidet import ops
+from hidet.graph import Operator
+from hidet.graph.ops.arithmetic import UnaryElementwiseOp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hidet_dist.rules import rule as rules
+from hidet_dist.rules.rule import derive
+from hidet_dist.rules.templates import counted_dims, pattern
+from hidet_dist.spec import DeviceMesh
+
+EXTENTS = st.sampled_from([1, 2, 4, 6, 8])
+
+
+def tensor(*shape: int) -> hidet.Tensor:
+    return hidet.symbol(list(shape), "float32", "cpu")
+
+
+def _operator(kind: str, a: int, b: int, c: int, d: int) -> Operator:
+    x = tensor(a, b, c)
+    results: dict[str, Any] = {
+        "unary": lambda: ops.exp(x),
+        "scalar": lambda: x * 3.0,
+        "binary": lambda: x + tensor(a, b, c),
+        "broadcast operand": lambda: x * tensor(b, 1),
+        "transposed": lambda: ops.transpose(x, [2, 0, 1]),
+        "sum": lambda: ops.sum(x, [1], keep_dim=bool(d % 4)),
+        "mean": lambda: ops.mean(x, [0, 2], keep_dim=False),
+        "product": lambda: ops.matmul(x, tensor(c, d)),
+        "products": lambda: ops.matmul(x, tensor(a, c, d)),
+        "broadcast": lambda: ops.broadcast(tensor(b, 1), [a, b, c]),
+        "slice": lambda: x[:, :, c // 2 :],
+        "stride": lambda: x[:, ::2],
+        "concatenation": lambda: ops.concat([x, tensor(a, d, c)], 1),
+        "look-up": lambda: ops.take(tensor(a, b), hidet.symbol([c, d], "int32", "cpu"), 1),
+    }
+    op: Operator = results[kind]().op
+    return op
+
+
+KINDS = (
+    *("unary", "scalar", "binary", "broadcast operand", "transposed", "sum", "mean", "product", "products"),
+    *("broadcast", "slice", "stride", "concatenation", "look-up"),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(KINDS), EXTENTS, EXTENTS, EXTENTS, EXTENTS, st.sampled_from([(2,), (4,), (2, 2), (2, 4)]))
+def test_a_proof_by_patterns_finds_what_proofs_for_all_shapes_find(
+    kind: str, a: int, b: int, c: int, d: int, mesh: tuple[int, ...]
+) -> None:
+    op = _operator(kind, a, b, c, d)
+    assert counted_dims(op) is not None
+    by_patterns, by_shapes = derive(op), derive(op)
+    vars(by_shapes)["_counted"] = None
+    assert by_patterns.choices(DeviceMesh(mesh)) == by_shapes.choices(DeviceMesh(mesh))
+    assert len(by_patterns._proofs) <= len(by_shapes._proofs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_of_one_pattern_are_built_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    rebuild = rules.rebuild
+    monkeypatch.setattr(rules, "rebuild", lambda *of: (built.append(of), rebuild(*of))[1])
+    rule = derive(_operator(kind, 64, 96, 160, 224))
+    choices = rule.choices(DeviceMesh((2, 4)))
+    assert 0 < len(built) <= 2, "all extents of shards are distinct and above 1"
+    assert len(choices) > 3
+
+
+def test_equal_extents_and_ones_are_other_patterns() -> None:
+    def key(*shape: int) -> Any:
+        return pattern([shape], [shape], {}, (), frozenset())
+
+    assert key(2, 3, 2) == key(4, 8, 4)
+    assert len({key(2, 3, 2), key(2, 3, 3), key(2, 2, 2), key(2, 1, 2), key(2, 3, 5)}) == 5
+    counted = frozenset({(0, 1)})
+    assert pattern([(2, 3)], [], {}, (), counted) != pattern([(2, 5)], [], {}, (), counted)
+    assert pattern([(2, 3)], [], {}, (), counted) == pattern([(4, 3)], [], {}, (), counted)
+
+
+def test_a_class_that_is_not_hidets_is_no_template() -> None:
+    class Own(UnaryElementwiseOp):
+        def __init__(self, x: hidet.Tensor):
+            super().__init__(x, op=lambda e: e * x.shape[0], name="own")
+
+    assert counted_dims(Own(tensor(4, 6))) is None
+    assert counted_dims(ops.reshape(tensor(4, 6), [24]).op) is None
