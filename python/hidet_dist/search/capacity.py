@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,7 @@ class Capacity:
             return arrays[id(values)]
 
         self._extents: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+        self._grouped: dict[tuple[int, tuple[int, ...]], _Grouped] = {}
         self._resident = [array(nbytes) for nbytes in problem.memory]
         self._intervals: list[list[tuple[int, int, _Bytes]]] = [[] for _ in problem.cost]
         for interval in activations.intervals:
@@ -99,6 +101,18 @@ class Capacity:
             self._extents[key] = int(own.min()), int(own.max())
         return self._extents[key]
 
+    def grouped(self, specs: _Bytes, choices: Sequence[int]) -> _Grouped:
+        """Group some choices of an entity by spec, given the specs of all of its choices."""
+        key = id(specs), tuple(choices)
+        known = self._grouped.get(key)
+        if known is None:
+            own = specs[list(choices)]
+            order = np.argsort(own, kind="stable")
+            ordered = own[order]
+            begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+            known = self._grouped[key] = _Grouped(own, order, begins, ordered[begins])
+        return known
+
     def fitting(
         self,
         kept: Sequence[Sequence[int]],
@@ -122,6 +136,15 @@ class Capacity:
         except _Exceeded:
             return None
         return Fitting(run.kept, run.restricted(forbidden_cost), (run.least_resident, run.most_resident))
+
+
+class _Grouped(NamedTuple):
+    """Choices by spec: the spec of each, their order by spec, where each spec begins in that order, and the specs."""
+
+    own: _Bytes
+    order: _Bytes
+    begins: _Bytes
+    specs: _Bytes
 
 
 @dataclass(frozen=True)
@@ -308,14 +331,12 @@ class _Run:
     def _part(self, one: _Input, entity: int, points: _Bytes) -> tuple[_Input, _Bytes, _Bytes, _Bytes, _Mask]:
         producer = one.edge.producer
         resident, transient = self._extra(producer, points)
-        made = one.produced[self.index[producer]]
-        required = one.consumed[self.index[entity]]
+        _, order, begins, specs = self.capacity.grouped(one.produced, self.kept[producer])
+        required = self.capacity.grouped(one.consumed, self.kept[entity]).own
         # The least of the choices that make each spec.
-        order = np.argsort(made, kind="stable")
-        begins = np.flatnonzero(np.diff(made[order], prepend=-1))
-        specs = made[order[begins]]
-        least = np.minimum.reduceat(transient[order], begins, axis=0)
-        whole = np.minimum.reduceat((transient + resident[:, None])[order], begins, axis=0)
+        transient = transient[order]
+        least = np.minimum.reduceat(transient, begins, axis=0)
+        whole = np.minimum.reduceat(transient + resident[order][:, None], begins, axis=0)
         converted = np.zeros((len(specs), len(required), len(points)), dtype=np.int64)
         at = specs[:, None], required
         if one.held is not None:
@@ -333,17 +354,17 @@ class _Run:
         if fits.all():
             return False
         edge = one.edge
-        required = one.consumed[self.index[edge.consumer]]
+        _, order, begins, columns = self.capacity.grouped(one.consumed, self.kept[edge.consumer])
+        at = specs[:, None], columns
+        fits = np.logical_or.reduceat(fits[:, order], begins, axis=1)
         allowed = self.allowed.get(id(edge))
-        if allowed is None:
-            allowed = np.ones((len(edge.convert), len(edge.convert[0])), dtype=bool)
-        left = allowed.copy()
-        columns = np.unique(required)
-        left[np.ix_(specs, columns)] &= np.stack([fits[:, required == d].any(axis=1) for d in columns], axis=1)
-        if (left == allowed).all():
+        if fits.all() if allowed is None else fits[allowed[at]].all():
             return False
+        left = np.ones((len(edge.convert), len(edge.convert[0])), dtype=bool) if allowed is None else allowed.copy()
+        left[at] &= fits
         self.allowed[id(edge)] = left
-        good = left[np.ix_(one.produced[self.index[edge.producer]], columns)].any(axis=1)
+        produced = self.capacity.grouped(one.produced, self.kept[edge.producer]).own
+        good = left[produced[:, None], columns].any(axis=1)
         if not good.all():
             self._keep(edge.producer, good)
         return True

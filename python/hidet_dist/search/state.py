@@ -56,11 +56,12 @@ class State:
     outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
+    similar: State | None = None  # the state of a similar problem, whose presolve is shared
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
-        self.presolve = Presolve(self.problem)
+        self.presolve = Presolve(self.problem, self.similar.presolve if self.similar is not None else None)
         self._bytes_only: tuple[Problem, Presolve, Tables] | None = None
 
     @property
