@@ -364,7 +364,7 @@ class _Run:
         left[at] &= fits
         self.allowed[id(edge)] = left
         produced = self.capacity.grouped(one.produced, self.kept[edge.producer]).own
-        good = left[produced[:, None], columns].any(axis=1)
+        good: _Mask = np.any(left[produced[:, None], columns], axis=1)
         if not good.all():
             self._keep(edge.producer, good)
         return True

@@ -115,7 +115,7 @@ class Presolve:
         self._problems: list[Problem] = [] if like is None else like._problems
         self._problems.append(problem)
         self._known: dict[Hashable, _Outcome] = {} if like is None else like._known
-        self._numbers = Numbers() if like is None else like._numbers
+        self._numbers: Numbers = Numbers() if like is None else like._numbers
         self._arrays: dict[int, Matrix] = {} if like is None else like._arrays
         self._held: dict[int, Matrix] = {} if like is None else like._held
         self._working: dict[Hashable, Matrix] = {} if like is None else like._working

@@ -61,7 +61,7 @@ class State:
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
-        self.presolve = Presolve(self.problem, self.similar.presolve if self.similar is not None else None)
+        self.presolve: Presolve = Presolve(self.problem, self.similar.presolve if self.similar is not None else None)
         self._bytes_only: tuple[Problem, Presolve, Tables] | None = None
 
     @property
