@@ -104,7 +104,8 @@ def _open_part(state: State, capacity: Capacity, part: _Part) -> list[_Part]:
     if fitting is None:
         return []
     limited = _with_most_resident(fitting.problem, fitting.resident[1])
-    inner = State(limited, replace(state.options, on_incumbent=None), fitting.kept, state.best, state.seconds)
+    options = replace(state.options, on_incumbent=None)
+    inner = State(limited, options, fitting.kept, state.best, state.seconds, similar=state)
     inner.outer, inner.bound = state, part.bound
     tables = Tables(state.limits)
     try:

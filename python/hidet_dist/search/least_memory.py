@@ -122,7 +122,7 @@ def _reach(state: State, crowding: Crowding, target: int) -> bool:
         fitting = crowding.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
         if fitting is None:
             return _refute(state, target)
-        reduced = State(fitting.problem, state.options, fitting.kept)
+        reduced = State(fitting.problem, state.options, fitting.kept, similar=state)
         tables = Tables(state.limits)
         most = target * (1 + tuning.ROUNDING)
         for _ in range(tuning.TARGET_PROBES):

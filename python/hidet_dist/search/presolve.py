@@ -108,14 +108,18 @@ class _Priced:
 class Presolve:
     """The removal of dominated choices of one problem; equal entities with equal surroundings are reduced once."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Problem, like: Presolve | None = None):
+        """Prepare for a problem. What is known of ``like``, whose problem is similar, is shared."""
         self.problem = problem
         self.groups = readers(problem)
-        self._known: dict[Hashable, _Outcome] = {}
-        self._numbers = Numbers()
-        self._arrays: dict[int, Matrix] = {}
-        self._held: dict[int, Matrix] = {}
-        self._working: dict[Hashable, Matrix] = {}
+        # Lists and tables are known by their identity, so the problems must live on.
+        self._problems: list[Problem] = [] if like is None else like._problems
+        self._problems.append(problem)
+        self._known: dict[Hashable, _Outcome] = {} if like is None else like._known
+        self._numbers: Numbers = Numbers() if like is None else like._numbers
+        self._arrays: dict[int, Matrix] = {} if like is None else like._arrays
+        self._held: dict[int, Matrix] = {} if like is None else like._held
+        self._working: dict[Hashable, Matrix] = {} if like is None else like._working
         self._made: list[list[int]] = [[] for _ in problem.cost]
         self._reads: list[list[Edge]] = [[] for _ in problem.cost]
         self._converted: list[tuple[int, ConvertedTensor]] = []  # tensors that have readers

@@ -56,11 +56,13 @@ class State:
     outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
+    similar: State | None = None  # the state of a similar problem, whose presolve is shared
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
-        self.presolve = Presolve(self.problem)
+        like = None if self.similar is None else self.similar.presolve
+        self.presolve: Presolve = Presolve(self.problem, like)
 
     def prices(self, second_per_byte: Sequence[float]) -> Prices:
         """Make prices of program points, of which those of joint peaks share theirs."""
