@@ -393,10 +393,13 @@ def test_a_mesh_of_many_axes_is_no_hindrance() -> None:
     assert conversion_seconds(shape, "float32", [source, target], [target], cluster) == ((found.seconds,), (0.0,))
 
 
-def test_layouts_that_do_not_fit_are_refused() -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["at first", "beside known ones"])
+def test_layouts_that_do_not_fit_are_refused(known: bool) -> None:
     cluster = cluster_of((2, 3))
     shape = (24, 12, 5)
     whole = TensorShardSpec.replicated(3)
+    if known:
+        cheapest_conversion(shape, "float32", PartialSpec(whole, "sum", (0,)), parse("(S0, S1, R)"), cluster)
     with pytest.raises(SpecError, match="only padding"):
         cheapest_conversion(shape, "float32", parse("(R, R, S01)"), whole, cluster)
     with pytest.raises(SpecError, match="for 2 dims"):

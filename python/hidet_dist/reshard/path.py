@@ -99,13 +99,15 @@ def _tabulate(
 
     ``read`` takes the tree of a source, and the nodes of targets.
     """
-    _check(shape, sources, targets, cluster)
     axes = tuple(range(cluster.mesh.ndim))
     graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
     if len(axes) <= _DETOUR_AXES:
         graph = graph_over(axes)
+        _check(shape, sources, targets, cluster, graph.has)
         nodes = [graph.number(target) for target in targets]
         return tuple(tuple(read(graph.tree(graph.number(source)), nodes)) for source in sources)
+
+    _check(shape, sources, targets, cluster)
 
     def value(source: Layout, target: Layout) -> T:
         graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
@@ -115,10 +117,17 @@ def _tabulate(
     return tuple(tuple(value(source, target) for target in targets) for source in sources)
 
 
-def _check(shape: Sequence[int], sources: Sequence[Layout], targets: Sequence[Layout], cluster: Cluster) -> None:
-    """Check that all conversions exist. Raises SpecError if not."""
+def _check(
+    shape: Sequence[int],
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+    fits: Callable[[Layout], bool] = lambda _: False,
+) -> None:
+    """Check that all conversions exist. Layouts of which ``fits`` tells it are known to fit. Raises SpecError."""
     for layout in dict.fromkeys((*sources, *targets)):
-        layout.validate(shape, cluster.mesh, padded=True)
+        if not fits(layout):
+            layout.validate(shape, cluster.mesh, padded=True)
     for target in targets:
         if not isinstance(target, PartialSpec):
             continue
@@ -159,6 +168,10 @@ class _LayoutGraph:
         if number == len(self._layouts):
             self._layouts.append(layout)
         return number
+
+    def has(self, layout: Layout) -> bool:
+        """Tell whether a layout has a node: then it fits the tensor."""
+        return layout in self._numbers
 
     def edges(self, node: int) -> list[tuple[int, int, Step]]:
         """List the edges from a node as (target node, price, step)."""
