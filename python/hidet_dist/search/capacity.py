@@ -141,19 +141,12 @@ class Capacity:
 
 def _conversion_bytes(memory: ConvertedTensor, edge: Edge, pays: bool) -> tuple[list[int], list[int] | None]:
     """List the bytes that an edge's conversions hold, by the two specs, and those while made if it ``pays``."""
-    layout = np.array(memory.layout)
-    rows, columns = len(edge.convert), len(edge.convert[0])
-    nbytes = np.array(memory.nbytes, dtype=np.int64)[None, :]
-    whole = np.where(layout[:, None] != layout[None, :], nbytes, 0)[:rows, :columns]
-    sources, required = np.unique(edge.produced), np.unique(edge.consumed)
-    at = sources[:, None], required
-    held: _Bytes = np.zeros_like(whole)
-    held[at] = whole[at]
-    if not pays:
-        return held.ravel().tolist(), None
-    working: _Bytes = np.zeros_like(whole)
-    for s in sources.tolist():
-        for d in required.tolist():
-            if memory.layout[s] != memory.layout[d]:
-                working[s, d] = memory.working(s, d)
-    return held.ravel().tolist(), working.ravel().tolist()
+    at = np.unique(edge.produced)[:, None], np.unique(edge.consumed)
+
+    def listed(nbytes: npt.NDArray[np.float64]) -> list[int]:
+        table: _Bytes = np.zeros((len(edge.convert), len(edge.convert[0])), dtype=np.int64)
+        table[at] = nbytes
+        values: list[int] = table.ravel().tolist()
+        return values
+
+    return listed(memory.held[at]), listed(memory.worked(*at)) if pays else None

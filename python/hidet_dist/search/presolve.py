@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
-from hidet_dist.search.equal_parts import Numbers
+from hidet_dist.search.equal_parts import Numbers, crossed
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
@@ -118,8 +118,6 @@ class Presolve:
         self._known: dict[Hashable, _Outcome] = {} if like is None else like._known
         self._numbers: Numbers = Numbers() if like is None else like._numbers
         self._arrays: dict[int, Matrix] = {} if like is None else like._arrays
-        self._held: dict[int, Matrix] = {} if like is None else like._held
-        self._working: dict[Hashable, Matrix] = {} if like is None else like._working
         self._made: list[list[int]] = [[] for _ in problem.cost]
         self._reads: list[list[Edge]] = [[] for _ in problem.cost]
         self._converted: list[tuple[int, ConvertedTensor]] = []  # tensors that have readers
@@ -309,13 +307,13 @@ class Presolve:
     ) -> Matrix:
         """Bound ``[a, b]``: the greatest rise of one conversion's cost when the producer changes from choice a to b."""
         sources = tuple(dict.fromkeys(produced))
-        at = np.ix_(sources, required)
+        at = crossed(sources, required)
         lines = self._arrays[id(group[0].convert)][at]
         if span is None:
             most = _greatest_rise(lines)
         else:
-            held = self._held_bytes(span.memory)[at]
-            working = self._working_bytes(span.memory, sources, tuple(required)) if any(span.making) else None
+            held = span.memory.held[at]
+            working = span.memory.worked(*at) if any(span.making) else None
             lines = lines + span.least * held
             if working is not None:
                 lines = lines + min(span.making) * working
@@ -332,7 +330,7 @@ class Presolve:
     def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> Matrix:
         """Bound ``[a, b]``: the greatest rise of a tensor's cost when its reader changes from choice a to b."""
         required = tuple(dict.fromkeys(consumed))
-        at = np.ix_(sources, required)
+        at = crossed(sources, required)
         lines = self._arrays[id(edge.convert)][at].T
         alone = len(self.groups[edge.tensor]) == 1
         held_price = making_price = 0.0
@@ -341,10 +339,10 @@ class Presolve:
             held_price, making_price = span.by_edge[id(edge)]
             if not alone:
                 held_price, most = span.most, max(span.making)
-            held = self._held_bytes(span.memory)[at].T
+            held = span.memory.held[at].T
             lines = lines + held_price * held
             if any(span.making):
-                working = self._working_bytes(span.memory, tuple(sources), required).T
+                working = span.memory.worked(*at).T
                 if alone:
                     lines = lines + making_price * working
                 else:
@@ -360,26 +358,6 @@ class Presolve:
         index = [place[spec] for spec in consumed]
         result: Matrix = rise[np.ix_(index, index)]
         return result
-
-    def _held_bytes(self, memory: ConvertedTensor) -> Matrix:
-        """Compute ``[s, d]``: the bytes of a tensor in spec d, converted from s; 0 for the same layout."""
-        known = self._held.get(id(memory))
-        if known is None:
-            layout = np.array(memory.layout)
-            known = np.where(layout[:, None] != layout[None, :], np.array(memory.nbytes, dtype=float)[None, :], 0.0)
-            self._held[id(memory)] = known
-        return known
-
-    def _working_bytes(self, memory: ConvertedTensor, sources: tuple[int, ...], required: tuple[int, ...]) -> Matrix:
-        """Compute the working bytes of the conversion to each required spec, by source."""
-        key = id(memory), sources, required
-        if key not in self._working:
-            layout = memory.layout
-            self._working[key] = np.array(
-                [[memory.working(s, d) if layout[s] != layout[d] else 0 for d in required] for s in sources],
-                dtype=float,
-            )
-        return self._working[key]
 
 
 def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
