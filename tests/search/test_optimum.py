@@ -144,7 +144,7 @@ def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions
     """Five readers, one after the other, either convert a tensor, which holds 7 bytes, or take a second longer."""
     readers_ = 5
     edges = [Edge(0, 0, n, (0,), (1, 0), ((0.0, 0.5), (0.5, 0.0)), n, n) for n in range(1, readers_ + 1)]
-    held = ConvertedTensor((0, 1), (7, 7), lambda source, required: 0)
+    held = ConvertedTensor((0, 1), (7, 7), lambda: [[0, 0], [0, 0]])
     problem = Problem(
         [[0.0], *([0.0, 1.0] for _ in range(readers_))],
         [[0], *([0, 0] for _ in range(readers_))],
