@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hidet_dist.search import tuning
+from hidet_dist.search.crowding import Crowding
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.network import Tables
@@ -177,11 +178,19 @@ class _PriceSearch:
         self.mix()
 
     def raise_limit(self) -> None:
-        """Raise the limit; after a few raises find a plan that fits."""
+        """Raise the limit; find a plan that fits after a few raises, or sooner where it is plain that none does."""
         self._raises += 1
-        if self._raises > tuning.PRICE_RAISES and not self._state.best:
+        if not self._state.best and (self._raises > tuning.PRICE_RAISES or self._is_crowded()):
             self.plans.append(find_fitting(self._state))
         self.limit *= tuning.PRICE_RAISE
+
+
+    def _is_crowded(self) -> bool:
+        """Tell, once, whether the least bytes around entities already exceed the budget. A part was tested before."""
+        state = self._state
+        if self._raises != tuning.CROWDED_RAISE or state.outer is not None:
+            return False
+        return Crowding(state.problem).fitting(state.kept, state.problem.budget, math.inf, state.limits) is None
 
 
 def _near(state: State, mixture: Mixture) -> float:
