@@ -184,7 +184,6 @@ class _PriceSearch:
             self.plans.append(find_fitting(self._state))
         self.limit *= tuning.PRICE_RAISE
 
-
     def _is_crowded(self) -> bool:
         """Tell, once, whether the least bytes around entities already exceed the budget. A part was tested before."""
         state = self._state
