@@ -5,14 +5,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, peak, problems
 
+from hidet_dist.search import least_memory as search_of_least_memory
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
 from hidet_dist.search.crowding import Crowding
+from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, LiveInterval, Problem, evaluate
 
 FORBIDDEN = 1e6
+
+
+def stopped(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
+    """Stand for the integer program that reaches its limits before it has a plan."""
+    raise StoppedError("It found no plan.")
 
 
 @settings(max_examples=150, deadline=None)
@@ -43,12 +50,13 @@ def test_only_crowded_entities_are_looked_at() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.integers(-2, 2))
-def test_prices_and_targets_alone_bound_the_least_memory(problem: Problem, more: int) -> None:
+@given(problems(), st.integers(-2, 2), st.sampled_from((0, tuning.PEAK_CHOICES)))
+def test_prices_and_targets_alone_bound_the_least_memory(problem: Problem, more: int, few: int) -> None:
     least = min(peak(problem, picks) for picks in all_picks(problem))
     for enough in (0, least + more):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tuning, "PEAK_CHOICES", 0)  # as if these were too many choices for the integer program
+            patch.setattr(tuning, "PEAK_CHOICES", few)  # choices up to which targets look for the very least
+            patch.setattr(search_of_least_memory, "solve_peak", stopped)
             found = least_memory(problem, SolveOptions(), enough)
         assert found.bound_bytes <= least <= found.nbytes == peak(problem, found.choices)
         if enough >= least:

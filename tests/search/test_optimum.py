@@ -43,6 +43,15 @@ def priced(problem: Problem, line: list[int], peak: tuple[int, int]) -> Prices:
     return Prices(line[:points], [tuple(range(begin, end + 1))] if begin < end else ())
 
 
+def test_tables_of_a_joint_peak_are_those_of_the_entities_left_open() -> None:
+    """The other entity holds nothing at the peak in either elimination, of which the second is in the same tables."""
+    holds = LiveInterval(0, 0, 0, (0, 7)), LiveInterval(1, 1, 1, (5, 0))
+    problem = Problem([[0.0, 1.0]] * 2, [[0, 0]] * 2, 0, [], Activations(2, holds, {}))
+    prices, tables = Prices([1.0, 1.0], [(0, 1)]), Tables()
+    assert eliminate(problem, [[0, 1], [1]], tables, prices).bound == 1.0
+    assert eliminate(problem, [[0], [0, 1]], tables, prices).bound == 1.0
+
+
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
 def test_elimination_finds_the_optimum_at_any_prices_of_memory(

@@ -37,7 +37,8 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     """Find a plan of nearly the least peak memory, until the time limit.
 
     The search ends with the first plan that holds at most ``enough`` bytes. Once it is proven that none does, it ends
-    with a plan whose peak is within ``tuning.PEAK_GAP`` of the bound. The bound of a large graph may be further below.
+    with a plan whose peak is within ``tuning.PEAK_GAP`` of the bound, or equals it where at most
+    ``tuning.PEAK_CHOICES`` choices are left. The bound of a large graph may be further below.
     """
     gratis = replace(problem.without_costs, budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
@@ -47,6 +48,8 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     with suppress(OutOfTimeError):
         with suppress(TooWide):
             _probe_peaks(state, enough)
+            if state.open_choices() <= tuning.PEAK_CHOICES:
+                _try_targets(state, enough, 0.0)
         if _least(state).peak > max(enough, state.bound + 0.5) and state.open_choices() <= tuning.PEAK_CHOICES:
             with suppress(StoppedError):  # the plan so far is the answer
                 choices, proven = solve_peak(gratis, options)
@@ -61,10 +64,10 @@ def _least(state: State) -> Probe:
     return min(state.known_plans, key=lambda plan: plan.peak)
 
 
-def _settled(state: State, enough: int) -> bool:
-    """Tell whether a plan needs no more than ``enough`` bytes, or none does and the least is known nearly."""
+def _settled(state: State, enough: int, gap: float = tuning.PEAK_GAP) -> bool:
+    """Tell whether a plan needs no more than ``enough`` bytes, or none does and the least is known up to the gap."""
     peak = _least(state).peak
-    return peak <= max(enough, state.bound + 0.5) or peak * (1 - tuning.PEAK_GAP) <= state.bound > enough
+    return peak <= max(enough, state.bound + 0.5) or peak * (1 - gap) <= state.bound > enough
 
 
 def _probe_peaks(state: State, enough: int) -> None:
@@ -98,14 +101,14 @@ def _probe_peaks(state: State, enough: int) -> None:
     _try_targets(state, enough)
 
 
-def _try_targets(state: State, enough: int) -> None:
+def _try_targets(state: State, enough: int, gap: float = tuning.PEAK_GAP) -> None:
     """Look for plans within targets, of which each is a proof or a better plan, until the search is settled."""
     crowding = Crowding(state.problem)
     for _ in range(tuning.PEAK_TARGETS):
-        if _settled(state, enough):
+        if _settled(state, enough, gap):
             break
         # What is enough decides first. Then a proof that nothing fits this target ends the search.
-        target = enough if state.bound <= enough else int(_least(state).peak * (1 - tuning.PEAK_GAP))
+        target = enough if state.bound <= enough else min(int(_least(state).peak * (1 - gap)), _least(state).peak - 1)
         if not _reach(state, crowding, target):
             break
 
