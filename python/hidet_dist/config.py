@@ -165,7 +165,7 @@ class OptimizationConfig:
         The memory limit of planning's tables and integer programs in bytes; 4 GiB by default. A graph that needs more
         is planned by coarser methods, or refused.
     solver_gap: float
-        The relative gap to the optimum at which the solver may stop.
+        The relative gap to the optimum at which the solver may stop. It is of the sum of seconds, without overlap.
     solver_threads: int
         Threads of the solver; with one, the default, the same graph gets the same plan.
     symbols: mapping of str to SymbolSize

@@ -112,9 +112,12 @@ def show(report: Report, console: Console) -> None:
     line("predicted time", f"{seconds_text(summary['seconds'])} per run{overlap}")
     if summary["bound_seconds"] is not None:
         distance = f"at most {summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "none: the plan is optimal"
+        least = f"no plan takes less than {seconds_text(summary['bound_seconds'])}"
         if overlap:
-            distance += ", for the least time without overlap"
-        line("distance from the bound", f"{distance}; no plan takes less than {seconds_text(summary['bound_seconds'])}")
+            distance = f"{summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "nothing"
+            distance = f"the least time without overlap that was found is at most {distance} above the bound"
+            least += " without overlap; times with overlap have no bound"
+        line("distance from the bound", f"{distance}; {least}")
     if summary["time_limit_reached"]:
         line("", "the search was cut short by its time limit")
     line("communication", communication_text(summary))

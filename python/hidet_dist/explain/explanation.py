@@ -247,11 +247,13 @@ class StageExplanation(_Printed):
             yield Text(f"Collectives: {counts or 'none'}")
             yield Text(f"Weights: {stage.weight_bytes_per_device} bytes a device")
             return
+        # Bounds are of sums of seconds. A plan chosen for its time with overlap may have more than the least sum.
         serially = "" if overlap is None else ", one operator or collective after the other"
+        of = "" if overlap is None else " of the least such time that was found"
         if report.mode == "propagate":
             yield Text("Propagated from pins, without a proven bound of its time")
         else:
-            yield Text(f"Lower bound of any plan: {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
+            yield Text(f"Lower bound of any plan: {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%}{of})")
         if report.time_limit_reached:
             yield Text("The time limit was reached: the plan depends on the speed of the machine that searched")
         traffic = ", ".join(f"{one.count} {kind} of {one.nbytes} bytes" for kind, one in report.traffic.items())

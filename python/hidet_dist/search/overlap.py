@@ -2,7 +2,8 @@
 
 The search minimises a sum: one operator or collective after the other. A plan's hidden communication is known only once
 the plan is scheduled (:mod:`hidet_dist.overlap`), and the makespan is no sum. So the problem is solved again with
-hidden communication left out of the cost, and the plan of least makespan wins.
+hidden communication left out of the cost. The best plan of each solution is scheduled, and so are those next to it that
+the search saw. The plan of least makespan wins.
 
 Weights, and tensors computed from weights alone, can be communicated at any time. In the first round their
 communication is free as far as the computation could hide it if all weights were split. In later rounds it costs the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import InfeasibleError, SolverError
@@ -69,13 +71,15 @@ class OverlapSearch:
         # The elimination recognises equal tables by identity, so equal tables must be one object.
         self._tables: dict[object, _Table] = {}
         self._held: dict[int, ConvertedTensor] = {}
+        self._candidates: dict[tuple[int, ...], Candidate] = {}
 
     def better(self, solution: Solution, options: SolveOptions) -> Candidate:
         """Find a plan that fits the budget and improves the makespan by more than the gap; else keep the solution's."""
-        best = last = self._candidate(solution.choices)
+        last = self._candidate(solution.choices)
+        best = self._best(last, self.formulation.problem, solution, options)
         problem, groups = self.formulation.problem, readers(self.formulation.problem)
         seen = {solution.choices}
-        paid = self._first_share(best)
+        paid = self._first_share(last)
         size = sum(map(len, problem.cost))
         for _ in range(tuning.OVERLAP_ROUNDS if size <= tuning.OVERLAP_CHOICES else 1):
             if options.limits.expired():
@@ -106,12 +110,46 @@ class OverlapSearch:
             last = self._candidate(choices)
             if last.seconds < best.seconds * (1 - options.gap):
                 best = last
+            if size <= tuning.OVERLAP_CHOICES:
+                best = self._best(best, discounted, solution, options)
             paid = self._exposed_share(last)
         return best
 
-    def _candidate(self, choices: tuple[int, ...]) -> Candidate:
-        stage = stage_of(self.view, self.cluster, self.model, self.formulation, choices)
-        return Candidate(choices, stage, overlapped(self.planned, stage, self.formulation.problem.budget))
+    def _best(self, best: Candidate, costs: Problem, solution: Solution, options: SolveOptions) -> Candidate:
+        """Return the plan of least makespan among ``best`` and the plans that are next to ``solution`` at some costs.
+
+        Costs do not tell what a schedule hides, so that a plan of greater cost may have the lesser makespan.
+        """
+        totals = self.formulation.problem.totals
+        others = [
+            choices
+            for choices in solution.known
+            if choices not in self._candidates and max(totals.nbytes(choices)) <= self.formulation.problem.budget
+        ]
+        for choices in sorted(others, key=costs.totals.seconds)[: tuning.OVERLAP_PLANS]:
+            if options.limits.expired():
+                break
+            better = best.seconds * (1 - options.gap)
+            candidate = self._candidate(choices, better)
+            if candidate is not None and candidate.seconds < better:
+                best = candidate
+        return best
+
+    @overload
+    def _candidate(self, choices: tuple[int, ...]) -> Candidate: ...
+
+    @overload
+    def _candidate(self, choices: tuple[int, ...], below: float) -> Candidate | None: ...
+
+    def _candidate(self, choices: tuple[int, ...], below: float = math.inf) -> Candidate | None:
+        """Schedule a plan; None if its computation alone takes ``below`` seconds, so that its makespan is no less."""
+        if choices not in self._candidates:
+            stage = stage_of(self.view, self.cluster, self.model, self.formulation, choices)
+            if math.fsum(operator.compute_seconds for operator in stage.operators) >= below:
+                return None
+            beside = overlapped(self.planned, stage, self.formulation.problem.budget)
+            self._candidates[choices] = Candidate(choices, stage, beside)
+        return self._candidates[choices]
 
     def _exposed_share(self, candidate: Candidate) -> float:
         """Compute the exposed share of the communication of weights and of tensors computed from weights alone."""

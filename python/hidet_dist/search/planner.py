@@ -160,7 +160,7 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
     """Issue a SearchLimitWarning at the caller's caller if the time limit was reached; ``gap`` is the plan's."""
     if limits.time_reached:
         warnings.warn(
-            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one until then, its "
+            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one until then, the "
             f"gap to the lower bound is {gap:.2%}, and another run may find another plan.",
             SearchLimitWarning,
             stacklevel=3,

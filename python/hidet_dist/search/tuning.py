@@ -119,6 +119,7 @@ WIDE_ROUNDS = 12  # of the pairwise solver; later ones gain little on graphs of 
 # Overlap of communication with computation (overlap.py).
 OVERLAP_ROUNDS = 4  # solutions of discounted problems at most
 OVERLAP_CHOICES = 20_000  # choices of all entities, up to which discounted problems are solved within the budget
+OVERLAP_PLANS = 3  # plans next to a solution's that are scheduled: each takes 10 to 50 ms, a solution up to a second
 OVERLAP_GAP = 0.01  # gap of these solutions: hidden time is known no better
 OVERLAP_SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers come out equal
 

@@ -51,7 +51,7 @@ function drawTop() {
       figure('Communication', percent(sent / report.seconds), Object.entries(report.collectives).map(([kind, number]) => `${number} ${kind}`).join(', ') || 'none'),
       figure('Memory per device', bytes(peak), `${percent(peak / report.memory.budget_bytes)} of ${bytes(report.memory.budget_bytes)}`),
       figure('Weights per device', bytes(weights), ''),
-      figure('Distance from the bound', boundText(), report.search && report.search.mode === 'search' ? `no plan takes less than ${time(report.search.bound_seconds)}` : '')),
+      figure('Distance from the bound', boundText(), report.search && report.search.mode === 'search' ? `no plan takes less than ${time(report.search.bound_seconds)}${overlaps() ? ' without overlap' : ''}` : '')),
     live ? pinList() : '');
 }
 
@@ -59,8 +59,13 @@ function boundText() {
   const {search} = report;
   if (!search) return 'unknown';
   if (search.mode !== 'search') return 'not proven';
-  const of = chosenForMakespan() ? ' of the least time without overlap' : '';
+  const of = chosenForMakespan() ? ' for the least time without overlap' : overlaps() ? ' without overlap' : '';
   return search.gap <= 1e-12 ? `none${of || ': optimal'}` : `at most ${percent(search.gap)}${of}`;
+}
+
+// Whether overlap shortens the plan, so that its time is not the one that the bound is of.
+function overlaps() {
+  return report.makespan_seconds < report.seconds * (1 - 1e-6);
 }
 
 // Whether the search found a plan of less time without overlap; the gap is of that plan.
@@ -144,7 +149,7 @@ function boundAnswer() {
   return answer(question, 'search',
     el('p', {}, el('strong', {}, search.gap <= 1e-12 ? 'It is optimal.' : `At most ${percent(search.gap)}.`),
       ` The plan takes ${time(report.seconds)}; no plan within the budget takes less than ${time(search.bound_seconds)}`,
-      report.makespan_seconds < report.seconds * (1 - 1e-6) ? ', both without overlap.' : '.'), late);
+      overlaps() ? ', both without overlap.' : '.'), late);
 }
 
 function layersAnswer() {
@@ -166,6 +171,11 @@ function layersAnswer() {
   el('p', {class: 'quiet'}, report.families.map(family => `${family.usual.length} of ${family.members.length} ${family.prefix} are alike`).join(', ')));
 }
 
+function searchText() {
+  const plan = `The search ended with ${time(report.seconds)}${overlaps() ? ` without overlap, ${time(report.makespan_seconds)} with it` : ''}.`;
+  return chosenForMakespan() ? `${plan} The plan was chosen for its time with overlap.` : plan;
+}
+
 function drawSearch() {
   const {search} = report;
   if (!search) {
@@ -174,7 +184,7 @@ function drawSearch() {
   }
   const slowest = Math.max(...search.incumbents.map(one => one.seconds));
   replaceBody('search',
-    el('p', {class: 'lead'}, search.mode === 'search' ? `The search ended with ${time(report.seconds)}; it proved that no plan takes less than ${time(search.bound_seconds)} (gap ${percent(search.gap)}).`
+    el('p', {class: 'lead'}, search.mode === 'search' ? `${searchText()} No plan takes less than ${time(search.bound_seconds)}${overlaps() ? ' without overlap' : ''}: the gap is ${percent(search.gap)}${chosenForMakespan() ? ', of the least time without overlap that was found' : ''}.`
       : 'The plan follows from pins, without a search.', search.time_limit_reached ? ' The time limit was reached, so the plan depends on the speed of the machine.' : ''),
     scrolling('The best plans during the search; times are without overlap',
       el('thead', {}, el('tr', {}, ['plan', 'predicted', 'lower bound', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
