@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from hidet_dist.search import tuning
+from hidet_dist.search.narrowing import narrow
 from hidet_dist.search.network import Network, Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, readers
@@ -64,7 +65,9 @@ def eliminate(
         try:
             result = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
-            continue
+            if limit != tuning.READERS_LIMITS[0] or not narrow(problem, kept, tables, prices):
+                continue
+            result = _eliminate(problem, kept, tables, prices, limit, gap)
         most = limit
         if best is not None:
             choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])

@@ -23,6 +23,7 @@ JOINT_WORK = 2.0  # factor of the work of a step that joint peaks may come to
 JOINT_POINTS = 6  # program points from the first to the last of a joint peak, at most
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # open readers of a tensor above which it is relaxed; tried in turn until exact enough
+NARROWINGS = 3  # kinds of tensors that are relaxed, beside those of many readers, where a graph is too wide without
 EXACT_WORK = 2**26  # additions of one step above which plans are improved before more tensors are treated exactly
 WORK_LIMIT = 2**29  # additions of one step of an elimination, above which the graph is too wide to be eliminated
 WIDE_WORK = 2**20  # additions of one step above which another order of elimination is tried
