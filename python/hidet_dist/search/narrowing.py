@@ -29,7 +29,7 @@ def narrow(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, pric
     narrowing.done = True
     kinds: dict[int, list[int]] = {}
     for tensor in problem.equal_parts.tensors:
-        if 1 < len(tensor.group):
+        if len(tensor.group) > 1:
             kinds.setdefault(tensor.kind, []).append(tensor.tensor)
     chosen = frozenset[int]()
     for _ in range(tuning.NARROWINGS):

@@ -121,8 +121,8 @@ class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
-    ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when an
-    elimination turns out to be too wide; problems made from this one by :func:`dataclasses.replace` share it.
+    ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
+    an elimination turns out to be too wide; problems made from this one by :func:`dataclasses.replace` share it.
     """
 
     cost: Sequence[Sequence[float]]
