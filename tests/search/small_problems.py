@@ -36,7 +36,7 @@ def problems(draw: st.DrawFn, activations: bool = True) -> Problem:
             work = [[draw(nbytes_) for _ in range(specs)] for _ in range(specs)]
             layout = tuple(min(s, draw(spec)) for s in range(specs))
             nbytes = tuple(draw(nbytes_) for _ in range(specs))
-            tensors[tensor] = ConvertedTensor(layout, nbytes, lambda s, d, work=work: work[s][d])
+            tensors[tensor] = ConvertedTensor(layout, nbytes, lambda work=work: work)
     holds = []
     for _ in range(draw(st.integers(0, 4)) if activations else 0):
         entity = draw(st.integers(0, len(sizes) - 1))

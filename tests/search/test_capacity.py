@@ -36,7 +36,7 @@ def gathered_weights(budget: int) -> Problem:
     edges, tensors = [], {}
     for layer in range(2):
         edges.append(Edge(layer, 2 + layer, layer, (0, 1), (0,), ((0.0,), (1.0,)), layer, layer))
-        tensors[layer] = ConvertedTensor((0, 1), (8, 2), lambda _s, _d: 2)
+        tensors[layer] = ConvertedTensor((0, 1), (8, 2), lambda: [[2, 2], [2, 2]])
     held = (LiveInterval(0, 0, 1, (1,)), LiveInterval(1, 1, 1, (1,)))
     return Problem(
         [[1.0], [1.0], [0.0, 0.0], [0.0, 0.0]], [[0], [0], [8, 2], [8, 2]], budget, edges, Activations(2, held, tensors)

@@ -55,15 +55,16 @@ def test_a_layout_has_the_variables_and_factors_of_one_tensor_after_the_other(
     assert [layout.of_tensor(n) for n in range(len(ends))] == of_tensor
 
 
-def test_working_bytes_are_asked_for_once() -> None:
+def test_the_bytes_of_conversions_are_tabulated_once() -> None:
     asked = []
 
-    def working(s: int, d: int) -> int:
-        asked.append((s, d))
-        return 10 * s + d
+    def buffers() -> list[list[int]]:
+        asked.append(True)
+        return [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
 
-    memory = ConvertedTensor((0, 1, 0), (5, 6, 7), working)
+    memory = ConvertedTensor((0, 1, 0), (5, 6, 7), buffers)
     assert memory.held.tolist() == [[0, 6, 0], [5, 0, 7], [0, 6, 0]]
-    for _ in range(2):
-        assert memory.worked(np.array([[0], [1]]), np.array([2, 1])).tolist() == [[0, 1], [12, 0]]
-    assert asked == [(0, 1), (1, 2)]
+    assert not asked
+    assert memory.worked.tolist() == [[0, 1, 0], [10, 0, 12], [0, 21, 0]]
+    assert [memory.working(s, d) for s, d in ((0, 1), (1, 2), (2, 1))] == [1, 12, 21]
+    assert asked == [True]

@@ -283,7 +283,7 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
     problem = dense(6, 6)
     # Only equal choices fit the budget, and the smallest ones are different.
     alone = [[int(choice != entity) for choice in range(6)] for entity in range(6)]
-    held = ConvertedTensor(tuple(range(6)), (50,) * 6, lambda source, required: 0)
+    held = ConvertedTensor(tuple(range(6)), (50,) * 6, lambda: [[0] * 6] * 6)
     activations = Activations(1, (), {edge.tensor: held for edge in problem.edges})
     narrow = replace(problem, memory=alone, budget=5, activations=activations)
     with pytest.raises(SolverError, match=r"least memory so far holds 750 bytes.*solver_memory_limit_bytes"):

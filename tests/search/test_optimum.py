@@ -43,6 +43,15 @@ def priced(problem: Problem, line: list[int], peak: tuple[int, int]) -> Prices:
     return Prices(line[:points], [tuple(range(begin, end + 1))] if begin < end else ())
 
 
+def test_tables_of_a_joint_peak_are_those_of_the_entities_left_open() -> None:
+    """The other entity holds nothing at the peak in either elimination, of which the second is in the same tables."""
+    holds = LiveInterval(0, 0, 0, (0, 7)), LiveInterval(1, 1, 1, (5, 0))
+    problem = Problem([[0.0, 1.0]] * 2, [[0, 0]] * 2, 0, [], Activations(2, holds, {}))
+    prices, tables = Prices([1.0, 1.0], [(0, 1)]), Tables()
+    assert eliminate(problem, [[0, 1], [1]], tables, prices).bound == 1.0
+    assert eliminate(problem, [[0], [0, 1]], tables, prices).bound == 1.0
+
+
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
 def test_elimination_finds_the_optimum_at_any_prices_of_memory(
@@ -144,7 +153,7 @@ def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions
     """Five readers, one after the other, either convert a tensor, which holds 7 bytes, or take a second longer."""
     readers_ = 5
     edges = [Edge(0, 0, n, (0,), (1, 0), ((0.0, 0.5), (0.5, 0.0)), n, n) for n in range(1, readers_ + 1)]
-    held = ConvertedTensor((0, 1), (7, 7), lambda source, required: 0)
+    held = ConvertedTensor((0, 1), (7, 7), lambda: [[0, 0], [0, 0]])
     problem = Problem(
         [[0.0], *([0.0, 1.0] for _ in range(readers_))],
         [[0], *([0, 0] for _ in range(readers_))],

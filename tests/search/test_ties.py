@@ -45,7 +45,7 @@ def problems(draw: st.DrawFn) -> Problem:
             consumed = tuple(draw(spec) for _ in range(sizes[consumer]))
             edges.append(Edge(tensor, producer, consumer, produced, consumed, convert, consumer, consumer, counts))
         nbytes = tuple(draw(st.integers(0, 9)) for _ in range(SPECS))
-        tensors[tensor] = ConvertedTensor(tuple(range(SPECS)), nbytes, lambda s, d: 0)
+        tensors[tensor] = ConvertedTensor(tuple(range(SPECS)), nbytes, lambda: [[0] * SPECS] * SPECS)
     collectives = [draw(st.lists(count, min_size=n, max_size=n)) for n in sizes]
     memory = [[0] * n for n in sizes]
     return Problem(cost, memory, 10**6, edges, Activations(len(sizes), (), tensors), collectives)

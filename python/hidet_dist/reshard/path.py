@@ -11,8 +11,10 @@ from typing import TypeAlias, TypeVar
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.reshard.buffers import StepBytes, step_bytes
 from hidet_dist.reshard.cost import Element, itemsize, step_seconds
 from hidet_dist.reshard.steps import Step, moves
+from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
 
 T = TypeVar("T")
@@ -85,6 +87,21 @@ def conversion_collectives(
     Raises SpecError as it does.
     """
     return _tabulate(_collectives, shape, dtype, sources, targets, cluster)
+
+
+def conversion_buffers(
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[TensorShardSpec],
+    targets: Sequence[TensorShardSpec],
+    cluster: Cluster,
+) -> tuple[tuple[int, ...], ...]:
+    """Compute the bytes that :func:`cheapest_conversion` takes, from each source (rows) to each target (columns).
+
+    They are the peak bytes while it runs besides the source and the result, as of
+    :func:`hidet_dist.reshard.buffers.conversion_nbytes`. Raises SpecError as it does.
+    """
+    return _tabulate(_buffers, shape, dtype, sources, targets, cluster)
 
 
 def _tabulate(
@@ -160,6 +177,8 @@ class _LayoutGraph:
         self._layouts: list[Layout] = []
         self._numbers: dict[Layout, int] = {}
         self._edges: dict[int, list[tuple[int, int, Step]]] = {}
+        self._bytes: dict[tuple[int, int], StepBytes] = {}
+        self._nbytes: dict[int, int] = {}
         self._trees: dict[int, _Tree] = {}
 
     def number(self, layout: Layout) -> int:
@@ -187,6 +206,21 @@ class _LayoutGraph:
             ]
         return self._edges[node]
 
+    def nbytes(self, node: int) -> int:
+        """Compute the bytes of a shard in a layout."""
+        if node not in self._nbytes:
+            spec = split_of(self._layouts[node])
+            self._nbytes[node] = spec.local_nbytes(self._shape, self._element_bytes, self._cluster.mesh)
+        return self._nbytes[node]
+
+    def step_bytes(self, node: int, after: int, step: Step) -> StepBytes:
+        """Compute the bytes of the cheapest step from a node to another one."""
+        if (node, after) not in self._bytes:
+            source, target = split_of(self._layouts[node]), split_of(self._layouts[after])
+            mesh, places = self._cluster.mesh, self._cluster.device.places_shards
+            self._bytes[node, after] = step_bytes(step, source, target, self._shape, self._element_bytes, mesh, places)
+        return self._bytes[node, after]
+
     def tree(self, source: int) -> _Tree:
         """Return the tree of cheapest paths from a node."""
         if source not in self._trees:
@@ -209,6 +243,8 @@ class _Tree:
 
     def __init__(self, graph: _LayoutGraph, source: int):
         self._graph = graph
+        self._source = source
+        self._most_bytes = {source: 0}
         self._price = {source: 0}
         self._predecessors: dict[int, tuple[int, Step]] = {}
         self._settled: set[int] = set()
@@ -230,6 +266,22 @@ class _Tree:
             node, step = self._predecessors[node]
             steps.insert(0, step)
         return tuple(steps)
+
+    def buffers(self, targets: Sequence[int]) -> list[int]:
+        """Compute the peak bytes of the cheapest paths to nodes besides the ends. No step may reduce."""
+        graph, most, source = self._graph, self._most_bytes, self._source
+        source_nbytes = graph.nbytes(source)
+        for target in targets:
+            self._reach(target)
+            path = [target]
+            while path[-1] not in most:
+                path.append(self._predecessors[path[-1]][0])
+            before = path.pop()
+            for after in reversed(path):
+                during = graph.step_bytes(before, after, self._predecessors[after][1])
+                most[after] = max(most[before], during.beside(source_nbytes, before == source))
+                before = after
+        return [max(0, most[target] - source_nbytes - graph.nbytes(target)) for target in targets]
 
     def _reach(self, goal: int) -> int:
         """Expand the tree until it contains a node, and return the price of the path to it."""
@@ -265,6 +317,11 @@ def _seconds(tree: _Tree, targets: Sequence[int]) -> list[float]:
 def _collectives(tree: _Tree, targets: Sequence[int]) -> list[int]:
     """Count the steps of the cheapest paths to nodes that communicate."""
     return [price // _MOST % _MOST for price in tree.prices(targets)]
+
+
+def _buffers(tree: _Tree, targets: Sequence[int]) -> list[int]:
+    """Compute the peak bytes of the cheapest paths to nodes besides the ends."""
+    return tree.buffers(targets)
 
 
 def _paths(tree: _Tree, targets: Sequence[int]) -> list[tuple[tuple[Step, ...], float]]:

@@ -149,4 +149,4 @@ def _conversion_bytes(memory: ConvertedTensor, edge: Edge, pays: bool) -> tuple[
         values: list[int] = table.ravel().tolist()
         return values
 
-    return listed(memory.held[at]), listed(memory.worked(*at)) if pays else None
+    return listed(memory.held[at]), listed(memory.worked[at]) if pays else None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity, Fitting
+from hidet_dist.search.equal_parts import crossed
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem
 
@@ -112,16 +113,8 @@ class Crowding:
             return 0
         key = id(memory), id(edge.produced), id(edge.consumed)
         if key not in self._converted:
-            layout, required = memory.layout, dict.fromkeys(edge.consumed)
-            self._converted[key] = max(
-                (
-                    memory.nbytes[d] + memory.working(s, d)
-                    for s in dict.fromkeys(edge.produced)
-                    for d in required
-                    if layout[s] != layout[d]
-                ),
-                default=0,
-            )
+            at = crossed(*(tuple(dict.fromkeys(specs)) for specs in (edge.produced, edge.consumed)))
+            self._converted[key] = int((memory.held[at] + memory.worked[at]).max())
         return self._converted[key]
 
     def _part(self, kept: Sequence[Sequence[int]], crowded: set[int]) -> tuple[Problem, set[int]]:

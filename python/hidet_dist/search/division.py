@@ -105,8 +105,7 @@ def _open_part(state: State, capacity: Capacity, part: _Part) -> list[_Part]:
         return []
     limited = _with_most_resident(fitting.problem, fitting.resident[1])
     options = replace(state.options, on_incumbent=None)
-    inner = State(limited, options, fitting.kept, state.best, state.seconds, similar=state)
-    inner.outer, inner.bound = state, part.bound
+    inner = State(limited, options, fitting.kept, state.best, state.seconds, part.bound, outer=state)
     tables = Tables(state.limits)
     try:
         first = inner.probe(tables, Prices(part.prices), coarse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
-from hidet_dist.reshard import conversion_collectives
+from hidet_dist.reshard import conversion_buffers, conversion_collectives
+from hidet_dist.reshard.buffers import reduction_nbytes
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.limits import Limits
@@ -21,8 +23,6 @@ from hidet_dist.search.memory import (
     REDUCE,
     RUN,
     Lifetimes,
-    conversion_nbytes,
-    reduction_nbytes,
 )
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pins import Pin, Pins
@@ -119,7 +119,7 @@ def formulate(
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
-    activations = _activations(view, model, cluster, choices, outputs, tensors)
+    activations = _activations(view, cluster, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
@@ -381,7 +381,6 @@ class _Sizes:
 
 def _activations(
     view: GraphView,
-    model: CostModel,
     cluster: Cluster,
     choices: Sequence[tuple[Choice, ...]],
     outputs: Sequence[Specs],
@@ -398,7 +397,7 @@ def _activations(
         if same not in known:
             key: Hashable = view.shape(name), view.itemsize(name), tuple(layouts), own
             if key not in known:
-                known[key] = _converted(sizes, model, name, [spec for spec, _ in layouts])
+                known[key] = _converted(sizes, cluster, name, [spec for spec, _ in layouts])
             known[same] = known[key]
         converted[number] = known[same]
     return Activations(tensors.lifetimes.count, tuple(intervals), converted)
@@ -443,20 +442,16 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
     return intervals
 
 
-def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> ConvertedTensor:
+def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> ConvertedTensor:
     """Formulate the memory of a tensor's conversions."""
-    view = sizes.view
-    shape, itemsize = view.shape(name), view.itemsize(name)
-    known: dict[tuple[int, int], int] = {}
+    shape, dtype = sizes.view.pieces(name)
 
-    def working(s: int, d: int) -> int:
-        if (s, d) not in known:
-            steps = model.conversion(*view.pieces(name), specs[s], specs[d]).steps
-            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh, sizes.places_shards)
-        return known[s, d]
+    @functools.cache
+    def buffers() -> tuple[tuple[int, ...], ...]:
+        return conversion_buffers(shape, dtype, specs, specs, cluster)
 
     layout = tuple(specs.index(spec) for spec in specs)
-    return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), working)
+    return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)
 
 
 def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:

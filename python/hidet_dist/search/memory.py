@@ -17,98 +17,17 @@ The figures are upper bounds: an allocator may need less where fused kernels kee
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
-from hidet_dist.reshard import PlannedSteps, Step
-from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
-from hidet_dist.spec.partial import split_of
+from hidet_dist.reshard import PlannedSteps
+from hidet_dist.reshard.buffers import conversion_nbytes, reduction_nbytes
+from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
 POINTS = 3  # per operator
-
-
-def conversion_nbytes(
-    shape: Sequence[int],
-    itemsize: int,
-    source: TensorShardSpec,
-    steps: Sequence[Step],
-    mesh: DeviceMesh,
-    places_shards: bool = False,
-) -> int:
-    """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
-    shape, source_nbytes, spec, most = tuple(shape), source.local_nbytes(shape, itemsize, mesh), source, 0
-    for number, step in enumerate(steps):
-        moved = _step_bytes(step, spec, shape, itemsize, mesh, places_shards)
-        # The first step's input is the source itself, which later steps find beside their input.
-        most = max(most, moved.working + (source_nbytes if number else 0), moved.unpacking + source_nbytes)
-        spec = moved.spec
-    return max(0, most - source_nbytes - spec.local_nbytes(shape, itemsize, mesh))
-
-
-class _StepBytes(NamedTuple):
-    """The spec after a step, and the bytes while it runs: with its input, and while received data are unpacked."""
-
-    spec: TensorShardSpec
-    working: int
-    unpacking: int
-
-
-@functools.lru_cache(maxsize=2**15)  # the conversions of a tensor have most of their steps in common
-def _step_bytes(
-    step: Step, source: TensorShardSpec, shape: tuple[int, ...], itemsize: int, mesh: DeviceMesh, places_shards: bool
-) -> _StepBytes:
-    """Compute the bytes of a step of a conversion, those of the conversion's source not included."""
-    spec = split_of(step.after(source, shape, mesh))
-    local, result = source.local_shape(shape, mesh), spec.local_shape(shape, mesh)
-    before, after = math.prod(local) * itemsize, math.prod(result) * itemsize
-    uneven = step.is_uneven(mesh)
-    places = places_shards and not uneven
-    unpacks = step.unpacks(local, result, mesh, places)
-    received = after if places and not unpacks else step.received_nbytes(before, after, mesh)
-    working = before + received
-    if uneven:
-        working = max(working, uneven_nbytes(step, before, after, mesh))
-    if step.packs(local, places):
-        working = max(working, 2 * before)
-    return _StepBytes(spec, working, received + after if unpacks else 0)
-
-
-def reduction_nbytes(
-    shape: Sequence[int],
-    itemsize: int,
-    partial: TensorShardSpec,
-    fns: Sequence[ReduceFn],
-    mesh: DeviceMesh,
-    places_shards: bool = False,
-) -> int:
-    """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included."""
-    spec = partial
-    before = most = partial.local_nbytes(shape, itemsize, mesh)
-    for fn in fns:
-        step, local = Step.of(fn), spec.local_shape(shape, mesh)
-        if fn.dim is not None:
-            spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
-        after, uneven = spec.local_nbytes(shape, itemsize, mesh), step.is_uneven(mesh)
-        packs = step.packs(local, places_shards and not uneven)
-        copies: tuple[int, ...] = (2 * before if packs else 0, 2 * after if fn.op == "average" else 0)
-        if uneven:
-            copies = (*copies, uneven_nbytes(step, before, after, mesh))
-        most = max(most, before + after, *copies)
-        before = after
-    return most
-
-
-def uneven_nbytes(step: Step, before: int, after: int, mesh: DeviceMesh) -> int:
-    """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included."""
-    whole = step.whole_nbytes(before, after, mesh)
-    block = before if step.collective.joins else after
-    return whole + max(before, block, after)
 
 
 class Lifetimes:

@@ -313,7 +313,7 @@ class Presolve:
             most = _greatest_rise(lines)
         else:
             held = span.memory.held[at]
-            working = span.memory.worked(*at) if any(span.making) else None
+            working = span.memory.worked[at] if any(span.making) else None
             lines = lines + span.least * held
             if working is not None:
                 lines = lines + min(span.making) * working
@@ -342,7 +342,7 @@ class Presolve:
             held = span.memory.held[at].T
             lines = lines + held_price * held
             if any(span.making):
-                working = span.memory.worked(*at).T
+                working = span.memory.worked[at].T
                 if alone:
                     lines = lines + making_price * working
                 else:

@@ -40,12 +40,12 @@ class ConvertedTensor:
 
     Numbers s with the same ``layout[s]`` stand for the same spec: nothing is converted between them. The tensor in spec
     d holds ``nbytes[d]`` from the first reader that requires d to the last. Converting it from s to d takes another
-    ``working(s, d)`` bytes at the first reader.
+    ``buffers()[s][d]`` bytes at the first reader.
     """
 
     layout: tuple[int, ...]
     nbytes: tuple[int, ...]
-    working: Callable[[int, int], int]
+    buffers: Callable[[], Sequence[Sequence[int]]]
 
     @cached_property
     def held(self) -> npt.NDArray[np.float64]:
@@ -53,20 +53,19 @@ class ConvertedTensor:
         layout = np.array(self.layout)
         return np.where(layout[:, None] != layout[None, :], np.array(self.nbytes, dtype=float)[None, :], 0.0)
 
-    def worked(self, sources: npt.NDArray[np.int64], required: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Tabulate the working bytes of conversions from ``sources``, a column, to ``required``, a row."""
-        result: npt.NDArray[np.float64] = self._worked[sources, required]
-        if np.isnan(result).any():
-            for s in sources.ravel().tolist():
-                for d in required.tolist():
-                    self._worked[s, d] = self.working(s, d) if self.layout[s] != self.layout[d] else 0.0
-            result = self._worked[sources, required]
-        return result
+    @cached_property
+    def worked(self) -> npt.NDArray[np.float64]:
+        """``[s, d]``: the bytes that converting the tensor from s to d takes besides."""
+        layout = np.array(self.layout)
+        return np.where(layout[:, None] != layout[None, :], np.array(self._buffers, dtype=float), 0.0)
+
+    def working(self, source: int, required: int) -> int:
+        """Return the bytes that a conversion takes besides what it reads and makes."""
+        return self._buffers[source][required]
 
     @cached_property
-    def _worked(self) -> npt.NDArray[np.float64]:
-        """The working bytes of each conversion, NaN until they are asked for."""
-        return np.full((len(self.layout), len(self.layout)), np.nan)
+    def _buffers(self) -> Sequence[Sequence[int]]:
+        return self.buffers()
 
 
 @dataclass(frozen=True)

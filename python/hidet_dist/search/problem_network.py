@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -50,12 +50,7 @@ def network_of(
     joint = []
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
-        chosen = tuple(tuple(kept[entity]) for entity in scope)
-        key: Hashable = ("joint", price, points, chosen, tuple(relaxed))
-        number = tables.find(key)
-        if number is None:
-            number = tables.add(key, tables.rounded(price * peak))
-        joint.append((number, scope))
+        joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
     layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 

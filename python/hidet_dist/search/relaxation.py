@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hidet_dist.search import tuning
+from hidet_dist.search.crowding import Crowding
 from hidet_dist.search.least_memory import find_fitting
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.network import Tables
@@ -76,9 +77,9 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             search.mix()
         mixture = search.mixture
         near = _near(state, mixture)
-        exact = not coarse or state.outer is not None or search.slack <= near * state.seconds
-        if exact and not mixture.over and search.bound >= mixture.seconds * (1 - near):
-            return search.plans, replace(mixture, prices=search.centre)
+        exact = not coarse or state.outer is not None or search.best.slack <= near * state.seconds
+        if exact and not mixture.over and search.best.bound >= mixture.seconds * (1 - near):
+            return search.plans, replace(mixture, prices=search.best.prices)
         known = {probe.choices for probe in search.plans}
         probe = search.probe(coarse)
         prices, near = state.prices(search.probed), _near(state, mixture)
@@ -108,6 +109,18 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     return search.plans, search.mixture
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """The bound that prices give, in seconds.
+
+    ``slack`` are the seconds by which it could be greater if no tensor were relaxed, at most.
+    """
+
+    bound: float = -math.inf
+    slack: float = math.inf
+    prices: list[float] = field(default_factory=list)
+
+
 class _PriceSearch:
     """The plans so far, and their best mixture.
 
@@ -117,16 +130,14 @@ class _PriceSearch:
     limit: the price of a byte that the mixture holds above the budget, in seconds.
     mixture: the best mixture of the plans. It excludes the latest plans until the next call of :meth:`mix`.
     probed: the prices of the last probe.
-    bound: the greatest bound of a probe, in seconds; ``centre`` are its prices.
-    slack: the seconds by which the bound at these prices could be greater if no tensor were relaxed, at most.
+    best: the greatest bound of a probe.
     """
 
     def __init__(self, state: State, tables: Tables):
         self._state, self._tables = state, tables
         self._raises = 0
         self.probed: list[float] = []
-        self.centre: list[float] = []
-        self.bound, self.slack = -math.inf, math.inf
+        self.best = _Bound()
         self.plans = list(state.known_plans)
         low, budget = self.plans[-1], state.problem.budget
         # The fewer bytes there are, the more each is worth. A price that is too high costs no more probes than one that
@@ -158,13 +169,13 @@ class _PriceSearch:
         """
         state, last = self._state, self.probed
         self.probed = self.mixture.prices
-        if last is self.centre and self.bound >= state.bound and not any(self.probed):
+        if last is self.best.prices and self.best.bound >= state.bound and not any(self.probed):
             self.probed = [price / 2 for price in last]
         prices = state.prices(self.probed)
         probe = state.probe(self._tables, prices, coarse=coarse)
         state.raise_bound(probe.bound)
-        if probe.bound > self.bound:
-            self.bound, self.centre, self.slack = probe.bound, self.probed, _slack(state, probe, prices)
+        if probe.bound > self.best.bound:
+            self.best = _Bound(probe.bound, _slack(state, probe, prices), self.probed)
         self.plans.append(probe)
         return probe
 
@@ -177,11 +188,18 @@ class _PriceSearch:
         self.mix()
 
     def raise_limit(self) -> None:
-        """Raise the limit; after a few raises find a plan that fits."""
+        """Raise the limit; find a plan that fits after a few raises, or sooner where it is plain that none does."""
         self._raises += 1
-        if self._raises > tuning.PRICE_RAISES and not self._state.best:
+        if not self._state.best and (self._raises > tuning.PRICE_RAISES or self._is_crowded()):
             self.plans.append(find_fitting(self._state))
         self.limit *= tuning.PRICE_RAISE
+
+    def _is_crowded(self) -> bool:
+        """Tell, once, whether the least bytes around entities already exceed the budget. A part was tested before."""
+        state = self._state
+        if self._raises != tuning.CROWDED_RAISE or state.outer is not None:
+            return False
+        return Crowding(state.problem).fitting(state.kept, state.problem.budget, math.inf, state.limits) is None
 
 
 def _near(state: State, mixture: Mixture) -> float:

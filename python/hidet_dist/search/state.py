@@ -53,16 +53,16 @@ class State:
     narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
     divided: bool = False  # whether the plans were divided into parts (divide_plans), as far as that is useful
     joint: tuple[tuple[int, ...], ...] = ()  # points of joint peaks, which share a price
-    outer: State | None = None  # the state of the whole problem, if this is the state of a part of its plans
+    outer: State | None = None  # that of the whole problem, if this is the state of a part of its plans
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
-    similar: State | None = None  # the state of a similar problem, whose presolve is shared
+    similar: State | None = None  # the state of a similar problem, whose presolve is shared; that of ``outer`` is, too
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
-        like = None if self.similar is None else self.similar.presolve
-        self.presolve: Presolve = Presolve(self.problem, like)
+        like = self.outer if self.similar is None else self.similar
+        self.presolve: Presolve = Presolve(self.problem, None if like is None else like.presolve)
 
     def prices(self, second_per_byte: Sequence[float]) -> Prices:
         """Make prices of program points, of which those of joint peaks share theirs."""

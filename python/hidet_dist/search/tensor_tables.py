@@ -170,7 +170,7 @@ class Priced:
         at = crossed(sources, specs)
         result: Table = self.memory.held[at].T.reshape(column) * span
         if making.any():
-            result = result + self.memory.worked(*at).T.reshape(column) * making
+            result = result + self.memory.worked[at].T.reshape(column) * making
         return result
 
 
@@ -203,7 +203,7 @@ def _pair(
         table = tensor.convert[at]
         if memory is not None and held:
             priced = memory.held[at] * held
-            table += priced + memory.worked(*at) * making if making else priced
+            table += priced + memory.worked[at] * making if making else priced
         number = tables.add(key, tables.rounded(table))
     return TensorTable(number, tuple(dims))
 

@@ -38,11 +38,13 @@ TABLES_KEPT = 0.05  # share of the memory limit above which the tables of earlie
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before the plan of least memory is searched, whatever its cost
+CROWDED_RAISE = 2  # the raise at which the bytes around entities are added up: budgets that plans fit rarely need it
 PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least memory is searched if none fits so far
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.0095  # share of the least peak so far that its bound may be below it in a refusal
-PEAK_CHOICES = 300  # choices among which the integer program finds the least peak at once
+REFUTED_GAP = 0.001  # share of a target up to which smaller targets that nothing reaches are told from others
+PEAK_CHOICES = 300  # choices among which targets, or else the integer program, find the very least peak
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
 TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
 TARGET_PROBES = 5  # prices tried after each

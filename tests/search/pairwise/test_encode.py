@@ -39,7 +39,9 @@ SHARED = Problem(
         for reader, begin, end in ((1, 1, 2), (2, 5, 6))
     ],
     # The converted tensor holds 8 bytes from point 1 to point 6; what follows the second reader takes 4.
-    activations=Activations(8, (LiveInterval(2, 7, 7, (4, 4)),), {0: ConvertedTensor((0, 1), (8, 8), lambda s, d: 0)}),
+    activations=Activations(
+        8, (LiveInterval(2, 7, 7, (4, 4)),), {0: ConvertedTensor((0, 1), (8, 8), lambda: [[0] * 2] * 2)}
+    ),
 )
 
 
@@ -85,7 +87,7 @@ def test_what_readers_share_is_paid_and_held_once(budget: int, picks: tuple[int,
 
 def test_buffers_of_a_conversion_are_held_when_its_first_reader_runs() -> None:
     """At point 5 they do not fit beside another 4 bytes. At point 1 they would, but that reader takes spec 0."""
-    busy = Activations(8, (LiveInterval(2, 5, 5, (4, 4)),), {0: ConvertedTensor((0, 1), (0, 0), lambda s, d: 8)})
+    busy = Activations(8, (LiveInterval(2, 5, 5, (4, 4)),), {0: ConvertedTensor((0, 1), (0, 0), lambda: [[8] * 2] * 2)})
     problem = replace(SHARED, cost=[[0.0], [0.0, 99.0], [9.0, 0.0]], activations=busy, budget=12)
     assert wide.solve(problem).choices == (0, 0, 0)
     assert wide.solve(replace(problem, budget=13)).choices == (0, 0, 1)
