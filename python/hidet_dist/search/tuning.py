@@ -44,6 +44,7 @@ PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least mem
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
 PEAK_GAP = 0.0095  # share of the least peak so far that its bound may be below it in a refusal
+REFUTED_GAP = 0.001  # share of a target up to which smaller targets that nothing reaches are told from others
 PEAK_CHOICES = 300  # choices among which targets, or else the integer program, find the very least peak
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
 TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
