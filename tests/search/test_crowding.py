@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, peak, problems
+from tests.search.test_exactness import stated
 
+from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import least_memory as search_of_least_memory
 from hidet_dist.search import tuning
 from hidet_dist.search.capacity import Capacity
@@ -13,6 +16,8 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, LiveInterval, Problem, evaluate
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing import shapes
 
 FORBIDDEN = 1e6
 
@@ -61,3 +66,16 @@ def test_prices_and_targets_alone_bound_the_least_memory(problem: Problem, more:
         assert found.bound_bytes <= least <= found.nbytes == peak(problem, found.choices)
         if enough >= least:
             assert found.bound_bytes <= enough
+
+
+def test_the_bytes_that_a_refusal_names_are_found_to_be_enough() -> None:
+    """A search for a plan within a budget may go another way than one for the least, but must not contradict it.
+
+    For a LLaMA on eight devices, targets just below the least stay undecided: one of the least itself as well.
+    """
+    graph = normalize(shapes.llama(shapes.LlamaConfig(2, 512, 8, 2, 1024, 1000, 2, 64, "float32")))
+    problem = stated(graph, builtin("dgx-h100", DeviceMesh((8,))))
+    named = least_memory(problem, SolveOptions(), 1)
+    assert named.nbytes * 0.99 <= named.bound_bytes
+    assert least_memory(problem, SolveOptions(), named.nbytes).nbytes <= named.nbytes
+    assert least_memory(problem, SolveOptions(), named.nbytes - 1).nbytes == named.nbytes

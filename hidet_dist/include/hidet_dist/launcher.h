@@ -13,16 +13,16 @@
  * void sizes(int64_t *bytes)             writes the distinct sizes, at the present values of symbolic dims
  * void call(kernel, arguments, count)    calls a kernel with `count` arguments
  *
- * Tensors are numbered: inputs, outputs, weights, locals; -1 - n is part n. Locals lie in the workspace, where hidet's
- * planner puts them.
- * Their places are computed again only after a symbolic dim has changed.
+ * Tensors are numbered: inputs, outputs, weights, locals; -1 - n is part n. Locals lie in the workspace
+ * (hidet_dist/placement.h). Their places are computed again only after a symbolic dim has changed.
  */
 #ifndef HIDET_DIST_LAUNCHER_H
 #define HIDET_DIST_LAUNCHER_H
 
 #include <assert.h>
-#include <hidet/runtime/memory_planner.h>
 #include <hidet_dist/launch.h>
+#include <hidet_dist/placement.h>
+#include <hidet_dist/symbols.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -35,6 +35,7 @@ constexpr int kFirstLocal = kFirstWeight + kWeights;
 uint8_t *workspaces[kMemories];
 void *addresses[kFirstLocal + kLocals];
 int64_t offsets[kLocals + 1];
+Placement<kLocals> placements[kMemories];
 int64_t used[kMemories];
 int64_t placed_for[kSizes + 1];
 bool placed;
@@ -48,20 +49,23 @@ void place() {
   sizes(bytes);
   if (placed && memcmp(bytes, placed_for, kSizes * sizeof(int64_t)) == 0) return;
   for (int memory = 0; memory < kMemories; ++memory) {
-    memory_planner_init(memory);
+    placements[memory].clear();
     used[memory] = 0;
   }
   for (const int32_t *at = code; *at >= 0;) {
     const int32_t *allocated = after(at + 1), *freed = after(allocated);
     for (int i = 1; i <= *allocated; ++i) {
       const int local = allocated[i];
-      offsets[local] = memory_planner_allocate(memory_of_local[local], bytes[size_of_local[local]]);
+      offsets[local] = placements[memory_of_local[local]].place(bytes[size_of_local[local]]);
     }
     for (int memory = 0; memory < kMemories; ++memory) {
-      const int64_t now = memory_planner_used(memory);
+      const int64_t now = placements[memory].used();
       if (now > used[memory]) used[memory] = now;
     }
-    for (int i = 1; i <= *freed; ++i) memory_planner_free(memory_of_local[freed[i]], offsets[freed[i]]);
+    for (int i = 1; i <= *freed; ++i) {
+      const int local = freed[i];
+      placements[memory_of_local[local]].free(offsets[local], bytes[size_of_local[local]]);
+    }
     at = after(freed);
   }
   memcpy(placed_for, bytes, kSizes * sizeof(int64_t));

@@ -143,7 +143,7 @@ def launcher_source(
     addresses = [parameter.removeprefix("void *") for parameter in parameters]
     lines = [
         "#include <stdint.h>",
-        "#include <hidet/runtime/symbols.h>",
+        "#include <hidet_dist/symbols.h>",
         "",
         f"static const int kInputs = {len(inputs)}, kOutputs = {len(graph.outputs)}, kWeights = {len(weights)};",
         f"static const int kLocals = {len(renumbered)}, kSizes = {len(byte_counts)};",
@@ -287,10 +287,9 @@ def build_launcher(
         When the library does not compile, or a size is not arithmetic of symbolic dims.
     """
     source = launcher_source(graph, inputs, weights, kernel_of_node, description)
-    package = Path(hidet.__path__[0])
-    directories = [str(package / "include"), str(native.include_dir())]
+    directory, libraries = str(native.include_dir()), Path(hidet.__path__[0]) / "lib"
     command = [gcc(), *_FLAGS]
-    parts = [source, compiler_version(gcc()), *_FLAGS, *map(content_of, directories)]
+    parts = [source, compiler_version(gcc()), *_FLAGS, content_of(directory)]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = Path(hidet.option.get_cache_dir()) / "launchers" / digest
     library = folder / "lib.so"
@@ -300,7 +299,7 @@ def build_launcher(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         written, built = Path(scratch) / "launcher.cc", Path(scratch) / "lib.so"
         written.write_text(source, "ascii")
-        command += [str(written), *(f"-I{directory}" for directory in directories), f"-L{package / 'lib'}"]
+        command += [str(written), f"-I{directory}", f"-L{libraries}"]
         command += ["-Wl,--no-as-needed", "-lhidet_runtime", "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

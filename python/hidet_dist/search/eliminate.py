@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from hidet_dist.search import tuning
+from hidet_dist.search.narrowing import narrow
 from hidet_dist.search.network import Network, Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, readers
@@ -47,7 +48,8 @@ def eliminate(
     """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
 
     Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
-    With ``coarse`` the first relaxation is the answer, whatever its gap.
+    With ``coarse`` the first relaxation is the answer, whatever its gap. If the graph is too wide even so, further
+    tensors are relaxed (:mod:`hidet_dist.search.narrowing`), in this elimination and those to come.
 
     Raises
     ------
@@ -61,9 +63,10 @@ def eliminate(
     for limit in tuning.READERS_LIMITS:
         if limit < most:
             continue  # with more tensors relaxed, the bound is no greater
-        try:
+        result = _eliminate(problem, kept, tables, prices, limit, gap)
+        if result is None and limit == tuning.READERS_LIMITS[0] and narrow(problem, kept, tables, prices):
             result = _eliminate(problem, kept, tables, prices, limit, gap)
-        except TooWide:
+        if result is None:
             continue
         most = limit
         if best is not None:
@@ -110,8 +113,12 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
 
 def _eliminate(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, gap: float
-) -> Eliminated:
-    bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+) -> Eliminated | None:
+    """Eliminate with one limit of readers; None where the graph is too wide."""
+    try:
+        bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+    except TooWide:
+        return None
     totals, groups = problem.totals, readers(problem)
 
     def cost(choices: Sequence[int]) -> float:
@@ -125,7 +132,10 @@ def _eliminate(
         narrowed = [list(entity_choices) for entity_choices in kept]
         for tensor in relaxed:
             fix_required(groups[tensor], choices, narrowed, same)
-        _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
+        try:
+            _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
+        except TooWide:
+            break
         if cost(other) < seconds:
             best, seconds = other, cost(other)
     return Eliminated(tuple(best), seconds, min(bound, seconds))

@@ -6,7 +6,7 @@ choices, is found once for a problem. The rest is filled in for all of them at o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,14 +114,16 @@ class EqualParts:
             rows[self._held_at] = (until[self._held_end + 1] - until[self._held_begin]).view(np.int64)
         return self._entities.numbers(rows)
 
-    def tensors_alike(self, left: Integers, prices: Prices, exact: Collection[int]) -> tuple[list[int], list[int]]:
+    def tensors_alike(self, left: Integers, prices: Prices, limits: Mapping[int, float]) -> tuple[list[int], list[int]]:
         """Number the tensors: equal ones have equal tables. Returns the position of the first of each, and the numbers.
 
-        ``left`` numbers the choices that are left of each entity; tensors in ``exact`` differ from others.
+        ``left`` numbers the choices that are left of each entity. ``limits`` are those of readers, for the tensors that
+        have one of their own: they differ from tensors with another limit.
         """
         rows = self._rows.fixed.copy()
-        if exact:
-            rows[self._rows.begins + 1] = [tensor.tensor in exact for tensor in self.tensors]
+        if limits:
+            own_limits = np.array([limits.get(tensor.tensor, 0.0) for tensor in self.tensors], dtype=np.float64)
+            rows[self._rows.begins + 1] = own_limits.view(np.int64)
         rows[self._ends_at] = left[self.ends]
         if prices.total:
             until, at = np.array(prices.until), np.array(prices.at)

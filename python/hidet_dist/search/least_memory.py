@@ -33,13 +33,43 @@ class LeastMemory:
     bound_bytes: int
 
 
+@dataclass
+class _Goal:
+    """The bytes that are enough; ``steered`` is whether they were a target, so that others may lead to other plans."""
+
+    enough: int
+    steered: bool = False
+
+    def is_settled(self, state: State, gap: float = tuning.PEAK_GAP) -> bool:
+        """Tell whether a plan needs no more than is enough, or none does, and the least is known up to the gap.
+
+        A search that was steered ends with the proof that none does: its plans depend on what is enough.
+        """
+        peak = _least(state).peak
+        if peak <= max(self.enough, state.bound + 0.5):
+            return True
+        return state.bound > self.enough and (self.steered or peak * (1 - gap) <= state.bound)
+
+
 def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> LeastMemory:
     """Find a plan of nearly the least peak memory, until the time limit.
 
-    The search ends with the first plan that holds at most ``enough`` bytes. Once it is proven that none does, it ends
-    with a plan whose peak is within ``tuning.PEAK_GAP`` of the bound, or equals it where at most
-    ``tuning.PEAK_CHOICES`` choices are left. The bound of a large graph may be further below.
+    The search ends with the first plan that holds at most ``enough`` bytes. Otherwise it ends with a plan whose peak is
+    within ``tuning.PEAK_GAP`` of the bound, and mostly equals it if at most ``tuning.PEAK_CHOICES`` choices are left;
+    the bound of a large graph may be further below. Without a time limit, this plan is the same whatever is enough, so
+    that the number of bytes that a refusal names is found to be enough.
     """
+    found, steered = _search(problem, options, _Goal(enough))
+    if not steered or found.nbytes <= enough:
+        return found
+    least, _ = _search(problem, options, _Goal(0))
+    bound = max(least.bound_bytes, found.bound_bytes)
+    best = min(least, found, key=lambda one: one.nbytes) if options.limits.time_reached else least
+    return replace(best, bound_bytes=bound)
+
+
+def _search(problem: Problem, options: SolveOptions, goal: _Goal) -> tuple[LeastMemory, bool]:
+    """Find a plan of nearly the least peak memory, or one that is enough; tell whether the search was steered."""
     gratis = replace(problem.without_costs, budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
     state = State(gratis, replace(options, on_incumbent=None), every)
@@ -47,16 +77,16 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     state.bound = float(sum(map(min, problem.memory)))
     with suppress(OutOfTimeError):
         with suppress(TooWide):
-            _probe_peaks(state, enough)
+            _probe_peaks(state, goal)
             if state.open_choices() <= tuning.PEAK_CHOICES:
-                _try_targets(state, enough, 0.0)
-        if _least(state).peak > max(enough, state.bound + 0.5) and state.open_choices() <= tuning.PEAK_CHOICES:
+                _try_targets(state, goal, 0.0)
+        if not goal.is_settled(state) and state.open_choices() <= tuning.PEAK_CHOICES:
             with suppress(StoppedError):  # the plan so far is the answer
                 choices, proven = solve_peak(gratis, options)
                 state.known_plans.append(state.record(choices))
                 state.bound = max(state.bound, proven)
     best = _least(state)
-    return LeastMemory(best.choices, best.peak, math.ceil(state.bound - 1e-6))
+    return LeastMemory(best.choices, best.peak, math.ceil(state.bound - 1e-6)), goal.steered
 
 
 def _least(state: State) -> Probe:
@@ -64,13 +94,7 @@ def _least(state: State) -> Probe:
     return min(state.known_plans, key=lambda plan: plan.peak)
 
 
-def _settled(state: State, enough: int, gap: float = tuning.PEAK_GAP) -> bool:
-    """Tell whether a plan needs no more than ``enough`` bytes, or none does and the least is known up to the gap."""
-    peak = _least(state).peak
-    return peak <= max(enough, state.bound + 0.5) or peak * (1 - gap) <= state.bound > enough
-
-
-def _probe_peaks(state: State, enough: int) -> None:
+def _probe_peaks(state: State, goal: _Goal) -> None:
     """Price the points at which the plans so far hold most, until the search is settled or no price helps."""
     tables = Tables(state.limits)
     count = state.problem.activations.points
@@ -78,7 +102,7 @@ def _probe_peaks(state: State, enough: int) -> None:
     seen: set[tuple[int, ...]] = set()
     coarse = True
     for number in range(tuning.PROBES):
-        if _settled(state, enough):
+        if goal.is_settled(state):
             return
         if number and _least(state).peak > max(state.bound, 1.0) * (1 + tuning.PEAK_GAP):
             break  # prices alone make little progress
@@ -98,18 +122,23 @@ def _probe_peaks(state: State, enough: int) -> None:
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
         weights = _weights(master)
-    _try_targets(state, enough)
+    _try_targets(state, goal)
 
 
-def _try_targets(state: State, enough: int, gap: float = tuning.PEAK_GAP) -> None:
+def _try_targets(state: State, goal: _Goal, gap: float = tuning.PEAK_GAP) -> None:
     """Look for plans within targets, of which each is a proof or a better plan, until the search is settled."""
     crowding = Crowding(state.problem)
     for _ in range(tuning.PEAK_TARGETS):
-        if _settled(state, enough, gap):
+        if goal.is_settled(state, gap):
             break
-        # What is enough decides first. Then a proof that nothing fits this target ends the search.
-        target = enough if state.bound <= enough else min(int(_least(state).peak * (1 - gap)), _least(state).peak - 1)
+        # What is enough decides first. Otherwise a proof that nothing fits this target ends the search.
+        if state.bound <= goal.enough:
+            target, goal.steered = goal.enough, True
+        else:
+            target = min(int(_least(state).peak * (1 - gap)), _least(state).peak - 1)
         if not _reach(state, crowding, target):
+            if not goal.steered:
+                _refute_below(state, crowding, target)
             break
 
 
@@ -148,6 +177,16 @@ def _reach(state: State, crowding: Crowding, target: int) -> bool:
         if sum(map(len, kept)) > tuning.TARGET_SHRINK * before:
             break
     return False
+
+
+def _refute_below(state: State, crowding: Crowding, target: int) -> None:
+    """Raise the bound towards a target that is undecided, by bisection: the bytes around entities may refute others."""
+    while target - state.bound > tuning.REFUTED_GAP * target:
+        middle = int((state.bound + target) / 2)
+        if crowding.fitting(state.kept, middle, math.inf, limits=state.limits) is None:
+            _refute(state, middle)
+        else:
+            target = middle
 
 
 def _refute(state: State, target: int) -> bool:

@@ -13,7 +13,7 @@ adds to the tables of the cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -80,6 +80,17 @@ class Activations:
     tensors: Mapping[int, ConvertedTensor]
 
 
+@dataclass
+class Narrowing:
+    """The tensors that are relaxed although few operators read them: else eliminations would be too wide.
+
+    ``tensors`` are empty until ``done`` (:func:`hidet_dist.search.narrowing.narrow`).
+    """
+
+    tensors: frozenset[int] = frozenset()
+    done: bool = False
+
+
 NO_ACTIVATIONS = Activations(1, (), {})
 
 
@@ -110,7 +121,8 @@ class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
-    ``collectives[e][k]`` is the number of collectives in the cost, where it is known.
+    ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
+    an elimination turns out to be too wide; problems made from this one by :func:`dataclasses.replace` share it.
     """
 
     cost: Sequence[Sequence[float]]
@@ -119,6 +131,7 @@ class Problem:
     edges: Sequence[Edge]
     activations: Activations = NO_ACTIVATIONS
     collectives: Sequence[Sequence[int]] = ()
+    narrowing: Narrowing = field(default_factory=Narrowing, compare=False, repr=False)
 
     @cached_property
     def groups(self) -> dict[int, list[Edge]]:

@@ -22,7 +22,8 @@ def network_of(
     """Make the tables of a problem with priced memory; entities are the first variables.
 
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
-    or with too large a table. Tensors in ``exact`` are never relaxed.
+    with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
+    Tensors in ``exact`` are never relaxed.
     """
     if not tables.quantum:
         tables.quantum = _quantum(problem)
@@ -33,13 +34,17 @@ def network_of(
     first, numbers = equal.entities(left, prices)
     entity_tables = np.array([_entity_table(problem, e, kept[e], tables, prices) for e in first], dtype=np.int64)
     sizes, of_entities = [*map(len, kept)], entity_tables[numbers]
-    first, numbers = equal.tensors_alike(left, prices, exact)
+    limits = dict[int, float]()
+    if limit <= tuning.READERS_LIMITS[0]:
+        limits |= dict.fromkeys(problem.narrowing.tensors, 1)
+    limits |= dict.fromkeys(exact, math.inf)
+    first, numbers = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
     shared = set[int]()
     for position in first:
         tables.limits.check()
         tensor = equal.tensors[position]
-        recipe = tensor_tables(tables, kept, tensor, prices, math.inf if tensor.tensor in exact else limit)
+        recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
         if recipe is None:
             shared.add(len(recipes))
             recipe = share_tables(tables, kept, tensor, prices)
