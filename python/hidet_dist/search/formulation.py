@@ -18,12 +18,7 @@ from hidet_dist.reshard.buffers import reduction_nbytes
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.memory import (
-    POINTS,
-    REDUCE,
-    RUN,
-    Lifetimes,
-)
+from hidet_dist.search.memory import POINTS, REDUCE, RUN, Lifetimes
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pins import Pin, Pins
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
