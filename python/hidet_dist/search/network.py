@@ -39,6 +39,7 @@ class Tables:
     quantum: what costs are multiples of, in seconds; 0 until it is known.
     widest: the additions of the largest step of an elimination so far.
     last: the last network that was eliminated without tensors treated exactly.
+    peaks: the entities and the table, None if too large, of joint peaks, by what they are tables of.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -47,6 +48,7 @@ class Tables:
         self.quantum = 0.0
         self.widest = 0.0
         self.last: Solved | None = None
+        self.peaks: dict[Hashable, tuple[tuple[int, ...], int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:
@@ -58,6 +60,7 @@ class Tables:
         if self.tables.nbytes > tuning.TABLES_KEPT * self.limits.nbytes:
             self.tables = TableStore(self.limits.nbytes)
             self.last = None
+            self.peaks.clear()
             self._numbers.clear()
 
     def reserve(self, entries: int) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from hidet_dist.search import tuning
+from hidet_dist.search.equal_parts import EqualTensor
 from hidet_dist.search.layout import Layout, TensorTable
 from hidet_dist.search.network import Network, Table, Tables, TooWide
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem import LiveInterval, Problem
 from hidet_dist.search.tensor_tables import MOST_DIMS, share_tables, tensor_bytes, tensor_tables
 
 
@@ -87,32 +88,61 @@ def joint_peak(
 
     Returns these entities and the table. Tensors in ``relaxed`` hold no bytes. Raises TooWide if it is too large.
     """
-    free, count = problem.without_costs, problem.activations.points
+    first, last = min(points), max(points)
+    intervals = [live for live in problem.activations.intervals if live.begin <= last and live.end >= first]
+    tensors = [
+        tensor
+        for tensor in problem.without_costs.equal_parts.tensors
+        if tensor.memory is not None and tensor.begin <= last and tensor.end >= first and tensor.tensor not in relaxed
+    ]
+    entities = dict.fromkeys([live.entity for live in intervals])
+    entities |= dict.fromkeys(end for tensor in tensors for end in tensor.ends)
+    # Most networks of a search differ by prices, or by the choices of other entities.
+    key = (tuple(points), tuple(tensor.tensor for tensor in tensors), tuple((e, tuple(kept[e])) for e in entities))
+    known = tables.peaks.get(key)
+    if known is None:
+        known = tables.peaks[key] = _tabulate_peak(problem, kept, tables, points, intervals, tensors)
+    scope, number = known
+    if number is None:
+        raise TooWide
+    return scope, tables.tables[number]
+
+
+def _tabulate_peak(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    points: Sequence[int],
+    intervals: Sequence[LiveInterval],
+    tensors: Sequence[EqualTensor],
+) -> tuple[tuple[int, ...], int | None]:
+    """Tabulate the most bytes that intervals and tensors hold at any of some points: entities, and table by number.
+
+    The number is None if the table is too large.
+    """
+    units = {m: Prices.at_point(m, 1.0, problem.activations.points) for m in points}
     at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
-    for interval in problem.activations.intervals:
+    for interval in intervals:
+        line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
         for m in points:
-            if interval.begin <= m <= interval.end:
-                line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
+            if line.any() and interval.begin <= m <= interval.end:
                 at[m].append((line, (interval.entity,)))
-    for tensor in free.equal_parts.tensors:
-        if tensor.tensor in relaxed or tensor.memory is None:
-            continue
+    for tensor in tensors:
         for m in points:
             if tensor.begin <= m <= tensor.end:
-                for given in tensor_bytes(kept, tables, Prices.at_point(m, 1.0, count), tensor):
-                    at[m].append(_over_choices(tables, given, tensor.ends))
-    scope = tuple(sorted({entity for terms in at.values() for table, own in terms for entity in own if table.any()}))
+                given = (_over_choices(tables, t, tensor.ends) for t in tensor_bytes(kept, tables, units[m], tensor))
+                at[m] += [(table, own) for table, own in given if table.any()]
+    scope = tuple(sorted({entity for terms in at.values() for _, own in terms for entity in own}))
     shape = [len(kept[entity]) for entity in scope]
     if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
-        raise TooWide
+        return scope, None
     peak: Table = np.zeros(shape)
     for terms in at.values():
         held: Table = np.zeros(())
         for table, own in terms:
-            if table.any():
-                held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+            held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
         peak = np.maximum(peak, held)
-    return scope, peak
+    return scope, tables.tables.add(peak)
 
 
 def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:
