@@ -140,7 +140,8 @@ class Network:
     def least_work(self) -> tuple[float, float]:
         """Compute the additions of an elimination, and of its largest step, in the better of two orders, however many.
 
-        Steps of equally many additions count once.
+        Steps of equally many additions count once: those of equal layers are equal, and elimination looks up all but
+        the first.
         """
         return min(self._native.order(math.inf, (), by_table)[1:] for by_table in (False, True))
 
