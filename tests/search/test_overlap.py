@@ -194,7 +194,7 @@ def test_a_plan_whose_conversions_are_costed_for_another_machine_is_refused() ->
 
 @settings(max_examples=10)
 @given(st.data())
-def test_no_plan_that_a_search_saw_has_a_lesser_makespan(data: st.DataObject) -> None:
+def test_of_plans_that_a_search_saw_the_one_of_least_makespan_is_taken(data: st.DataObject) -> None:
     graph, cluster = chain(3), machine()
     view, model, options = GraphView(graph), PredictedCost(cluster), SearchOptions(mem_budget=BUDGET)
     formulation = formulate(view, cluster, model, options, Pins(view, cluster.mesh, {}))
@@ -204,7 +204,9 @@ def test_no_plan_that_a_search_saw_has_a_lesser_makespan(data: st.DataObject) ->
     assume(peak(formulation.problem, known[0]) <= BUDGET)
     solution = Solution(known[0], evaluate(formulation.problem, known[0]), 0.0, known=known)
     solve = options.solve_options(options.limits(), None)
-    best = search.better(solution, solve)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "OVERLAP_ROUNDS", 0)  # no search at other costs, which might find a better plan
+        best = search.better(solution, solve)
 
     def makespan(picks: tuple[int, ...]) -> float:
         stage = stage_of(view, cluster, model, formulation, picks)
@@ -213,7 +215,7 @@ def test_no_plan_that_a_search_saw_has_a_lesser_makespan(data: st.DataObject) ->
     assert peak(formulation.problem, best.choices) <= BUDGET
     assert best.seconds == makespan(best.choices)
     least = min(makespan(one) for one in known if peak(formulation.problem, one) <= BUDGET)
-    assert best.seconds <= least / (1 - solve.gap) * (1 + 1e-9)
+    assert least * (1 - 1e-9) <= best.seconds <= least / (1 - solve.gap) * (1 + 1e-9)
 
 
 @given(problems())
