@@ -39,7 +39,8 @@ class Tables:
     quantum: what costs are multiples of, in seconds; 0 until it is known.
     widest: the additions of the largest step of an elimination so far.
     last: the last network that was eliminated without tensors treated exactly.
-    peaks: the entities and the table, None if too large, of joint peaks, by what they are tables of.
+    peaks: the entities and the table, None if too large, of joint peaks, by program points, tensors and choices. They
+        do not name the problem: all networks in one object are those of one problem.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
