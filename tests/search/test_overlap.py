@@ -213,7 +213,8 @@ def test_of_plans_that_a_search_saw_the_one_of_least_makespan_is_taken(data: st.
         return overlapped(search.planned, stage, BUDGET).schedule.seconds
 
     assert peak(formulation.problem, best.choices) <= BUDGET
-    assert best.seconds == makespan(best.choices)
+    # Where nothing is hidden, the schedule and the sum add up the same seconds in different orders.
+    assert best.seconds == pytest.approx(makespan(best.choices), rel=1e-9)
     least = min(makespan(one) for one in known if peak(formulation.problem, one) <= BUDGET)
     assert least * (1 - 1e-9) <= best.seconds <= least / (1 - solve.gap) * (1 + 1e-9)
 
