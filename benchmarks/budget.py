@@ -35,7 +35,7 @@ from hidet_dist.errors import HidetDistError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models, shapes
 from hidet_dist.view import GraphView

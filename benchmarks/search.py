@@ -40,9 +40,9 @@ from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan
-from hidet_dist.search.formulation import formulate
-from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.pins import Pins
+from hidet_dist.search.formulation.formulate import formulate
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import Pins
 from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.testing import shapes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import hidet_dist
@@ -62,8 +62,35 @@ LAYERS: tuple[str, ...] = (
 )
 """From the top down. ``hidet_dist/__init__.py`` is above all of them: it names the public calls."""
 
+SEARCH_LAYERS: tuple[str, ...] = (
+    "__main__",
+    "__init__",
+    # Searches, and what they give.
+    "family",
+    "shares",
+    "recost",
+    "planner",
+    "propagate",
+    "overlap",
+    "report",
+    "refine",
+    # Solvers, the one that calls the others first.
+    "budget",
+    "pairwise",
+    "ilp",
+    "elimination",
+    # From a graph to the problem that solvers take.
+    "formulation",
+    "problem",
+    # Settings.
+    "options",
+    "limits",
+    "tuning",
+)
+"""The packages and modules of ``hidet_dist/search``, from the top down."""
+
 SOLVERS = {"pulp", "highspy"}
-SOLVERS_IN = {"search/ilp.py", "search/master.py"}
+SOLVERS_IN = {"search/ilp.py", "search/budget/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 
@@ -77,9 +104,9 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
 
 
-def layer_of(path: Path) -> str:
+def layer_of(path: Path, root: Path = ROOT) -> str:
     """The package, or the single module, that a file below the root belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 def files() -> list[Path]:
@@ -91,17 +118,29 @@ def test_every_package_has_its_layer():
     assert len(set(LAYERS)) == len(LAYERS)
 
 
-def test_packages_import_only_the_layers_below_them():
-    wrong = []
-    for path in files():
-        layer = layer_of(path)
+def upward_imports(paths: Iterable[Path], root: Path, layers: Sequence[str]) -> list[str]:
+    """Imports of a package below ``root`` that do not go to a lower layer of the same package."""
+    package = ("hidet_dist", *root.relative_to(ROOT).parts)
+    depth, wrong = len(package), []
+    for path in paths:
+        layer = layer_of(path, root)
         for line, name in imports(path):
             parts = name.split(".")
-            if parts[0] != "hidet_dist" or parts[1:2] == [layer]:
-                continue
-            if parts[1] not in LAYERS or LAYERS.index(parts[1]) <= LAYERS.index(layer):
+            head = parts[depth] if tuple(parts[:depth]) == package else layer
+            if head != layer and (head not in layers or layers.index(head) <= layers.index(layer)):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
-    assert wrong == []
+    return wrong
+
+
+def test_packages_import_only_the_layers_below_them():
+    assert upward_imports(files(), ROOT, LAYERS) == []
+
+
+def test_the_packages_of_the_search_import_only_those_below_them():
+    root = ROOT / "search"
+    paths = sorted(root.rglob("*.py"))
+    assert {layer_of(path, root) for path in paths} == set(SEARCH_LAYERS)
+    assert upward_imports(paths, root, SEARCH_LAYERS) == []
 
 
 def test_a_solver_is_imported_where_it_is_called_and_nowhere_else():

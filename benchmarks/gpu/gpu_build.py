@@ -25,7 +25,7 @@ from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.testing.rounding import tolerance
 from hidet_dist.testing.shapes import random_weights

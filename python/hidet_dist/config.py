@@ -16,10 +16,10 @@ from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.pipeline import GivenStage, PipelineOptions, StageConstraint, parse_stages
-from hidet_dist.search.labels import parse_names
+from hidet_dist.search.formulation.labels import parse_names
+from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
-from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.shares import AUTO, parse_shares
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
@@ -151,7 +151,7 @@ class OptimizationConfig:
     pins: dict of text, optional
         The specs that weights, inputs, outputs, activations and operators must have, by name, such as
         ``{"w0": "(R, S0)", "t5.0": "(?, S0)", "op:7": "(S0, R), ? -> (S0, R)"}``; ``?`` is free. See
-        :class:`hidet_dist.search.pins.Pin`.
+        :class:`hidet_dist.search.formulation.pins.Pin`.
     names: Module or dict of tensors, optional
         The user's names of tensors of the graph, in pins and in the plan.
     mode: str

@@ -14,7 +14,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 

@@ -14,7 +14,7 @@ import hidet_dist
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import minilm as sentences
 from hidet_dist.testing import models

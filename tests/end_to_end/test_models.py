@@ -13,7 +13,7 @@ from hidet_dist.compile import optimize_program
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.testing.models import encoder_block, encoder_inputs, run_whole

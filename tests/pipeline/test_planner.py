@@ -18,7 +18,7 @@ from hidet_dist.pipeline import PipelineOptions, search_pipeline
 from hidet_dist.pipeline.constraints import StageConstraint
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
 from hidet_dist.search import SearchOptions, find_plan
-from hidet_dist.search.formulation import stored_specs
+from hidet_dist.search.formulation.formulate import stored_specs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight

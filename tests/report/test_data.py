@@ -15,7 +15,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.report import Report
 from hidet_dist.report.collect import collect
 from hidet_dist.search import find_plan
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView

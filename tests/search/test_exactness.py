@@ -15,15 +15,15 @@ from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan
-from hidet_dist.search.eliminate import Tables, eliminate
-from hidet_dist.search.formulation import formulate
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.elimination.eliminate import Tables, eliminate
+from hidet_dist.search.formulation.formulate import formulate
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import Pins
 from hidet_dist.search.ilp import solve
-from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.pins import Pins
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes, readers
+from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView

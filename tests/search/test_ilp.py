@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.search.budget.master import solve_master
 from hidet_dist.search.ilp import StoppedError, solve, solve_peak
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate
 

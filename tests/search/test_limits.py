@@ -21,14 +21,13 @@ from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, 
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan, search, tuning
-from hidet_dist.search.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.budget.least_memory import least_memory
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.elimination.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
-from hidet_dist.search.least_memory import least_memory
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import (
     Activations,
     ConvertedTensor,
@@ -38,6 +37,7 @@ from hidet_dist.search.problem import (
     held_bytes,
     readers,
 )
+from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView

@@ -18,13 +18,13 @@ from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import find_plan, tuning
-from hidet_dist.search.formulation import formulate
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.formulate import formulate
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import Pins
+from hidet_dist.search.formulation.solution import stage_of
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch, _cheapest
-from hidet_dist.search.pins import Pins
 from hidet_dist.search.problem import Problem, Solution, evaluate
-from hidet_dist.search.solution import stage_of
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight

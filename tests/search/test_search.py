@@ -10,7 +10,7 @@ from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.reshard import cheapest_conversion
 from hidet_dist.search import find_plan, search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView

@@ -17,7 +17,7 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchResult, find_plan
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, OpShardSpec
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight

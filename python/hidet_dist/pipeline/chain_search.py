@@ -42,9 +42,9 @@ from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
-from hidet_dist.search.labels import parse_names
-from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.formulation.labels import parse_names
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec.pipeline import is_buffered
 

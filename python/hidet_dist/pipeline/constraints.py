@@ -19,8 +19,8 @@ from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.limits import MOST_DEVICES
 from hidet_dist.machine.slices import MeshSlice, check_slice, slice_sizes, slices_at
-from hidet_dist.search.labels import tensor_labels
-from hidet_dist.search.pins import OPERATOR, Pin, Pins
+from hidet_dist.search.formulation.labels import tensor_labels
+from hidet_dist.search.formulation.pins import OPERATOR, Pin, Pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.view import GraphView
 

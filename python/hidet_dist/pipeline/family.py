@@ -24,8 +24,8 @@ from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import shared_weights
-from hidet_dist.search.labels import parse_names
-from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.formulation.labels import parse_names
+from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import is_buffered

@@ -24,8 +24,8 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import delivery_seconds
+from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import search
 from hidet_dist.search.shares import AUTO, parse_shares, search_shares
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
@@ -45,7 +45,7 @@ class GivenStage:
     mesh: the mesh of its ranks, with any given shares.
     searches_shares: whether shares of the mesh's first axis are searched, with the even split.
     pins: specs of its weights, inputs, outputs and operators, by their names within the stage; see
-        :class:`hidet_dist.search.pins.Pin`. Inputs and outputs without one are replicated.
+        :class:`hidet_dist.search.formulation.pins.Pin`. Inputs and outputs without one are replicated.
     """
 
     operators: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Lower bounds of stages' seconds: for any run of units on one kind of sub-mesh, by the spec of the entering tensor.
 
 Each unit has a table: the least seconds of its operators for each spec of the entering and of the leaving tensor. The
-tables come from elimination over the unit alone (:func:`hidet_dist.search.eliminate.boundary_table`), and equal units
-share them. The table of a run of units is the min-plus product of theirs.
+tables come from elimination over the unit alone (:func:`hidet_dist.search.elimination.eliminate.boundary_table`), and
+equal units share them. The table of a run of units is the min-plus product of theirs.
 
 Without a budget, the bound of a run is exact, except that it leaves out two costs: those of the cut itself (operators
 that can no longer share a kernel), and conversions of tensors that several units read. A budget enters by prices on the
@@ -26,14 +26,14 @@ from hidet_dist.pipeline.constraints import GraphOptions
 from hidet_dist.pipeline.units import Unit
 from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search.eliminate import boundary_table
-from hidet_dist.search.formulation import Formulation, formulate
+from hidet_dist.search.elimination.eliminate import boundary_table
+from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.network import Tables
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.presolve import Presolve
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem
+from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.symbolic.planning import part_view, rule_table
 from hidet_dist.view import GraphView

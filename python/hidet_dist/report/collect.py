@@ -37,7 +37,7 @@ from hidet_dist.report.data import (
 from hidet_dist.report.layers import families
 from hidet_dist.report.modules import operator_modules, parent
 from hidet_dist.reshard.cost import itemsize, step_seconds
-from hidet_dist.search.memory import POINTS, holdings, point_bytes
+from hidet_dist.search.formulation.memory import POINTS, holdings, point_bytes
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.report import SentStep, sent_steps
 from hidet_dist.spec import StagePlan, TensorShardSpec

@@ -14,14 +14,14 @@ from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.search.formulation import Formulation, formulate
-from hidet_dist.search.labels import label_stage, parse_names, tensor_labels
-from hidet_dist.search.optimum import optimize
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.formulation.formulate import Formulation, formulate
+from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
+from hidet_dist.search.formulation.pins import Pins, parse_pins
+from hidet_dist.search.formulation.solution import write_stage
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
-from hidet_dist.search.solution import write_stage
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView, graph_symbols

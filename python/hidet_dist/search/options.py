@@ -58,7 +58,7 @@ class SearchOptions:
         The specs in which graph inputs arrive and outputs are delivered; None stands for replicated.
     pins: mapping, optional
         Specs that weights, inputs, outputs, activations and operators must have, by name: specs or patterns of them, or
-        their text. See :class:`hidet_dist.search.pins.Pin` for the names.
+        their text. See :class:`hidet_dist.search.formulation.pins.Pin` for the names.
     names: Module or mapping of names to tensors, optional
         The user's names of tensors of the graph, in pins and in the plan.
     symbols: mapping, optional

@@ -25,16 +25,16 @@ from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
 from hidet_dist.reshard import step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import eliminate
-from hidet_dist.search.formulation import Formulation
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.elimination.eliminate import eliminate
+from hidet_dist.search.elimination.network import Tables, TooWide
+from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.formulation.formulate import Formulation
+from hidet_dist.search.formulation.solution import stage_of
 from hidet_dist.search.limits import OutOfTimeError
-from hidet_dist.search.network import Tables, TooWide
-from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.presolve import Presolve
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
-from hidet_dist.search.solution import stage_of
+from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import StagePlan
 from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView

@@ -19,18 +19,18 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
-from hidet_dist.search.formulation import Allow, formulate
-from hidet_dist.search.labels import label_stage, parse_names
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.formulation.formulate import Allow, formulate
+from hidet_dist.search.formulation.labels import label_stage, parse_names
+from hidet_dist.search.formulation.pins import Pins, parse_pins
+from hidet_dist.search.formulation.solution import write_stage
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch
-from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
-from hidet_dist.search.solution import write_stage
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView

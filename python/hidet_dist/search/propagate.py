@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from hidet_dist.search.formulation import Formulation
+from hidet_dist.search.formulation.formulate import Formulation
 from hidet_dist.search.limits import Limits
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.view import GraphView

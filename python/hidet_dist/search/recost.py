@@ -8,10 +8,10 @@ from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import prove_specs
-from hidet_dist.search.labels import label_stage
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.labels import label_stage
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.solution import lay_out
 from hidet_dist.search.planner import memory_budget
-from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import StagePlan
 
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hidet_dist.reshard import Step, walk
-from hidet_dist.search.descent import Neighbourhood
-from hidet_dist.search.eliminate import marginals
-from hidet_dist.search.formulation import Formulation
+from hidet_dist.search.elimination.eliminate import marginals
+from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.formulation.formulate import Formulation
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.network import Tables
-from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate, readers
+from hidet_dist.search.problem.descent import Neighbourhood
+from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan

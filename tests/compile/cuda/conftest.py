@@ -13,7 +13,7 @@ from hidet_dist.errors import CompileError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.soundness.graphs import PATTERNS
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models

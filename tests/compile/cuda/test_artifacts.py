@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 
 from hidet_dist.normalize import normalize
-from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.view import GraphView
 
 from .elf import architectures, imported, needed

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from tests.search.small_problems import all_picks, peak, problems
 
 from hidet_dist.errors import ProblemError, SolverError
-from hidet_dist.search import tuning, wide
-from hidet_dist.search.eliminate import TooWide
+from hidet_dist.search import tuning
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.elimination.eliminate import TooWide
 from hidet_dist.search.ilp import StoppedError, TooLargeError
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.pairwise import encode, load_problem, save_problem, solve
+from hidet_dist.search.pairwise import encode, load_problem, save_problem, solve, wide
 from hidet_dist.search.problem import (
     Activations,
     ConvertedTensor,
@@ -124,7 +124,7 @@ def too_wide(monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise TooWide
 
-    monkeypatch.setattr("hidet_dist.search.state.eliminate", refuse)
+    monkeypatch.setattr("hidet_dist.search.budget.state.eliminate", refuse)
 
 
 OPTIMA = [(9, (0, 1, 1), 5.0), (8, (0, 0, 0), 18.0)]

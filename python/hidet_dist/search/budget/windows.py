@@ -1,0 +1,93 @@
+"""Plans from parts of other plans: joined at a cut in execution order, or planned again window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hidet_dist.search import tuning
+from hidet_dist.search.budget.relaxation import Mixture
+from hidet_dist.search.budget.state import Probe, State
+from hidet_dist.search.elimination.eliminate import eliminate
+from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem.prices import Prices
+
+
+def join_at_cut(state: State, mixture: Mixture) -> None:
+    """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
+
+    Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
+    """
+    problem, prices = state.problem, state.prices(mixture.prices)
+    budget = problem.budget
+    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
+    parts = [probe for _, probe in mixture.parts]
+    lows = [probe for probe in parts if probe.peak > budget]
+    highs = [probe for probe in parts if probe.peak <= budget]
+    highs = highs or [probe for probe in state.known_plans if probe.choices == state.best]
+    if not lows or not highs:
+        return
+    low, high = lows[0], highs[0]
+    count = len(problem.cost)
+    position = _positions(problem)
+
+    for first, second in ((low, high), (high, low)):
+
+        def cut(at: int, first: Probe = first, second: Probe = second) -> tuple[int, ...]:
+            pairs = zip(position, first.choices, second.choices, strict=True)
+            return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
+
+        # The cut with as much of ``low`` as fits.
+        fits, over = (0, count) if first is low else (count, 0)
+        while abs(over - fits) > 1:
+            state.limits.check()
+            middle = (fits + over) // 2
+            if state.record(cut(middle)).peak <= budget:
+                fits = middle
+            else:
+                over = middle
+        if state.done():
+            return
+        for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
+            at = fits - shift if first is low else fits + shift
+            if _replan(state, tables, prices, position, cut(at), at).peak <= budget:
+                break
+        if state.done():
+            return
+
+
+def _positions(problem: Problem) -> list[int]:
+    """Map each entity to its position in execution order; a weight has that of its first reader."""
+    position = list(range(len(problem.cost)))
+    consumers = {edge.consumer for edge in problem.edges}
+    for edge in reversed(problem.edges):
+        if edge.producer not in consumers:
+            position[edge.producer] = edge.consumer
+    return position
+
+
+def replan_windows(state: State, tables: Tables, prices: Prices) -> None:
+    """Replan the best plan window by window, at lower prices where there is room."""
+    if not state.best:
+        return
+    position = _positions(state.problem)
+    last = max(position)
+    windows = max(1, min(tuning.WINDOWS // len(tuning.WINDOW_PRICES), last // tuning.WINDOW + 1))
+    for window in range(windows):
+        at = (2 * window + 1) * last // (2 * windows)
+        for factor in tuning.WINDOW_PRICES:
+            if state.done():
+                return
+            _replan(state, tables, prices.scaled(factor), position, state.best, at)
+
+
+def _replan(
+    state: State, tables: Tables, prices: Prices, position: Sequence[int], fixed: Sequence[int], at: int
+) -> Probe:
+    """Replan a window of operators around one for these prices; all others keep the choices ``fixed``."""
+    state.limits.check()
+    kept = [
+        choices if abs(entity_position - at) <= tuning.WINDOW else [k]
+        for choices, entity_position, k in zip(state.kept, position, fixed, strict=True)
+    ]
+    return state.record(eliminate(state.problem, kept, tables, prices, state.options.gap / 4, True).choices)

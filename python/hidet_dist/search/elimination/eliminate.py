@@ -1,0 +1,193 @@
+"""Exact minimisation by variable elimination, for the problem without its memory budget.
+
+The cost of a plan is a sum of small tables: one an entity, one a tensor over its producer and consumers
+(:mod:`hidet_dist.search.elimination.problem_network`). Variable elimination minimises it
+(:mod:`hidet_dist.search.elimination.network`). Graphs of neural networks are narrow, so the tables stay small.
+
+Repeated blocks are solved once: tables are numbered by content, and an elimination of the same tables in the same way
+is looked up. Layers need not be declared equal for that, and need not get the same plan.
+
+A tensor that very many operators read (an attention mask, a table of cosines) would make one table over all of them.
+It is relaxed: each reader pays its share of the least cost of the conversion, which gives a lower bound. A second
+elimination, with the required specs of these readers fixed, gives a plan. Both bound and cost are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from hidet_dist.search import tuning
+from hidet_dist.search.elimination.narrowing import narrow
+from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
+from hidet_dist.search.elimination.problem_network import network_of
+from hidet_dist.search.problem import Edge, Problem, readers
+from hidet_dist.search.problem.prices import Prices
+
+
+@dataclass(frozen=True)
+class Eliminated:
+    """The result of an elimination: choices, their cost in ``seconds``, and a lower ``bound`` of every plan's cost.
+
+    Both include the price of memory, if there is one.
+    """
+
+    choices: tuple[int, ...]
+    seconds: float
+    bound: float
+
+
+def eliminate(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    gap: float = 0.0,
+    coarse: bool = False,
+) -> Eliminated:
+    """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
+
+    Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
+    With ``coarse`` the first relaxation is the answer, whatever its gap. If the graph is too wide even so, further
+    tensors are relaxed (:mod:`hidet_dist.search.elimination.narrowing`), in this elimination and those to come.
+
+    Raises
+    ------
+    TooWide
+        When the graph is too densely connected for the limits on work and memory.
+    OutOfTimeError
+        When the time limit is reached.
+    """
+    best: Eliminated | None = None
+    most = 0  # readers of tensors that were treated exactly
+    for limit in tuning.READERS_LIMITS:
+        if limit < most:
+            continue  # with more tensors relaxed, the bound is no greater
+        result = _eliminate(problem, kept, tables, prices, limit, gap)
+        if result is None and limit == tuning.READERS_LIMITS[0] and narrow(problem, kept, tables, prices):
+            result = _eliminate(problem, kept, tables, prices, limit, gap)
+        if result is None:
+            continue
+        most = limit
+        if best is not None:
+            choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])
+            result = Eliminated(choices, seconds, max(best.bound, result.bound))
+        best = result
+        if coarse or best.seconds - best.bound <= gap * abs(best.seconds):
+            break
+    if best is None:
+        raise TooWide
+    return best
+
+
+def boundary_table(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, ends: Sequence[int]
+) -> Table:
+    """Tabulate a lower bound of the cost for all choices of the entities ``ends``, one dim each, in their order.
+
+    It is exact unless a tensor of many readers had to be relaxed. Raises TooWide when the graph is too densely
+    connected.
+    """
+    for limit in sorted(tuning.READERS_LIMITS, reverse=True):
+        tables.make_room()
+        try:
+            network, _ = network_of(problem, kept, tables, prices, (), limit)
+            return network.least_over(ends)
+        except TooWide:
+            continue
+    raise TooWide
+
+
+def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
+    """Bound the cost of plans with each choice ``kept`` of each entity from below: the min-marginals.
+
+    None when the graph is too densely connected.
+    """
+    for limit in tuning.READERS_LIMITS:
+        try:
+            return minimized(problem, kept, tables, prices, (), limit).network.marginals(len(kept))
+        except TooWide:
+            continue
+    return None
+
+
+def _eliminate(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, gap: float
+) -> Eliminated | None:
+    """Eliminate with one limit of readers; None where the graph is too wide."""
+    try:
+        bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+    except TooWide:
+        return None
+    totals, groups = problem.totals, readers(problem)
+
+    def cost(choices: Sequence[int]) -> float:
+        seconds = totals.seconds(choices)
+        return seconds + prices.of(totals.nbytes(choices)) if prices.total else seconds
+
+    best, seconds = choices, cost(choices)
+    for same in (True, False) if relaxed else ():
+        if seconds - bound <= gap * abs(seconds):
+            break
+        narrowed = [list(entity_choices) for entity_choices in kept]
+        for tensor in relaxed:
+            fix_required(groups[tensor], choices, narrowed, same)
+        try:
+            _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
+        except TooWide:
+            break
+        if cost(other) < seconds:
+            best, seconds = other, cost(other)
+    return Eliminated(tuple(best), seconds, min(bound, seconds))
+
+
+def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
+    """Restrict each reader of a tensor to choices that require one spec: its present one, or the ``same`` for all.
+
+    ``choices`` are the present choices of all entities, and ``kept`` is changed.
+    """
+    required = [edge.consumed[choices[edge.consumer]] for edge in group]
+    commonest = max(required, key=required.count)
+    for edge, present in zip(group, required, strict=True):
+        for spec in (commonest, present) if same else (present,):
+            left = [k for k in kept[edge.consumer] if edge.consumed[k] == spec]
+            if left:
+                kept[edge.consumer] = left
+                break
+
+
+def _solve(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+) -> tuple[float, list[int], list[int]]:
+    """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
+    solved = minimized(problem, kept, tables, prices, exact, limit)
+    return solved.bound, [choices[solved.values[entity]] for entity, choices in enumerate(kept)], solved.relaxed
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A network after its elimination, with the least sum and the values for it; and the relaxed tensors."""
+
+    problem: Problem
+    key: Hashable
+    network: Network
+    relaxed: list[int]
+    bound: float
+    values: list[int]
+
+
+def minimized(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+) -> Solved:
+    """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
+    key = prices.at, prices.joint, tuple(map(tuple, kept)), limit
+    last = tables.last
+    if last is not None and not exact and last.problem is problem and last.key == key:
+        return last
+    tables.make_room()
+    network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
+    bound, values = network.minimum()
+    solved = Solved(problem, key, network, relaxed, bound, values)
+    if not exact:
+        tables.last = solved
+    return solved

@@ -1,0 +1,53 @@
+"""Which tensors to relax where a graph is too wide to be eliminated, although few operators read each of them.
+
+Tables of cosines that a layer computes for itself have two readers, those of the queries and of the keys. Together with
+the scores, which bring queries and keys together again, they make a graph of several heads too wide. Relaxing all
+tensors of as many readers would do, but those that carry the activations are among them, and the bound would be far
+from any plan. So equal tensors are relaxed, of all layers at once: those whose relaxation leaves an elimination the
+least work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hidet_dist.search import tuning
+from hidet_dist.search.elimination.network import Tables, TooWide
+from hidet_dist.search.elimination.problem_network import network_of
+from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem.prices import Prices
+
+
+def narrow(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> bool:
+    """Choose the tensors of ``problem.narrowing``, once; tell whether the graph is narrow enough with them relaxed.
+
+    Without such tensors, none is relaxed.
+    """
+    narrowing, limit = problem.narrowing, tuning.READERS_LIMITS[0]
+    if narrowing.done:
+        return False
+    narrowing.done = True
+    kinds: dict[int, list[int]] = {}
+    for tensor in problem.equal_parts.tensors:
+        if len(tensor.group) > 1:
+            kinds.setdefault(tensor.kind, []).append(tensor.tensor)
+    chosen = frozenset[int]()
+    for _ in range(tuning.NARROWINGS):
+        found: tuple[float, float, int] | None = None
+        for kind, tensors in kinds.items():
+            tables.limits.check()
+            narrowing.tensors = chosen.union(tensors)
+            try:
+                work, most = network_of(problem, kept, tables, prices, (), limit)[0].least_work()
+            except TooWide:
+                continue
+            if found is None or (work, most) < found[:2]:
+                found = work, most, kind
+        if found is None:
+            break
+        chosen = chosen.union(kinds.pop(found[2]))
+        if found[1] <= tuning.WORK_LIMIT:
+            narrowing.tensors = chosen
+            return True
+    narrowing.tensors = frozenset()
+    return False

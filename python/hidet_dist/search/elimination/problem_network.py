@@ -1,0 +1,159 @@
+"""The network of a problem: variables for the choices of its entities, and tables of costs and priced memory."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+from hidet_dist.search import tuning
+from hidet_dist.search.elimination.layout import Layout, TensorTable
+from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
+from hidet_dist.search.elimination.tensor_tables import MOST_DIMS, share_tables, tensor_bytes, tensor_tables
+from hidet_dist.search.problem import LiveInterval, Problem
+from hidet_dist.search.problem.equal_parts import EqualTensor
+from hidet_dist.search.problem.prices import Prices
+
+
+def network_of(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+) -> tuple[Network, list[int]]:
+    """Make the tables of a problem with priced memory; entities are the first variables.
+
+    Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
+    with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
+    Tensors in ``exact`` are never relaxed.
+    """
+    if not tables.quantum:
+        tables.quantum = _quantum(problem)
+    equal = problem.equal_parts
+    # Entities and tensors with equal choices left, as in equal layers, get the same tables.
+    lefts: dict[tuple[int, ...], int] = {}
+    left = np.array([lefts.setdefault(tuple(choices), len(lefts)) for choices in kept], dtype=np.int64)
+    first, numbers = equal.entities(left, prices)
+    entity_tables = np.array([_entity_table(problem, e, kept[e], tables, prices) for e in first], dtype=np.int64)
+    sizes, of_entities = [*map(len, kept)], entity_tables[numbers]
+    limits = dict[int, float]()
+    if limit <= tuning.READERS_LIMITS[0]:
+        limits |= dict.fromkeys(problem.narrowing.tensors, 1)
+    limits |= dict.fromkeys(exact, math.inf)
+    first, numbers = equal.tensors_alike(left, prices, limits)
+    recipes: list[tuple[TensorTable, ...]] = []
+    shared = set[int]()
+    for position in first:
+        tables.limits.check()
+        tensor = equal.tensors[position]
+        recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
+        if recipe is None:
+            shared.add(len(recipes))
+            recipe = share_tables(tables, kept, tensor, prices)
+        recipes.append(recipe)
+    relaxed = []
+    if shared:
+        relaxed = [tensor.tensor for tensor, n in zip(equal.tensors, numbers, strict=True) if n in shared]
+    joint = []
+    for price, points in prices.joint:
+        scope, peak = joint_peak(problem, kept, tables, points, relaxed)
+        joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
+    layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
+    return Network(tables, layout, joint), relaxed
+
+
+def _quantum(problem: Problem) -> float:
+    """Compute what costs are rounded to multiples of, in seconds, or in bytes if nothing has a cost."""
+    most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+    if not most:
+        most = float(sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals))
+        most = max(most, 1.0)
+    return 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
+
+
+def _entity_table(problem: Problem, entity: int, choices: Sequence[int], tables: Tables, prices: Prices) -> int:
+    """Make the table of an entity's costs and priced bytes."""
+    equal, left = problem.equal_parts, np.array(choices)
+    costs: Table = equal.costs[entity][left]
+    if prices.total:
+        costs += prices.total * equal.memory[entity][left]
+        spans = [(prices.span(*ends), nbytes) for ends, nbytes in equal.held[entity]]
+        costs += sum((price * nbytes[left] for price, nbytes in spans if price), np.zeros(len(left)))
+    return tables.tables.add(tables.rounded(costs))
+
+
+def joint_peak(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Sequence[int]
+) -> tuple[tuple[int, ...], Table]:
+    """Tabulate the most transient bytes at any of some points, over the choices of the entities that it depends on.
+
+    Returns these entities and the table. Tensors in ``relaxed`` hold no bytes. Raises TooWide if it is too large.
+    """
+    first, last = min(points), max(points)
+    intervals = [live for live in problem.activations.intervals if live.begin <= last and live.end >= first]
+    tensors = [
+        tensor
+        for tensor in problem.without_costs.equal_parts.tensors
+        if tensor.memory is not None and tensor.begin <= last and tensor.end >= first and tensor.tensor not in relaxed
+    ]
+    entities = dict.fromkeys([live.entity for live in intervals])
+    entities |= dict.fromkeys(end for tensor in tensors for end in tensor.ends)
+    # Most networks of a search differ by prices, or by the choices of other entities.
+    key = (tuple(points), tuple(tensor.tensor for tensor in tensors), tuple((e, tuple(kept[e])) for e in entities))
+    known = tables.peaks.get(key)
+    if known is None:
+        known = tables.peaks[key] = _tabulate_peak(problem, kept, tables, points, intervals, tensors)
+    scope, number = known
+    if number is None:
+        raise TooWide
+    return scope, tables.tables[number]
+
+
+def _tabulate_peak(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    points: Sequence[int],
+    intervals: Sequence[LiveInterval],
+    tensors: Sequence[EqualTensor],
+) -> tuple[tuple[int, ...], int | None]:
+    """Tabulate the most bytes that intervals and tensors hold at any of some points: entities, and table by number.
+
+    The number is None if the table is too large.
+    """
+    units = {m: Prices.at_point(m, 1.0, problem.activations.points) for m in points}
+    at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
+    for interval in intervals:
+        line = np.array([interval.nbytes[k] for k in kept[interval.entity]], dtype=float)
+        for m in points:
+            if line.any() and interval.begin <= m <= interval.end:
+                at[m].append((line, (interval.entity,)))
+    for tensor in tensors:
+        for m in points:
+            if tensor.begin <= m <= tensor.end:
+                given = (_over_choices(tables, t, tensor.ends) for t in tensor_bytes(kept, tables, units[m], tensor))
+                at[m] += [(table, own) for table, own in given if table.any()]
+    scope = tuple(sorted({entity for terms in at.values() for _, own in terms for entity in own}))
+    shape = [len(kept[entity]) for entity in scope]
+    if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+        return scope, None
+    peak: Table = np.zeros(shape)
+    for terms in at.values():
+        held: Table = np.zeros(())
+        for table, own in terms:
+            held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+        peak = np.maximum(peak, held)
+    return scope, tables.tables.add(peak)
+
+
+def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:
+    """Expand a table over choices or specs of the entities ``ends`` to one over choices, in the entities' order."""
+    table, scope = tables.tables[given.table], [ends[end] for end, _, _ in given.dims]
+    for dim, (_, _, tie) in enumerate(given.dims):
+        if tie is not None:
+            table = table.take(tables.tables[tie].argmin(axis=1), axis=dim)
+    own = sorted(set(scope))
+    # An entity that occurs twice, by its choices and by its specs, takes one choice.
+    letters = dict(zip(own, string.ascii_letters, strict=False))
+    diagonal = "".join(map(letters.__getitem__, scope)) + "->" + "".join(map(letters.__getitem__, own))
+    taken: Table = np.einsum(diagonal, table)
+    return taken, tuple(own)

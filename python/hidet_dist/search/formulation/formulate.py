@@ -1,0 +1,499 @@
+"""The formulation of planning as a problem of entities, edges and memory, from a graph, its rules and a cost model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from hidet.graph import Operator
+
+from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
+from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.machine import Cluster
+from hidet_dist.reshard import conversion_buffers, conversion_collectives
+from hidet_dist.reshard.buffers import reduction_nbytes
+from hidet_dist.reshard.cost import itemsize
+from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
+from hidet_dist.search.formulation.pins import Pin, Pins
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
+from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
+from hidet_dist.symbolic.planning import rule_table
+from hidet_dist.view import GraphView
+from hidet_dist.weights.named import is_weight
+
+Allow = Callable[[Operator, OpShardSpec], bool]
+Specs = list[TensorShardSpec]
+_Layout = tuple[TensorShardSpec, bool]  # a spec, and whether a reduction makes the tensor in it
+_Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass
+class Formulation:
+    """A problem, and the meaning of its numbers.
+
+    Attributes
+    ----------
+    problem: its entities are the operators, then weights, graph inputs and graph outputs.
+    fused: how operators share kernels, by number.
+    choices: the choices of each operator.
+    notes: for each operator the reason why it is only replicated; else empty.
+    weights: the entity numbers of the weights.
+    weight_specs, inputs, outputs: the specs of each weight, input and output, one per choice.
+    pins: the pins that the choices satisfy.
+    layouts: the specs of each tensor, by the numbers that edges use for specs; tensors in the order of their numbers.
+    """
+
+    problem: Problem
+    fused: Fusions
+    choices: list[tuple[Choice, ...]]
+    notes: list[str]
+    weights: range
+    weight_specs: list[Specs]
+    inputs: list[Specs]
+    outputs: list[Specs]
+    pins: Pins
+    layouts: dict[str, Specs]
+
+
+def formulate(
+    view: GraphView,
+    cluster: Cluster,
+    model: CostModel,
+    options: SearchOptions,
+    pins: Pins,
+    allow: Allow | None = None,
+    limits: Limits | None = None,
+    rules: RuleTable | None = None,
+) -> Formulation:
+    """Formulate the planning of a graph: the choices of operators and weights, their costs, and the edges between them.
+
+    Parameters
+    ----------
+    options: SearchOptions
+        The memory budget, and the specs of graph inputs and outputs.
+    pins: Pins
+        The pins of the graph.
+    allow: callable, optional
+        Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
+    rules: RuleTable, optional
+        Rules for any mesh, where they are shared with other graphs.
+
+    Raises
+    ------
+    ConfigError
+        When specs or pins do not fit the graph or the mesh, or contradict each other.
+    OutOfTimeError
+        When the time limit is reached.
+    """
+    limits = Limits() if limits is None else limits
+    mesh = cluster.mesh
+    weights = [
+        _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
+    ]
+    input_pins = [pins.tensors.get(name, []) for name in view.inputs]
+    inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
+    output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
+    outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
+    choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits)
+    fused = model.fused(view)
+
+    cost = _operator_costs(view, model, mesh, choices, fused, limits)
+    nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
+    memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in cost]
+    numbers = range(len(cost), len(cost) + len(weights))
+    names = (*view.weights, *view.inputs, *view.outputs)
+    for name, specs in zip(names, (*weights, *inputs, *outputs), strict=True):
+        cost.append([0.0] * len(specs))
+        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
+
+    tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
+    edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
+    activations = _activations(view, cluster, choices, outputs, tensors)
+    budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
+    problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
+    layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
+    return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts)
+
+
+def _operator_choices(
+    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits
+) -> tuple[list[tuple[Choice, ...]], list[str]]:
+    """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated."""
+    choices, notes = [], []
+    for number, op in enumerate(view.operators):
+        limits.check()
+        _, proven = table(op)
+        if allow is not None:
+            proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
+        if number in pins.operators:
+            proven = tuple(proven[k] for k in pins.choices(number, [choice.spec for choice in proven]))
+        choices.append(proven)
+        notes.append(table.note(op))
+    return choices, notes
+
+
+def _operator_costs(
+    view: GraphView,
+    model: CostModel,
+    mesh: DeviceMesh,
+    choices: Sequence[tuple[Choice, ...]],
+    fused: Fusions,
+    limits: Limits,
+) -> list[list[float]]:
+    """Predict the seconds of each operator's choices, reduce functions included."""
+    # Equal operators share their tuple of choices; kernels that read weights or constants have costs of their own.
+    known: dict[Hashable, list[float]] = {}
+    costs = []
+    for number, op in enumerate(view.operators):
+        limits.check()
+        held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
+        key = id(choices[number]), _position(view, number, fused.get(number)), held
+        if key not in known:
+            known[key] = [
+                compute_seconds(model, view, number, choice, fused.get(number), mesh)
+                + reduction_seconds(model, op, choice)
+                for choice in choices[number]
+            ]
+        costs.append(known[key])
+    return costs
+
+
+def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+    """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
+    if isinstance(entry, Member):
+        return replace(entry, otherwise=None), _position(view, number, entry.otherwise)
+    if entry is None:
+        return None
+    op = view.operators[number]
+    names = [view.names[x] for x in (op.outputs if entry.prologue else op.inputs)]
+    return entry.prologue, names.index(entry.tensor)
+
+
+def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Count the collectives of each entity's choices: those that reduce the outputs of operators."""
+    known: dict[int, list[int]] = {}
+    for offered in choices:
+        if id(offered) not in known:
+            known[id(offered)] = [sum(map(len, choice.spec.reduce_fns)) for choice in offered]
+    return [known[id(offered)] for offered in choices] + [[0] * len(costs) for costs in cost[len(choices) :]]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A tensor that an entity reads, with the layout that each of its choices requires, and the live interval."""
+
+    tensor: str
+    entity: int
+    layouts: list[_Layout]
+    begin: int
+    end: int
+
+
+class _Tensors:
+    """The producer and the uses of each tensor, and the numbers of its layouts.
+
+    Attributes
+    ----------
+    producers: for each tensor, the entity that makes it, and the layout that each of the entity's choices makes. The
+        flag of a layout, whether a reduction makes it, is set only for tensors between fused operators.
+    uses: the uses of all tensors, in the order of the operators.
+    numbers: for each tensor, the number of each layout.
+    lifetimes: the live intervals of the tensors.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        fused: Fusions,
+        choices: Sequence[tuple[Choice, ...]],
+        stored: Sequence[Specs],
+        outputs: Sequence[Specs],
+    ):
+        between = tensors_between(view, fused)
+        known: dict[Hashable, list[_Layout]] = {}  # equal operators share their lists of layouts
+        self.producers: dict[str, tuple[int, list[_Layout]]] = {}
+        for number, op in enumerate(view.operators):
+            offered = choices[number]
+            for o, y in enumerate(op.outputs):
+                name = view.names[y]
+                key: Hashable = ("produced", id(offered), o, name in between)
+                if key not in known:
+                    known[key] = [
+                        (c.spec.out_specs[o], name in between and bool(c.spec.reduce_fns[o])) for c in offered
+                    ]
+                self.producers[name] = number, known[key]
+        entity = len(view.operators)
+        for name, specs in zip((*view.weights, *view.inputs), stored, strict=True):
+            self.producers[name] = entity, known.setdefault(tuple(specs), [(spec, False) for spec in specs])
+            entity += 1
+        self.lifetimes = Lifetimes(view)
+        self.uses: list[_Use] = []
+        for name, use in view.uses():
+            if use.operator is None:
+                specs = outputs[use.position]
+                span = self.lifetimes.required(name, None, False)
+                self.uses.append(_Use(name, entity + use.position, [(spec, False) for spec in specs], *span))
+            else:
+                offered = choices[use.operator]
+                key = "required", id(offered), use.position
+                if key not in known:
+                    known[key] = [(choice.spec.in_specs[use.position], False) for choice in offered]
+                shares = use.position in view.operators[use.operator].task.share_map.values()
+                span = self.lifetimes.required(name, use.operator, shares)
+                self.uses.append(_Use(name, use.operator, known[key], *span))
+        self.numbers = self._numbered()
+
+    def _numbered(self) -> dict[str, dict[_Layout, int]]:
+        """Number the layouts of each tensor; tensors with the same layouts at both ends share the numbers."""
+        lists = {name: [layouts] for name, (_, layouts) in self.producers.items()}
+        for use in self.uses:
+            lists[use.tensor].append(use.layouts)
+        known: dict[tuple[int, ...], dict[_Layout, int]] = {}
+        numbers = {}
+        for name, of_tensor in lists.items():
+            key = tuple(map(id, of_tensor))
+            if key not in known:
+                every = dict.fromkeys(layout for layouts in of_tensor for layout in layouts)
+                known[key] = {layout: n for n, layout in enumerate(every)}
+            numbers[name] = known[key]
+        return numbers
+
+    def edges(self, conversions: _Conversions) -> list[Edge]:
+        """Make an edge for each use of a tensor."""
+        number = {name: n for n, name in enumerate(self.numbers)}
+        known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+        def numbered(layouts: list[_Layout], numbers: dict[_Layout, int]) -> tuple[int, ...]:
+            key = id(layouts), id(numbers)
+            if key not in known:
+                known[key] = tuple(map(numbers.__getitem__, layouts))
+            return known[key]
+
+        edges = []
+        for use in self.uses:
+            producer, produced = self.producers[use.tensor]
+            numbers = self.numbers[use.tensor]
+            edges.append(
+                Edge(
+                    number[use.tensor],
+                    producer,
+                    use.entity,
+                    numbered(produced, numbers),
+                    numbered(use.layouts, numbers),
+                    conversions.seconds(use.tensor, numbers),
+                    use.begin,
+                    use.end,
+                    conversions.collectives(use.tensor, numbers),
+                )
+            )
+        return edges
+
+
+class _Conversions:
+    """The costs of conversions between the layouts of tensors; equal tensors share a table."""
+
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Fusions, limits: Limits):
+        self.view, self.cluster, self.model, self.mesh, self.limits = view, cluster, model, cluster.mesh, limits
+        self.split = {name: between for name, (_, between) in tensors_between(view, fused).items()}
+        self.tables: dict[Hashable, _Table] = {}
+        self.counts: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
+
+    def seconds(self, name: str, numbers: dict[_Layout, int]) -> _Table:
+        """Predict the time from each layout to each other, including that of splitting a fused kernel."""
+        view = self.view
+        (shape, dtype), between = view.pieces(name), self.split.get(name)
+        # Equal tensors mostly share their numbers of layouts: their identity saves comparing layouts.
+        same = shape, dtype, id(numbers), between
+        if same in self.tables:
+            return self.tables[same]
+        layouts = tuple(numbers)
+        key = shape, dtype, layouts, between
+        if key not in self.tables:
+            self.limits.check()
+            seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
+            if between is not None:
+                split = {
+                    spec: self.model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), self.mesh))
+                    for spec, _ in layouts
+                }
+                seconds = tuple(
+                    tuple(
+                        cost + split_seconds(between, source, target, split.__getitem__)
+                        for cost, (target, _) in zip(line, layouts, strict=True)
+                    )
+                    for line, source in zip(seconds, layouts, strict=True)
+                )
+            self.tables[key] = seconds
+        self.tables[same] = self.tables[key]
+        return self.tables[key]
+
+    def collectives(self, name: str, numbers: dict[_Layout, int]) -> tuple[tuple[int, ...], ...]:
+        """Count the collectives of the conversion from each layout to each other."""
+        shape, dtype = self.view.pieces(name)
+        same = shape, dtype, id(numbers)
+        if same in self.counts:
+            return self.counts[same]
+        specs = tuple(spec for spec, _ in numbers)
+        key = shape, itemsize(dtype), specs
+        if key not in self.counts:
+            self.limits.check()
+            self.counts[key] = conversion_collectives(shape, dtype, specs, specs, self.cluster)
+        self.counts[same] = self.counts[key]
+        return self.counts[key]
+
+
+class _Sizes:
+    """The bytes of shards; those in the buffer of a graph output count as 0.
+
+    Where the spec of an output is open, it is unknown whether the operator writes into the output's buffer: another
+    buffer is counted.
+    """
+
+    def __init__(self, view: GraphView, cluster: Cluster, outputs: Sequence[Specs]):
+        self.view, self.mesh, self.places_shards = view, cluster.mesh, cluster.device.places_shards
+        self.outputs = set(view.outputs)
+        self.resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
+        self.known: dict[Hashable, int] = {}
+
+    def shard(self, name: str, spec: TensorShardSpec) -> int:
+        """Compute the bytes of a shard."""
+        shape, itemsize = self.view.shape(name), self.view.itemsize(name)
+        key = shape, itemsize, spec
+        if key not in self.known:
+            self.known[key] = spec.local_nbytes(shape, itemsize, self.mesh)
+        return self.known[key]
+
+    def held(self, name: str, spec: TensorShardSpec) -> int:
+        """Compute the bytes that a shard takes besides the graph outputs."""
+        return 0 if (name, spec) in self.resident else self.shard(name, spec)
+
+
+def _activations(
+    view: GraphView,
+    cluster: Cluster,
+    choices: Sequence[tuple[Choice, ...]],
+    outputs: Sequence[Specs],
+    tensors: _Tensors,
+) -> Activations:
+    """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once."""
+    sizes = _Sizes(view, cluster, outputs)
+    intervals = _result_intervals(sizes, choices, tensors.lifetimes)
+    known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
+    converted = {}
+    for number, (name, layouts) in enumerate(tensors.numbers.items()):
+        own = name if name in sizes.outputs else ""
+        same: Hashable = view.shape(name), view.itemsize(name), id(layouts), own
+        if same not in known:
+            key: Hashable = view.shape(name), view.itemsize(name), tuple(layouts), own
+            if key not in known:
+                known[key] = _converted(sizes, cluster, name, [spec for spec, _ in layouts])
+            known[same] = known[key]
+        converted[number] = known[same]
+    return Activations(tensors.lifetimes.count, tuple(intervals), converted)
+
+
+def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], lifetimes: Lifetimes) -> list[LiveInterval]:
+    """List the live intervals of operators' results: during the operator, during its reduction, and after both."""
+    view, mesh = sizes.view, sizes.mesh
+    intervals: list[LiveInterval] = []
+    known: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
+    for number, op in enumerate(view.operators):
+        at = POINTS * number
+        for o, y in enumerate(op.outputs):
+            name = view.names[y]
+            key = id(choices[number]), o, name if name in sizes.outputs else ""
+            if key not in known:
+                kept, run, reduce = [], [], []
+                for choice in choices[number]:
+                    spec, fns = choice.spec.out_specs[o], choice.spec.reduce_fns[o]
+                    kept.append(sizes.held(name, spec))
+                    if fns:
+                        partial = choice.spec.partial_spec(o)
+                        run.append(sizes.shard(name, partial))
+                        whole = view.shape(name), view.itemsize(name)
+                        reduce.append(reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards))
+                    else:
+                        run.append(kept[-1])
+                        reduce.append(kept[-1])
+                known[key] = tuple(kept), tuple(run), tuple(reduce), run == kept == reduce
+            kept_, run_, reduce_, plain = known[key]
+            begin, end = lifetimes.after(number, name)
+            if name in lifetimes.viewed:
+                if begin <= end:
+                    intervals.append(LiveInterval(number, begin, end, kept_))
+            elif plain:
+                intervals.append(LiveInterval(number, at + RUN, max(at + REDUCE, end), kept_))
+            else:
+                intervals.append(LiveInterval(number, at + RUN, at + RUN, run_))
+                intervals.append(LiveInterval(number, at + REDUCE, at + REDUCE, reduce_))
+                if begin <= end:
+                    intervals.append(LiveInterval(number, begin, end, kept_))
+    return intervals
+
+
+def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> ConvertedTensor:
+    """Formulate the memory of a tensor's conversions."""
+    shape, dtype = sizes.view.pieces(name)
+
+    @functools.cache
+    def buffers() -> tuple[tuple[int, ...], ...]:
+        return conversion_buffers(shape, dtype, specs, specs, cluster)
+
+    layout = tuple(specs.index(spec) for spec in specs)
+    return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)
+
+
+def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+    """List the specs to store a tensor in: each mesh axis splits one dim that it divides, or none; replicated first.
+
+    With ``padded`` also dims that do not divide are split, with padding.
+    """
+    specs: dict[TensorShardSpec, None] = {}
+    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+        per_dim: list[list[int]] = [[] for _ in shape]
+        for axis, dim in enumerate(dims):
+            if dim is not None and mesh.shape[axis] > 1:
+                per_dim[dim].append(axis)
+        spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim))
+        if spec.fits(shape, mesh, padded):
+            specs.setdefault(spec)
+    return list(specs)
+
+
+def _layouts(pins: Pins, tensor_pins: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
+    """List the specs of a stored tensor that its pins allow."""
+    shape, _ = pins.view.pieces(name)
+    return pins.layouts(tensor_pins, what, shape, stored_specs(shape, pins.mesh, padded), padded)
+
+
+def _boundary_specs(
+    pins: Pins,
+    tensors: Sequence[str],
+    pins_of: Sequence[list[Pin]],
+    specs: Sequence[TensorShardSpec | None] | None,
+    what: str,
+) -> list[Specs]:
+    """List the specs of graph inputs or outputs: replicated, unless a spec is given or pinned."""
+    if specs is not None and len(specs) != len(tensors):
+        raise ConfigError(f"The graph has {len(tensors)} {what}s but {len(specs)} {what} specs are given.")
+    result = []
+    for number, (name, tensor_pins) in enumerate(zip(tensors, pins_of, strict=True)):
+        spec = specs[number] if specs else None
+        required = tensor_pins
+        if spec is not None:
+            try:
+                spec.validate(pins.view.pieces(name)[0], pins.mesh)
+            except SpecError as error:
+                raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
+            required = [Pin(f"{what}_specs[{number}]", SpecPattern.of(spec)), *tensor_pins]
+        if required:
+            result.append(_layouts(pins, required, name, f"{what} {number}"))
+        else:
+            result.append([TensorShardSpec.replicated(len(pins.view.shape(name)))])
+    return result

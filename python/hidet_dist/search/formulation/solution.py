@@ -1,0 +1,122 @@
+"""Solutions written down as plans of a stage, and those plans checked from scratch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from hidet_dist.cost.fusion import Fusions, tensors_between
+from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.errors import VerificationError
+from hidet_dist.machine import Cluster
+from hidet_dist.rules.rule import Choice
+from hidet_dist.search.formulation.formulate import Formulation
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.problem import evaluate, held_bytes, readers
+from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.plan import ConversionPlan
+from hidet_dist.view import GraphView
+
+
+def write_stage(
+    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
+) -> tuple[StagePlan, int]:
+    """Write down the plan of a choice for every entity, and check it; return it with the bytes that a device holds.
+
+    Raises
+    ------
+    VerificationError
+        When its cost or its memory, computed anew from the graph, contradicts the search's figures.
+    """
+    stage = stage_of(view, cluster, model, formulation, picks)
+    # The sum over the plan and the solver's objective are computed in two ways, and must agree.
+    solved = evaluate(formulation.problem, picks)
+    if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
+        raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
+    counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
+    most = max(live_bytes(view, stage, cluster.device.places_shards))
+    if most > counted:
+        raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
+    return stage, most
+
+
+def stage_of(
+    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
+) -> StagePlan:
+    """Write down the plan of a choice for every entity, without checking it."""
+    chosen = [formulation.choices[i][picks[i]] for i in range(len(view.operators))]
+    stored = [*formulation.weight_specs, *formulation.inputs]
+    specs = [options[picks[formulation.weights.start + n]] for n, options in enumerate(stored)]
+    outputs = [options[picks[len(chosen) + len(stored) + n]] for n, options in enumerate(formulation.outputs)]
+    spec_of = dict(zip((*view.weights, *view.inputs), specs, strict=True))
+    return lay_out(view, cluster.mesh, model, chosen, spec_of, outputs, formulation.notes, formulation.fused)
+
+
+def lay_out(
+    view: GraphView,
+    mesh: DeviceMesh,
+    model: CostModel,
+    chosen: Sequence[Choice],
+    stored: Mapping[str, TensorShardSpec],
+    outputs: Sequence[TensorShardSpec],
+    notes: Sequence[str],
+    fused: Fusions,
+) -> StagePlan:
+    """Write down the plan of given choices, with the conversions between them, and all costs.
+
+    ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights and graph inputs by
+    name, ``outputs`` those in which graph outputs are delivered, and ``fused`` is how operators share kernels.
+    """
+
+    def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
+        dtype, written = view.tensors[name].dtype.name, view.written(name)
+        return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written)
+
+    spec_of = dict(stored)
+    reduced: set[str] = set()
+    for op, choice in zip(view.operators, chosen, strict=True):
+        for y, spec, fns in zip(op.outputs, choice.spec.out_specs, choice.spec.reduce_fns, strict=True):
+            spec_of[view.names[y]] = spec
+            if fns:
+                reduced.add(view.names[y])
+
+    between = tensors_between(view, fused)
+    compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
+
+    paid: set[tuple[str, TensorShardSpec]] = set()
+    conversions_of: dict[int | None, list[ConversionPlan]] = {}
+    for name, use in view.uses():
+        target = outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
+        if (name, target) in paid:
+            continue
+        paid.add((name, target))
+        if name in between:
+            splitter, kind = between[name]
+            split = functools.partial(_split_seconds, view, model, mesh, name)
+            compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
+        if target != spec_of[name]:
+            conversion = model.conversion(*view.pieces(name), spec_of[name], target)
+            steps = tuple(map(str, conversion.steps))
+            conversions_of.setdefault(use.operator, []).append(
+                ConversionPlan(name, spec_of[name], target, steps, conversion.seconds)
+            )
+    operators = []
+    for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
+        reduce, conversions = reduction_seconds(model, op, choice), tuple(conversions_of.get(i, ()))
+        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
+    return StagePlan(
+        mesh,
+        view.fingerprint(),
+        tuple(operators),
+        tuple(tensor(name, stored[name]) for name in view.weights),
+        tuple(tensor(name, stored[name]) for name in view.inputs),
+        tuple(map(tensor, view.outputs, outputs)),
+        tuple(conversions_of.get(None, ())),
+        view.symbols,
+    )
+
+
+def _split_seconds(view: GraphView, model: CostModel, mesh: DeviceMesh, name: str, spec: TensorShardSpec) -> float:
+    """Predict the seconds of splitting a kernel at a tensor in a spec."""
+    return model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), mesh))

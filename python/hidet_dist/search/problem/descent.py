@@ -1,0 +1,133 @@
+"""Coordinate descent: make a known plan better by one entity's choice at a time.
+
+Solvers stop at a gap, and relax tensors that very many operators read. What they leave is often plain to see: a table
+of cosines that is stored in shards and gathered for all layers, say, though it has room whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.problem.problem import Edge, LiveInterval, Problem, add_converted
+
+
+def descend(
+    problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int], limits: Limits
+) -> tuple[int, ...]:
+    """Change the choices of single entities as long as the plan costs less and fits the budget.
+
+    Only entities next to a conversion are looked at, and those next to what was changed. ``groups`` are the readers of
+    each tensor. The descent ends when the time limit is reached.
+    """
+    return _Descent(problem, groups, choices).run(limits)
+
+
+class Neighbourhood:
+    """A plan, and the costs of the plans that differ from it in one entity's choice.
+
+    Attributes
+    ----------
+    choices: the plan's choices, which may be changed.
+    made, read: the tensors that each entity makes, and those that it reads.
+    """
+
+    def __init__(self, problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int]):
+        self.problem, self.groups, self.choices = problem, groups, list(choices)
+        self.made: list[list[int]] = [[] for _ in choices]
+        self.read: list[list[int]] = [[] for _ in choices]
+        for tensor, group in groups.items():
+            self.made[group[0].producer].append(tensor)
+            for consumer in dict.fromkeys(edge.consumer for edge in group):
+                self.read[consumer].append(tensor)
+
+    def seconds(self, entity: int) -> list[float]:
+        """The part of the cost that depends on an entity, in seconds, by its choice."""
+        choices = self.choices
+        seconds = list(self.problem.cost[entity])
+        for tensor in self.made[entity]:
+            group = self.groups[tensor]
+            convert, produced = group[0].convert, group[0].produced
+            required = {edge.consumed[choices[edge.consumer]] for edge in group}
+            for k, source in enumerate(produced):
+                seconds[k] += sum(convert[source][d] for d in required)
+        for tensor in self.read[entity]:
+            group = self.groups[tensor]
+            line = group[0].convert[group[0].produced[choices[group[0].producer]]]
+            others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
+            specs = [edge.consumed for edge in group if edge.consumer == entity]
+            for k in range(len(seconds)):
+                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs} - others)
+        return seconds
+
+
+class _Descent(Neighbourhood):
+    def __init__(self, problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int]):
+        super().__init__(problem, groups, choices)
+        self.intervals: list[list[LiveInterval]] = [[] for _ in choices]
+        for interval in problem.activations.intervals:
+            self.intervals[interval.entity].append(interval)
+        self.held = np.array(problem.totals.nbytes(choices), dtype=np.int64)
+
+    def run(self, limits: Limits) -> tuple[int, ...]:
+        waiting = deque(dict.fromkeys(e for tensor in self.groups if self._paid(tensor) for e in self._around(tensor)))
+        for _ in range(tuning.DESCENT_STEPS):
+            if not waiting or limits.expired():
+                break
+            entity = waiting.popleft()
+            if not self._improve(entity):
+                continue
+            touched = (e for tensor in (*self.made[entity], *self.read[entity]) for e in self._around(tensor))
+            waiting.extend(e for e in dict.fromkeys(touched) if e != entity and e not in waiting)
+        return tuple(self.choices)
+
+    def _around(self, tensor: int) -> list[int]:
+        """The producer of a tensor and its readers."""
+        group = self.groups[tensor]
+        return [group[0].producer, *dict.fromkeys(edge.consumer for edge in group)]
+
+    def _paid(self, tensor: int) -> bool:
+        """Tell whether a tensor is converted at a cost."""
+        return any(
+            edge.convert[edge.produced[self.choices[edge.producer]]][edge.consumed[self.choices[edge.consumer]]]
+            for edge in self.groups[tensor]
+        )
+
+    def _improve(self, entity: int) -> bool:
+        """Give an entity the cheapest choice with which the plan fits; whether that is another one than before."""
+        before = self.choices[entity]
+        count = len(self.problem.cost[entity])
+        if count == 1:
+            return False
+        seconds = self.seconds(entity)
+        better = [k for k in range(count) if seconds[k] < seconds[before] * (1 - tuning.ROUNDING)]
+        if not better:
+            return False
+        others = self.held - self._bytes(entity)
+        for k in sorted(better, key=lambda k: (seconds[k], k)):
+            self.choices[entity] = k
+            held = others + self._bytes(entity)
+            if held.max() <= self.problem.budget:
+                self.held = held
+                return True
+        self.choices[entity] = before
+        return False
+
+    def _bytes(self, entity: int) -> npt.NDArray[np.int64]:
+        """The bytes that depend on an entity's choice, at each program point."""
+        activations, pick = self.problem.activations, self.choices[entity]
+        change = np.zeros(activations.points + 1, dtype=np.int64)
+        change[0] = self.problem.memory[entity][pick]
+        for interval in self.intervals[entity]:
+            change[interval.begin] += interval.nbytes[pick]
+            change[interval.end + 1] -= interval.nbytes[pick]
+        for tensor in dict.fromkeys((*self.made[entity], *self.read[entity])):
+            memory = activations.tensors.get(tensor)
+            if memory is not None:
+                add_converted(change, memory, self.groups[tensor], self.choices)
+        return np.cumsum(change)[:-1]
