@@ -90,7 +90,7 @@ SEARCH_LAYERS: tuple[str, ...] = (
 """The packages and modules of ``hidet_dist/search``, from the top down."""
 
 SOLVERS = {"pulp", "highspy"}
-SOLVERS_IN = {"search/ilp.py", "search/budget/master.py"}
+SOLVERS_IN = {"search/ilp/solvers.py", "search/budget/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 

@@ -136,7 +136,7 @@ def test_a_graph_too_wide_for_elimination_has_the_pairwise_solvers_plan(
 ) -> None:
     """With no memory for the integer program either, nothing else finds one."""
     monkeypatch.setattr(tuning, "FEW_CHOICES", 0)
-    monkeypatch.setattr("hidet_dist.search.ilp.program_bytes", lambda problem: 2**60)
+    monkeypatch.setattr("hidet_dist.search.ilp.program.program_bytes", lambda problem: 2**60)
     found = optimize(replace(SHARED, budget=budget), SolveOptions())
     assert (found.choices, found.seconds) == (picks, seconds)
     assert 0 <= found.gap < 1

@@ -1,4 +1,4 @@
-"""The integer linear program of the search, for HiGHS or CBC.
+"""The integer linear program of a problem.
 
 With x[e,k] in {0,1} the choices, the product x[p,k] x[c,l] of an edge is linearised in flow form: f[s,d] >= 0 with row
 sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight;
@@ -18,14 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import highspy
-import pulp
-
-from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.errors import SolverError
 from hidet_dist.search import tuning
+from hidet_dist.search.ilp.linear import LinearProgram
+from hidet_dist.search.ilp.solvers import Outcome, Status, run_solver
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, Solution, evaluate, held_bytes, peaks, readers
@@ -51,69 +48,6 @@ class TooLargeError(StoppedError):
 
 class NothingFitsError(SolverError):
     """The solver proved that no plan fits both the budget and the limit on seconds."""
-
-
-class _HiGHS(pulp.HiGHS):
-    """HiGHS with a corrected result: PuLP 3.3.2 raises KeyError at the limit of nodes, and lacks values at others."""
-
-    _STOPPED = (
-        highspy.HighsModelStatus.kSolutionLimit,
-        highspy.HighsModelStatus.kTimeLimit,
-        highspy.HighsModelStatus.kIterationLimit,
-        highspy.HighsModelStatus.kInterrupt,
-        highspy.HighsModelStatus.kMemoryLimit,
-    )
-
-    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        if lp.solverModel.getModelStatus() not in self._STOPPED:
-            result: tuple[int, int] = super().findSolutionValues(lp)
-            return result
-        if lp.solverModel.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
-            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
-        values = lp.solverModel.getSolution().col_value
-        for variable in lp.variables():
-            variable.varValue = values[variable.index]
-        return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
-
-
-# HiGHS 1.15.1 aggregates columns wrongly: it finds some programs infeasible that are not, and takes some plans for the
-# best ones that are not (test_ilp.py).
-_RIGHT_PRESOLVE = {"presolve_rule_off": 1 << 12}
-
-_WITHOUT_HEURISTICS = {
-    "mip_heuristic_effort": 0.0,
-    **{f"mip_heuristic_run_{name}": False for name in ("rins", "rens", "root_reduced_cost", "feasibility_jump")},
-}
-
-
-def _solver(options: SolveOptions, nodes: int, proof: bool) -> pulp.LpSolver:
-    """Make a PuLP solver that stops after ``nodes`` nodes of its search tree.
-
-    With one thread and before the time limit the same problem gives the same solution. ``proof`` says that most likely
-    nothing is left to find: HiGHS then spares its heuristics, which take two thirds of its time.
-    """
-    common: dict[str, Any] = {
-        "msg": False,
-        "threads": options.threads,
-        "gapRel": options.gap,
-        "timeLimit": options.limits.seconds_left(),
-    }
-    if options.solver == "highs":
-        if options.limits.counts_cpu_time:
-            common["timeLimit"] = None  # HiGHS looks at the wall's clock
-            common["callbackTuple"] = (partial(_interrupt, options.limits), None)
-            common["callbacksToActivate"] = [highspy.cb.HighsCallbackType.kCallbackMipInterrupt]
-        heuristics = _WITHOUT_HEURISTICS if proof else {}
-        return _HiGHS(mip_max_nodes=nodes, **_RIGHT_PRESOLVE, **heuristics, **common)
-    if options.solver == "cbc":
-        return pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, maxNodes=nodes, **common)
-    raise ConfigError(f"Unknown solver {options.solver!r}; choose 'highs' or 'cbc'.")
-
-
-def _interrupt(limits: Limits, kind: int, message: str, out: Any, into: Any, data: Any) -> None:
-    """Have HiGHS stop once the deadline has passed; the other parameters are those of its callbacks."""
-    if into is not None and limits.expired():
-        into.user_interrupt = True
 
 
 def solve(
@@ -177,59 +111,51 @@ class _Program:
             raise TooLargeError(f"The integer program would take about {needed} bytes, and may take {limits.nbytes}.")
         self.problem = problem
         self.limits = limits
-        self.model = pulp.LpProblem("plan", pulp.LpMinimize)
+        self.model = LinearProgram()
         self.groups: dict[int, list[Edge]] = readers(problem)
         # Solvers compare with absolute tolerances near 1e-6: seconds and bytes are both scaled to near 1.
         self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
         most = sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
         self.scale = float(max(1, _simple_peak(problem, self.groups) if peak else min(most, problem.budget)))
-        self.x = [
-            [
-                self.model.add_variable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None
-                for k in range(len(costs))
-            ]
-            for e, costs in enumerate(problem.cost)
-        ]
-        self.objective: list[tuple[pulp.LpVariable, float]] = []
+        # The columns of an entity's choices; none where there is only one.
+        self.x = [[self.model.add_binary() for _ in costs] if len(costs) > 1 else [] for costs in problem.cost]
+        self.objective: list[tuple[int, float]] = []
         self.constant = 0.0
         self.priced: set[int] = set()
-        self.peak = self.model.add_variable("peak", lowBound=0) if peak else None
-        self.flows: dict[int, list[dict[tuple[int, int], pulp.LpVariable]]] = {}
+        self.peak = self.model.add_column() if peak else None
+        self.flows: dict[int, list[dict[tuple[int, int], int]]] = {}
         self._choices()
         self._tensors()
+        for column, cost in [(self.peak, 1.0)] if self.peak is not None else self.objective:
+            self.model.costs[column] = cost
 
     def _choices(self) -> None:
         for e, costs in enumerate(self.problem.cost):
             if len(costs) == 1:
                 self.constant += costs[0]
                 continue
-            self.model += pulp.lpSum(self.x[e]) == 1
+            self.model.add_row(((column, 1.0) for column in self.x[e]), 1.0, 1.0)
             self.objective += [(self.x[e][k], cost / self.unit) for k, cost in enumerate(costs) if cost]
 
-    def _indicator(self, entity: int, specs: tuple[int, ...], spec: int) -> pulp.LpAffineExpression:
-        chosen = [k for k, choice_spec in enumerate(specs) if choice_spec == spec]
-        if len(specs) == 1:
-            return pulp.LpAffineExpression(constant=float(bool(chosen)))
-        return pulp.lpSum(self.x[entity][k] for k in chosen)
+    def _add_flow_row(self, flows: Sequence[int], entity: int, specs: Sequence[int], spec: int) -> None:
+        """Let flows sum to 1 if an entity chooses a spec, and to 0 otherwise."""
+        chosen = [k for k, own in enumerate(specs) if own == spec]
+        total = float(bool(chosen)) if len(specs) == 1 else 0.0
+        indicator = [] if len(specs) == 1 else [(self.x[entity][k], -1.0) for k in chosen]
+        self.model.add_row([*((flow, 1.0) for flow in flows), *indicator], total, total)
 
     def _tensors(self) -> None:
         for tensor, group in self.groups.items():
             self.limits.check()
-            paid: dict[tuple[int, int], list[pulp.LpVariable]] = {}
+            paid: dict[tuple[int, int], list[int]] = {}
             flows = []
-            for number, edge in enumerate(group):
+            for edge in group:
                 rows, columns = sorted(set(edge.produced)), sorted(set(edge.consumed))
-                f = {
-                    (s, d): self.model.add_variable(f"f_{tensor}_{number}_{s}_{d}", lowBound=0)
-                    for s in rows
-                    for d in columns
-                }
+                f = {(s, d): self.model.add_column() for s in rows for d in columns}
                 for s in rows:
-                    self.model += pulp.lpSum(f[s, d] for d in columns) == self._indicator(
-                        edge.producer, edge.produced, s
-                    )
+                    self._add_flow_row([f[s, d] for d in columns], edge.producer, edge.produced, s)
                 for d in columns:
-                    self.model += pulp.lpSum(f[s, d] for s in rows) == self._indicator(edge.consumer, edge.consumed, d)
+                    self._add_flow_row([f[s, d] for s in rows], edge.consumer, edge.consumed, d)
                 for (s, d), flow in f.items():
                     if edge.convert[s][d]:
                         paid.setdefault((s, d), []).append(flow)
@@ -238,25 +164,30 @@ class _Program:
             for (s, d), flows_paid in paid.items():
                 once = flows_paid[0]
                 if len(flows_paid) > 1:
-                    once = self.model.add_variable(f"z_{tensor}_{s}_{d}", lowBound=0)
+                    once = self.model.add_column()
                     for flow in flows_paid:
-                        self.model += once >= flow
+                        self.model.add_row([(once, 1.0), (flow, -1.0)], 0.0)
                 self.objective.append((once, group[0].convert[s][d] / self.unit))
 
-    def _add_row(self, point: int) -> None:
+    def _add_point(self, point: int) -> None:
         """Constrain the bytes of a program point to the budget, or to the peak where that is minimised."""
         self.limits.check()
         self.priced.add(point)
         problem = self.problem
-        terms: list[tuple[pulp.LpVariable, float]] = []
+        used: dict[int, float] = {}
         fixed = 0
+
+        def add(column: int, nbytes: float) -> None:
+            used[column] = used.get(column, 0.0) + nbytes / self.scale
 
         def choose(entity: int, nbytes: Sequence[int]) -> None:
             nonlocal fixed
             if len(nbytes) == 1:
                 fixed += nbytes[0]
                 return
-            terms.extend((self.x[entity][k], n / self.scale) for k, n in enumerate(nbytes) if n)
+            for k, n in enumerate(nbytes):
+                if n:
+                    add(self.x[entity][k], n)
 
         for entity, choice_bytes in enumerate(problem.memory):
             choose(entity, choice_bytes)
@@ -265,42 +196,42 @@ class _Program:
                 choose(interval.entity, interval.nbytes)
         for tensor, memory in problem.activations.tensors.items():
             if tensor in self.groups:
-                terms += self._converted(tensor, memory, point)
-        coefficients: dict[pulp.LpVariable, float] = {}
-        for variable, value in terms:
-            coefficients[variable] = coefficients.get(variable, 0.0) + value
-        used = pulp.LpAffineExpression(coefficients)
+                for column, n in self._converted(tensor, memory, point):
+                    add(column, n)
         if self.peak is not None:
-            self.model += used + fixed / self.scale <= self.peak
+            self.model.add_row([*used.items(), (self.peak, -1.0)], upper=-fixed / self.scale)
         else:
-            self.model += used <= (problem.budget - fixed) / self.scale
+            self.model.add_row(used.items(), upper=(problem.budget - fixed) / self.scale)
 
-    def _converted(self, tensor: int, memory: ConvertedTensor, point: int) -> list[tuple[pulp.LpVariable, float]]:
+    def _converted(self, tensor: int, memory: ConvertedTensor, point: int) -> list[tuple[int, float]]:
+        """Add columns for the bytes that a tensor's conversions hold at a point; return each with its bytes."""
         group, flows = self.groups[tensor], self.flows[tensor]
         if not min(e.begin for e in group) <= point <= max(e.end for e in group):
             return []
         self.limits.check()
         terms = []
         for d in sorted({d for f in flows for _, d in f}):
-
-            def converts(number: int, d: int = d) -> pulp.LpAffineExpression:
-                """1 if a reader requires the tensor converted to d, else 0."""
-                return pulp.lpSum(
-                    flow for (s, to), flow in flows[number].items() if to == d and memory.layout[s] != memory.layout[d]
-                )
-
             requiring = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
             if memory.nbytes[d]:
-                y = self.model.add_variable(f"y_{tensor}_{d}_{point}", lowBound=0)
+                y = self.model.add_column()
+                # What sums to 1 if a reader requires the tensor converted to d, else to 0.
+                converts = {
+                    i: [
+                        (flow, -1.0)
+                        for (s, to), flow in flows[i].items()
+                        if to == d and memory.layout[s] != memory.layout[d]
+                    ]
+                    for i in requiring
+                }
                 before = [i for i in requiring if group[i].begin <= point]
                 after = [i for i in requiring if group[i].end >= point]
-                for i in set(before) & set(after):
-                    self.model += y >= converts(i)
+                for i in sorted(set(before) & set(after)):
+                    self.model.add_row([(y, 1.0), *converts[i]], 0.0)
                 for i in before:
                     for j in after:
                         if group[i].end < point < group[j].begin:
-                            self.model += y >= converts(i) + converts(j) - 1
-                terms.append((y, memory.nbytes[d] / self.scale))
+                            self.model.add_row([(y, 1.0), *converts[i], *converts[j]], -1.0)
+                terms.append((y, float(memory.nbytes[d])))
             at = [i for i in requiring if group[i].begin == point]
             if not at:
                 continue
@@ -312,15 +243,15 @@ class _Program:
             }
             if not any(most.values()):
                 continue
-            working = self.model.add_variable(f"w_{tensor}_{d}_{point}", lowBound=0)
+            working = self.model.add_column()
             earlier = [i for i in requiring if group[i].begin < point]
             for i in at:
-                self.model += working >= pulp.lpSum(
-                    nbytes / self.scale * (flows[i][s, d] - pulp.lpSum(flows[j][s, d] for j in earlier))
-                    for s, nbytes in most.items()
-                    if nbytes
-                )
-            terms.append((working, 1.0))
+                row = [(working, 1.0)]
+                for s, nbytes in most.items():
+                    row.append((flows[i][s, d], -nbytes / self.scale))
+                    row += [(flows[j][s, d], nbytes / self.scale) for j in earlier]
+                self.model.add_row(row, 0.0)
+            terms.append((working, self.scale))
         return terms
 
     def solve(
@@ -328,31 +259,30 @@ class _Program:
     ) -> Solution:
         """Solve, and add rows, until no program point exceeds the budget."""
         problem = self.problem
-        self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
         for point in {0: None, **dict.fromkeys(points[: tuning.POINTS_AT_ONCE])}:
-            self._add_row(point)
+            self._add_point(point)
         proof = math.isfinite(most_seconds) and bool(self.objective)
         if proof:
-            self.model += pulp.LpAffineExpression(self.objective) <= (most_seconds - self.constant) / self.unit
+            self.model.add_row(self.objective, upper=(most_seconds - self.constant) / self.unit)
         refused = f"The solver {options.solver} proved that no plan fits the memory budget of {problem.budget} bytes."
-        free = any(v is not None for row in self.x for v in row)
+        free = any(self.x)
+        outcome = Outcome(Status.OPTIMAL, [], 0.0, 0.0)
         while True:
             if self.limits.expired():
                 raise StoppedError(f"The solver {options.solver} found no plan within {self.limits.given_seconds} s.")
             if free:
-                status = self._run(options, nodes, proof)
-                if status == pulp.LpStatusInfeasible and self.peak is None:
+                outcome = run_solver(self.model, options, nodes, proof)
+                if outcome.status is Status.INFEASIBLE and self.peak is None:
                     raise NothingFitsError(refused)
-                if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-                    limit = "" if not self.limits.expired() else f" within {self.limits.given_seconds} s"
+                if not outcome.values:
+                    limit = f" within {self.limits.given_seconds} s" if self.limits.expired() else ""
                     raise StoppedError(
-                        f"The solver {options.solver} found no plan{limit}: {pulp.LpStatus[status]}.",
-                        self.constant + _bound_known(self.model) * self.unit,
+                        f"The solver {options.solver} found no plan{limit}: {outcome.status.name.lower()}.",
+                        self.constant + outcome.bound * self.unit,
                     )
-            choices = tuple(
-                max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
-                for row in self.x
-            )
+            values = outcome.values
+            rows = [[values[column] for column in row] or [1.0] for row in self.x]
+            choices = tuple(row.index(max(row)) for row in rows)
             nbytes = held_bytes(problem, self.groups, choices)
             limit_bytes = problem.budget
             if self.peak is not None:
@@ -362,44 +292,38 @@ class _Program:
             new = peaks(nbytes, unpriced)[: tuning.POINTS_AT_ONCE] or unpriced[: tuning.POINTS_AT_ONCE]
             if new:
                 for point in new:
-                    self._add_row(point)
+                    self._add_point(point)
             elif not over:
                 break
             elif not free:
                 raise NothingFitsError(refused)
             else:
                 # Solvers tolerate an excess of a millionth, which may be whole bytes: a row excludes this plan.
-                chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if len(row) > 1]
-                self.model += pulp.lpSum(chosen) <= len(chosen) - 1
-        stopped = free and self.model.sol_status != pulp.LpSolutionOptimal
+                chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if row]
+                self.model.add_row(((column, 1.0) for column in chosen), upper=len(chosen) - 1.0)
+        stopped = outcome.status is not Status.OPTIMAL
         if stopped:
             self.limits.expired()  # sets time_reached, if that is the reason
         priced = tuple(sorted(self.priced))
         # Both the bound and the rows are right to an absolute tolerance.
         tolerance = 2 * tuning.ROW_TOLERANCE
         if self.peak is not None:
-            left_gap = _gap_left(self.model) if stopped else options.gap
+            left_gap = outcome.gap if stopped else options.gap
             left_gap += tolerance * self.scale / max(1, *nbytes)
             return Solution(choices, float(max(nbytes)), left_gap if free else 0.0, points=priced)
         seconds = evaluate(problem, choices)
-        solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
+        if not free or not seconds:
+            return Solution(choices, seconds, 0.0, points=priced)
+        solved = self.constant + sum(cost * values[column] for column, cost in self.objective) * self.unit
         # Where the solver stops early, conversions that the plan does not need may still be paid.
         if seconds - solved > 1e-4 * max(seconds, self.unit):
             raise SolverError(f"The solver {options.solver} reports {solved} s for a plan that costs {seconds} s.")
-        if not free or not seconds:
-            return Solution(choices, seconds, 0.0, points=priced)
         # Where no bound is reported, it follows from the gap. A solver may stop at an absolute gap, too.
-        known = _bound_known(self.model) * self.unit
+        known = outcome.bound * self.unit
         if not known and not stopped:
             known = (solved - self.constant) * (1 - options.gap)
         bound = max(0.0, self.constant + known - tolerance * self.unit)
         return Solution(choices, seconds, max(0.0, 1 - bound / seconds), points=priced)
-
-    def _run(self, options: SolveOptions, nodes: int, proof: bool) -> int:
-        try:
-            return int(self.model.solve(_solver(options, nodes, proof)))
-        except pulp.PulpSolverError as error:
-            raise SolverError(f"The solver {options.solver} failed: {error}") from error
 
 
 def _simple_peak(problem: Problem, groups: dict[int, list[Edge]]) -> int:
@@ -410,16 +334,3 @@ def _simple_peak(problem: Problem, groups: dict[int, list[Edge]]) -> int:
         for k, nbytes in enumerate(interval.nbytes):
             own[k] += nbytes
     return max(held_bytes(problem, groups, [own.index(min(own)) for own in total]))
-
-
-def _bound_known(model: pulp.LpProblem) -> float:
-    """Return the lower bound of the objective when the solver stopped; 0 where it reports none."""
-    info = getattr(model.solverModel, "getInfo", None)
-    bound = float(info().mip_dual_bound) if info is not None else 0.0
-    return bound if math.isfinite(bound) else 0.0
-
-
-def _gap_left(model: pulp.LpProblem) -> float:
-    """Return the relative gap when the solver stopped; infinite where it reports none."""
-    info = getattr(model.solverModel, "getInfo", None)
-    return float(info().mip_gap) if info is not None else float("inf")
