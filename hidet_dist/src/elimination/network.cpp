@@ -105,7 +105,8 @@ Left hidet_dist_network::least(const std::vector<size_t> &factors, int64_t outsi
     hidet_dist::lower_by_sums(static_cast<int32_t>(dims), shape.data(), static_cast<int32_t>(at.size()), at.data(),
                               strides.data(), result_strides.data(), result + begin * result_strides[cut]);
   }
-  const double offset = hidet_dist::least_entry(result, size);
+  // Infinite entries are combinations that no plan has; a table of nothing else stays as it is.
+  const double lowest = hidet_dist::least_entry(result, size), offset = lowest < kInfinite ? lowest : 0.0;
   hidet_dist::subtract(offset, size, result);
   return {tables_.add(result_shape, result), offset};
 }

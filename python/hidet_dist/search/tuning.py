@@ -19,6 +19,7 @@ ROUNDING = 1e-12  # relative, of sums of seconds; a choice that is better by les
 
 # Elimination (eliminate.py).
 JOINT_ENTRIES = 2**16  # entries of the table of a joint peak, above which points keep prices of their own
+CAP_ENTRIES = 2**14  # entries of the table of a capped point
 JOINT_WORK = 2.0  # factor of the work of a step that joint peaks may come to
 JOINT_POINTS = 6  # program points from the first to the last of a joint peak, at most
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
@@ -55,6 +56,7 @@ PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE = 0.4  # share of the unbudgeted plan's seconds that a budget's worth of bytes costs at the first limit
 PART_FIRST_PRICE = 0.05  # of a part of the plans: the share that the bytes beyond the budget cost at the first limit
 FAR_GAP = 0.05  # of the best plan above a mixture: where nothing is proven, rough prices find as good plans
+PART_BOUND_SHARE = 0.3  # of the gap of a part of the plans that better prices cannot close: it is divided anyway
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 NARROW_GAP = 0.004  # relative gap between plan and bound below which choices are dropped while prices are looked for
@@ -80,6 +82,7 @@ RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at fir
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
 PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
+NARROW_PARTS_STALL = 12  # the same for graphs that are not too wide for frontiers: what few parts leave open, many do
 PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 

@@ -36,7 +36,7 @@ class _Part:
     state: State | None = field(compare=False, default=None)
 
 
-def divide_plans(state: State, mixture: Mixture) -> None:
+def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
     """Divide the plans into parts, the one of least bound first, until no part can have a better plan.
 
     Prices mix plans that exceed the budget at one point with plans that have room there. Where little is known to be
@@ -55,16 +55,17 @@ def divide_plans(state: State, mixture: Mixture) -> None:
             state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
         return
     prices: Sequence[float] = (*mixture.prices, 0.0)
-    ranges = _ranges(problem, fitting.resident, mixture)
+    ranges = _ranges(problem, fitting.resident, mixture) if wide else [fitting.resident]
     waiting = [_Part(state.bound, n, ends, fitting.kept, prices) for n, ends in enumerate(ranges)]
     number, count = len(waiting), 0
-    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost)))
+    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost))) if wide else tuning.PARTS
+    stall = tuning.PARTS_STALL if wide else tuning.NARROW_PARTS_STALL
     while waiting and waiting[0].bound < state.cutoff():
         part = waiting[0]
         if part.state is None:
             if count == most:
                 break
-            if not count % tuning.PARTS_STALL:
+            if not count % stall:
                 if state.seconds - part.bound > tuning.PARTS_PROGRESS * gap:
                     break
                 gap = state.seconds - part.bound
@@ -73,7 +74,7 @@ def divide_plans(state: State, mixture: Mixture) -> None:
         others = waiting[0].bound if waiting else math.inf
         try:
             if part.state is None:
-                parts: list[_Part] | float = _open_part(state, capacity, part)
+                parts: list[_Part] | float = _open_part(state, capacity, part, wide)
             else:
                 parts = _divide_part(state, part, part.state, others)
         except OutOfTimeError:
@@ -97,7 +98,7 @@ def _forbidden_cost(state: State) -> float:
     return tuning.FORBIDDEN_COSTS * (state.seconds if state.best else max(known))
 
 
-def _open_part(state: State, capacity: Capacity, part: _Part) -> list[_Part]:
+def _open_part(state: State, capacity: Capacity, part: _Part, wide: bool) -> list[_Part]:
     """Make the state of a part, with a first bound; return the part with it, or nothing if it has no better plan."""
     budget = state.problem.budget
     fitting = capacity.fitting(part.kept, budget, _forbidden_cost(state), part.resident, state.limits)
@@ -105,7 +106,17 @@ def _open_part(state: State, capacity: Capacity, part: _Part) -> list[_Part]:
         return []
     limited = _with_most_resident(fitting.problem, fitting.resident[1])
     options = replace(state.options, on_incumbent=None)
-    inner = State(limited, options, fitting.kept, state.best, state.seconds, part.bound, outer=state)
+    inner = State(
+        limited,
+        options,
+        fitting.kept,
+        state.best,
+        state.seconds,
+        part.bound,
+        outer=state,
+        coarse=wide,
+        least_resident=fitting.resident[0],
+    )
     tables = Tables(state.limits)
     try:
         first = inner.probe(tables, Prices(part.prices), coarse=True)
@@ -138,11 +149,11 @@ def _divide_part(state: State, part: _Part, inner: State, others: float) -> list
                 raise
             state.known_plans.append(find_fitting(state))  # the part has no plan that fits, which it excludes
             return [part]
-        if inner.done():
+        if inner.done() or math.isinf(inner.bound):
             return []
         if inner.bound > inner.enough:
             return [replace(part, bound=inner.bound)]
-        prices = Prices(mixture.prices)
+        prices = inner.prices(mixture.prices)
         narrow_choices(inner, tables, prices)
         if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
             search_below_limits(inner, tables, prices)
@@ -191,6 +202,12 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
     if not low <= int(mean) < high:
         most = 0.0
+    if not state.coarse:
+        parting = _parting(problem, resident, mixture)
+        if parting is not None:
+            yield (parting + 1, high), state.kept
+            yield (low, parting), state.kept
+            return
     excess = [
         sum(share * max(0, plan.nbytes[point] - budget) for share, plan in mixture.parts)
         for point in range(problem.activations.points)
@@ -211,6 +228,29 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     elif most:
         yield (int(mean) + 1, high), state.kept
         yield (low, int(mean)), state.kept
+
+
+def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> int | None:
+    """Find resident bytes r, within a range, that part the plans so that most of the mixture is in neither half.
+
+    A plan of R resident and T transient bytes that does not fit is not among those of at most r < R resident bytes, nor
+    has it room among those of more, at r >= budget - T. None if that holds for no plan of the mixture.
+    """
+    low, high = resident
+    spans: list[tuple[int, int, float]] = []
+    for share, plan in mixture.parts:
+        own = _resident_bytes(problem, plan)
+        least, most = max(low, problem.budget - plan.peak + own), min(high, own) - 1
+        if plan.peak > problem.budget and least <= most:
+            spans.append((least, most, share))
+    if not spans:
+        return None
+
+    def parted(r: int) -> float:
+        return sum(share for least, most, share in spans if least <= r <= most)
+
+    best = max((least for least, _, _ in spans), key=lambda r: (parted(r), r))
+    return (best + min(most for least, most, _ in spans if least <= best <= most)) // 2
 
 
 def _resident_bytes(problem: Problem, plan: Probe) -> int:

@@ -118,7 +118,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
     far = not state.best or state.seconds - state.bound > tuning.DIVIDED_GAP * state.seconds
     if far and choices <= tuning.DIVIDED_FIRST and is_wide(state, tables):
         # Opening the parts finds good plans sooner than combining those known.
-        divide_plans(state, mixture)
+        divide_plans(state, mixture, wide=True)
         if state.done():
             return
     known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
@@ -157,6 +157,9 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         if state.seconds < best and not state.done():
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
+    far = state.seconds - state.bound > tuning.WINDOWS_GAP * state.options.gap * state.seconds
+    if far and state.open_choices() > tuning.VERY_FEW_CHOICES and not is_wide(state, tables):
+        divide_plans(state, mixture, wide=False)
     if state.outer is None and not state.done():
         # Tensors of many readers, relaxed so far, are treated exactly where that is not too wide.
         more.append(state.probe(tables, prices))
@@ -165,7 +168,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         return
     if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
         if not state.divided:
-            divide_plans(state, mixture)
+            divide_plans(state, mixture, wide=True)
         return
     gap = tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
@@ -64,6 +65,8 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     """
     search = _PriceSearch(state, tables)
     coarse, narrow_at = True, tuning.NARROW_GAP
+    if state.capping and [*map(partial(state.cap_peaks, tables), search.plans)].count(True):
+        search.drop_plans(coarse)
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
         if state.bound >= state.cutoff() or state.bound > state.enough:
@@ -77,16 +80,25 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             search.mix()
         mixture = search.mixture
         near = _near(state, mixture)
-        exact = not coarse or state.outer is not None or search.best.slack <= near * state.seconds
+        exact = not coarse or state.coarse or search.best.slack <= near * state.seconds
         if exact and not mixture.over and search.best.bound >= mixture.seconds * (1 - near):
             return search.plans, replace(mixture, prices=search.best.prices)
         known = {probe.choices for probe in search.plans}
         probe = search.probe(coarse)
+        if state.capping and math.isfinite(probe.bound) and state.cap_peaks(tables, probe):
+            search.drop_plans(coarse)
+            continue
         prices, near = state.prices(search.probed), _near(state, mixture)
+        if (
+            state.capping
+            and not mixture.over
+            and probe.bound + _slack(state, probe, prices) >= mixture.seconds * (1 - near)
+        ):
+            break  # what is left is due to relaxed tensors
         repeated = probe.choices in known and search.probed is mixture.prices
         if repeated or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
-                if not coarse or state.outer is not None or _slack(state, probe, prices) <= near * state.seconds:
+                if not coarse or state.coarse or _slack(state, probe, prices) <= near * state.seconds:
                     break  # no elimination gives these prices a much greater bound
                 if not state.quickly_exact(tables, prices):
                     break
@@ -204,6 +216,9 @@ class _PriceSearch:
 
 def _near(state: State, mixture: Mixture) -> float:
     """Return the relative gap between a bound and the mixture below which no better prices are looked for."""
+    if state.capping and not mixture.over and mixture.seconds < state.cutoff():
+        share = tuning.PART_BOUND_SHARE * (1 - state.bound / state.seconds)
+        return max(state.options.gap * tuning.BOUND_SHARE, share)
     # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
     far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
     return tuning.ROUGH_GAP if mixture.over or far else state.options.gap * tuning.BOUND_SHARE

@@ -14,8 +14,12 @@ elimination, with the required specs of these readers fixed, gives a plan. Both 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.narrowing import narrow
@@ -29,7 +33,7 @@ from hidet_dist.search.problem.prices import Prices
 class Eliminated:
     """The result of an elimination: choices, their cost in ``seconds``, and a lower ``bound`` of every plan's cost.
 
-    Both include the price of memory, if there is one.
+    Both include the price of memory, if there is one, and are infinite if all plans exceed the room at capped points.
     """
 
     choices: tuple[int, ...]
@@ -119,6 +123,8 @@ def _eliminate(
         bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
     except TooWide:
         return None
+    if math.isinf(bound):
+        return Eliminated(tuple(choices), bound, bound)
     totals, groups = problem.totals, readers(problem)
 
     def cost(choices: Sequence[int]) -> float:
@@ -126,6 +132,12 @@ def _eliminate(
         return seconds + prices.of(totals.nbytes(choices)) if prices.total else seconds
 
     best, seconds = choices, cost(choices)
+    if relaxed and seconds - bound > gap * abs(seconds) and share_by_plan(problem, relaxed, choices):
+        other_bound, other, _ = _solve(problem, kept, tables, prices, (), limit)
+        bound = max(bound, other_bound)
+        if cost(other) < seconds:
+            best, seconds = other, cost(other)
+        choices = other
     for same in (True, False) if relaxed else ():
         if seconds - bound <= gap * abs(seconds):
             break
@@ -139,6 +151,32 @@ def _eliminate(
         if cost(other) < seconds:
             best, seconds = other, cost(other)
     return Eliminated(tuple(best), seconds, min(bound, seconds))
+
+
+def share_by_plan(problem: Problem, tensors: Sequence[int], choices: Sequence[int]) -> bool:
+    """Let the readers that require a spec in a plan share the cost of the conversion; tell whether that is a change.
+
+    Equal shares of all readers leave a gap where only some require the spec: the queries, say, of queries and keys.
+    """
+    sharing, number = problem.sharing, {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
+    by_kind: dict[int, npt.NDArray[np.float64]] = {}
+    changed = False
+    for tensor in tensors:
+        own = number[tensor]
+        shares = by_kind.get(own.kind)
+        if shares is None:  # tensors of one kind have equal tables, so equal shares
+            group, specs = own.group, len(own.group[0].convert[0])
+            before = sharing.shares.get(tensor)
+            if before is None or before.shape != (len(group), specs):
+                before = np.full((len(group), specs), 1.0 / len(group))
+            required = np.array([edge.consumed[choices[edge.consumer]] for edge in group])
+            uses = required[:, None] == np.arange(specs)[None, :]
+            shares = by_kind[own.kind] = np.where(uses.any(axis=0), uses / np.maximum(1, uses.sum(axis=0)), before)
+        if tensor not in sharing.shares or not np.array_equal(sharing.shares[tensor], shares):
+            sharing.shares[tensor] = shares
+            changed = True
+    sharing.version += changed
+    return changed
 
 
 def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
@@ -180,7 +218,7 @@ def minimized(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
-    key = prices.at, prices.joint, tuple(map(tuple, kept)), limit
+    key = prices.key, problem.sharing.version, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last

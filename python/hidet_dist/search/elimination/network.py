@@ -19,6 +19,8 @@ from hidet_dist.runtime.native.frontier import FactorBytes, LabelLimits, NativeF
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import Layout
 from hidet_dist.search.limits import Limits
+from hidet_dist.search.problem import LiveInterval
+from hidet_dist.search.problem.equal_parts import EqualTensor
 
 if TYPE_CHECKING:
     from hidet_dist.search.elimination.eliminate import Solved
@@ -50,6 +52,7 @@ class Tables:
         self.widest = 0.0
         self.last: Solved | None = None
         self.peaks: dict[Hashable, tuple[tuple[int, ...], int | None]] = {}
+        self.around: dict[int, tuple[list[LiveInterval], list[EqualTensor], list[int]]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:
@@ -123,6 +126,8 @@ class Network:
 
     def marginals(self, count: int) -> list[Table]:
         """Find the least sum for each value of the first ``count`` variables, after :meth:`minimum`. Raises TooWide."""
+        if math.isinf(self.constant):
+            return [np.full(size, math.inf) for size in self.sizes[:count]]
         if len(self._marginals) != count:
             self._marginals = self._native.marginals(self.sizes[:count], tuning.MARGINAL_LIMIT)
         return self._marginals

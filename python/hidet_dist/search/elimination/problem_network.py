@@ -48,7 +48,7 @@ def network_of(
         recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
         if recipe is None:
             shared.add(len(recipes))
-            recipe = share_tables(tables, kept, tensor, prices)
+            recipe = share_tables(tables, kept, tensor, prices, problem.sharing.shares.get(tensor.tensor))
         recipes.append(recipe)
     relaxed = []
     if shared:
@@ -57,6 +57,11 @@ def network_of(
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
+    for point in prices.capped:
+        scope, least = transient_bytes(problem, kept, tables, point)
+        beyond = least > prices.room
+        if beyond.any():
+            joint.append((tables.tables.add(np.where(beyond, prices.excess, 0.0)), scope))
     layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 
@@ -108,6 +113,57 @@ def joint_peak(
     return scope, tables.tables[number]
 
 
+def transient_bytes(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, point: int
+) -> tuple[tuple[int, ...], Table]:
+    """Tabulate the least transient bytes at a point, over the choices of the entities on which most of them depend.
+
+    Returns these entities and the table, of at most ``tuning.CAP_ENTRIES`` entries. Tensors of many readers, which
+    would need many dims, hold no bytes.
+    """
+    around = tables.around.get(point)
+    if around is None:
+        limit = tuning.READERS_LIMITS[0]
+        intervals = [live for live in problem.activations.intervals if live.begin <= point <= live.end]
+        tensors = [
+            tensor
+            for tensor in problem.without_costs.equal_parts.tensors
+            if tensor.memory is not None and tensor.begin <= point <= tensor.end and len(tensor.group) <= limit
+        ]
+        entities = {live.entity for live in intervals}.union(end for tensor in tensors for end in tensor.ends)
+        around = tables.around[point] = intervals, tensors, sorted(entities)
+    intervals, tensors, ends = around
+    key = (point, tuple(tuple(kept[e]) for e in ends))
+    known = tables.peaks.get(key)
+    if known is not None and known[1] is not None:
+        return known[0], tables.tables[known[1]]
+    terms = _terms_at(problem, kept, tables, (point,), intervals, tensors)[point]
+    terms.sort(key=lambda term: float(term[0].min() - term[0].max()))
+    scope: set[int] = set()
+    entries = 1
+    for _, own in terms:
+        more = math.prod(len(kept[entity]) for entity in own if entity not in scope)
+        if entries * more <= tuning.CAP_ENTRIES and len(scope.union(own)) <= MOST_DIMS:
+            scope.update(own)
+            entries *= more
+    ordered = tuple(sorted(scope))
+    inside = [(table, own) if scope.issuperset(own) else (table.min(keepdims=True), ()) for table, own in terms]
+    least = _summed(kept, inside, ordered)
+    number = tables.tables.add(least)
+    tables.peaks[key] = ordered, number
+    return ordered, tables.tables[number]
+
+
+def _summed(
+    kept: Sequence[Sequence[int]], terms: Sequence[tuple[Table, tuple[int, ...]]], scope: Sequence[int]
+) -> Table:
+    """Add up tables over some entities of a scope."""
+    total: Table = np.zeros([len(kept[entity]) for entity in scope])
+    for table, own in terms:
+        total = total + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
+    return total
+
+
 def _tabulate_peak(
     problem: Problem,
     kept: Sequence[Sequence[int]],
@@ -120,6 +176,26 @@ def _tabulate_peak(
 
     The number is None if the table is too large.
     """
+    at = _terms_at(problem, kept, tables, points, intervals, tensors)
+    scope = tuple(sorted({entity for terms in at.values() for _, own in terms for entity in own}))
+    shape = [len(kept[entity]) for entity in scope]
+    if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
+        return scope, None
+    peak: Table = np.zeros(shape)
+    for terms in at.values():
+        peak = np.maximum(peak, _summed(kept, terms, scope))
+    return scope, tables.tables.add(peak)
+
+
+def _terms_at(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    points: Sequence[int],
+    intervals: Sequence[LiveInterval],
+    tensors: Sequence[EqualTensor],
+) -> dict[int, list[tuple[Table, tuple[int, ...]]]]:
+    """Tabulate the bytes of each interval and each tensor at each of some points, with the entities of the tables."""
     units = {m: Prices.at_point(m, 1.0, problem.activations.points) for m in points}
     at: dict[int, list[tuple[Table, tuple[int, ...]]]] = {m: [] for m in points}
     for interval in intervals:
@@ -132,17 +208,7 @@ def _tabulate_peak(
             if tensor.begin <= m <= tensor.end:
                 given = (_over_choices(tables, t, tensor.ends) for t in tensor_bytes(kept, tables, units[m], tensor))
                 at[m] += [(table, own) for table, own in given if table.any()]
-    scope = tuple(sorted({entity for terms in at.values() for _, own in terms for entity in own}))
-    shape = [len(kept[entity]) for entity in scope]
-    if len(scope) > MOST_DIMS or math.prod(shape) > tuning.JOINT_ENTRIES:
-        return scope, None
-    peak: Table = np.zeros(shape)
-    for terms in at.values():
-        held: Table = np.zeros(())
-        for table, own in terms:
-            held = held + table.reshape([len(kept[entity]) if entity in own else 1 for entity in scope])
-        peak = np.maximum(peak, held)
-    return scope, tables.tables.add(peak)
+    return at
 
 
 def _over_choices(tables: Tables, given: TensorTable, ends: Sequence[int]) -> tuple[Table, tuple[int, ...]]:

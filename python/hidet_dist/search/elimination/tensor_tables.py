@@ -68,25 +68,33 @@ def tensor_tables(
 
 
 def share_tables(
-    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices
+    tables: Tables,
+    kept: Sequence[Sequence[int]],
+    tensor: EqualTensor,
+    prices: Prices,
+    shares: npt.NDArray[np.float64] | None = None,
 ) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its share of the least that the conversion can cost.
 
-    Of the memory, it pays its share of what its own conversion holds for it.
+    ``shares`` are those of the tensor in :class:`Sharing`; equal shares if there are none. Of the memory, a reader pays
+    its share of what its own conversion holds for it.
     """
     group, priced = tensor.group, _priced(tensor, prices)
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
-    least = tensor.convert[list(sources)].min(axis=0) / len(group)
+    least = tensor.convert[list(sources)].min(axis=0)
+    if shares is None or shares.shape != (len(group), len(least)):
+        shares = np.full((len(group), len(least)), 1.0 / len(group))
     held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
         specs = tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
         price = 0.0 if priced is None else priced.spans.share[end - 1]
-        key = ("share", id(convert), sources, len(group), specs, price and priced and (id(priced.memory), price))
+        own = shares[end - 1][list(specs)]
+        key = ("share", id(convert), sources, own.tobytes(), specs, price and priced and (id(priced.memory), price))
         number = tables.find(key)
         if number is None:
-            seconds = tables.rounded(least[list(specs)])
+            seconds = tables.rounded(least[list(specs)] * own)
             if price and held is not None:
                 seconds = seconds + tables.rounded(price * held[list(specs)])
             number = tables.add(key, seconds)

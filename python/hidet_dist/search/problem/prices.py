@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 
 from hidet_dist.search import tuning
@@ -18,15 +18,28 @@ class Prices:
     Points of a *joint* peak have one price, for the most bytes that are held at any of them: that is a constraint of
     the budget, too, and a stronger one than any mean of the bytes at the points.
 
+    *Capped* points have a limit besides: plans that hold more transient bytes than ``room`` at any of them are
+    excluded. Every plan that fits the budget keeps this limit if it holds the rest of the budget during the whole run.
+
     Attributes
     ----------
     at: the price at each program point, 0 at those of a joint peak.
     joint: the price of each joint peak, and its points.
     until: the sum of the prices before each program point, and that of all.
     total: seconds for a byte that is held during the whole run.
+    capped: the capped points, in ascending order.
+    room: the transient bytes that plans may hold at each of them.
+    excess: the cost of a plan that holds more, in seconds.
     """
 
-    def __init__(self, second_per_byte: Sequence[float], joint: Sequence[tuple[int, ...]] = ()):
+    def __init__(
+        self,
+        second_per_byte: Sequence[float],
+        joint: Sequence[tuple[int, ...]] = (),
+        capped: tuple[int, ...] = (),
+        room: int = 0,
+        excess: float = math.inf,
+    ):
         most = max(second_per_byte)
         quantum = 2.0 ** (math.frexp(most)[1] - tuning.PRICE_BITS) if most > 0 else 1.0
         self.at = tuple(math.floor(price / quantum) * quantum for price in second_per_byte)
@@ -39,20 +52,37 @@ class Prices:
                     at[m] = 0.0
             self.at = tuple(at)
             self.joint = tuple((price, points) for price, points in zip(prices, joint, strict=True) if price)
+        self.capped, self.room, self.excess = capped, room, excess
         self.until = (0.0, *accumulate(self.at))
         self.total = self.until[-1] + sum(price for price, _ in self.joint)
 
     @classmethod
     def at_point(cls, point: int, price: float, points: int) -> Prices:
         """Make prices that are 0 at all but one of ``points`` program points."""
-        return cls([price if m == point else 0.0 for m in range(points)])
+        prices = cls([price])
+        before, behind = (0.0,) * point, points - point - 1
+        prices.at = (*before, *prices.at, *(0.0,) * behind)
+        prices.until = (*before, *prices.until, *(prices.total,) * behind)
+        return prices
 
     def scaled(self, factor: float) -> Prices:
         """Make prices that are ``factor`` times as high."""
+        return self._like(factor, self.excess)
+
+    def uncapped(self) -> Prices:
+        """Make the same prices, at which plans that exceed the room at capped points cost no more than others."""
+        return self._like(1.0, 0.0)
+
+    def _like(self, factor: float, excess: float) -> Prices:
         second_per_byte = [factor * price for price in self.at]
         for price, points in self.joint:
             second_per_byte[points[0]] = factor * price
-        return Prices(second_per_byte, [points for _, points in self.joint])
+        return Prices(second_per_byte, [points for _, points in self.joint], self.capped, self.room, excess)
+
+    @property
+    def key(self) -> Hashable:
+        """A value that is equal for equal prices."""
+        return self.at, self.joint, self.capped, self.room, self.excess
 
     def span(self, begin: int, end: int) -> float:
         """Seconds for a byte held from point ``begin`` to ``end`` (included)."""

@@ -91,6 +91,18 @@ class Narrowing:
     done: bool = False
 
 
+@dataclass
+class Sharing:
+    """How readers share the cost of a relaxed tensor's conversions, instead of equally.
+
+    ``shares[tensor][reader, spec]`` is the share that a reader pays of the conversion to a spec if it requires that.
+    The shares of all readers sum to 1 at most. ``version`` grows with every change.
+    """
+
+    shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+    version: int = 0
+
+
 NO_ACTIVATIONS = Activations(1, (), {})
 
 
@@ -122,7 +134,8 @@ class Problem:
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
     ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
-    an elimination turns out to be too wide; problems made from this one by :func:`dataclasses.replace` share it.
+    an elimination turns out to be too wide, and ``sharing`` where equal shares leave a gap; problems made from this one
+    by :func:`dataclasses.replace` have the same.
     """
 
     cost: Sequence[Sequence[float]]
@@ -132,6 +145,7 @@ class Problem:
     activations: Activations = NO_ACTIVATIONS
     collectives: Sequence[Sequence[int]] = ()
     narrowing: Narrowing = field(default_factory=Narrowing, compare=False, repr=False)
+    sharing: Sharing = field(default_factory=Sharing, compare=False, repr=False)
 
     @cached_property
     def groups(self) -> dict[int, list[Edge]]:
