@@ -115,7 +115,7 @@ VERY_FEW_CHOICES = 300  # choices among which it decides at once
 NODES = 5000  # nodes of a solver's search tree; good plans appear earlier, and a proof may take hours
 POINTS_AT_ONCE = 30  # program points that get a row in one round
 ROW_TOLERANCE = 1e-6  # excess of a row, and absolute gap, that solvers tolerate
-VARIABLE_BYTES = 3000  # bytes per variable in PuLP and HiGHS; estimates are 0.95 to 1.4 times the measured bytes
+VARIABLE_BYTES = 3000  # bytes per variable in HiGHS; large programs take 0.8 to 1.1 times the estimated bytes
 TERM_BYTES = 500  # bytes per coefficient of a row
 
 # Wide graphs (wide.py).

@@ -210,42 +210,6 @@ def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -
     assert found.seconds * (1 - found.gap) <= best + 1e-9
 
 
-@st.composite
-def knapsacks(draw: st.DrawFn) -> Problem:
-    """Entities whose cheaper choices hold more bytes, during the run or for some moments, within half of the most."""
-    count = draw(st.integers(5, 6))
-    cost, memory, holds = [], [], []
-    for entity in range(count):
-        cost.append(sorted(draw(st.lists(st.integers(1, 40).map(float), min_size=3, max_size=3))))
-        nbytes = tuple(sorted(draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)), reverse=True))
-        is_resident = draw(st.booleans())
-        memory.append(list(nbytes) if is_resident else [0, 0, 0])
-        if not is_resident:
-            holds.append(LiveInterval(entity, entity, draw(st.integers(entity, count - 1)), nbytes))
-    problem = Problem(cost, memory, 0, [], Activations(count, tuple(holds), {}))
-    least, most = (peak(problem, (k,) * count) for k in (2, 0))
-    return Problem(cost, memory, (least + most) // 2, [], problem.activations)
-
-
-@settings(max_examples=40, deadline=None)
-@given(knapsacks(), st.booleans())
-def test_plans_divided_into_parts_include_the_best(problem: Problem, first: bool) -> None:
-    best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "WIDE_WORK", -1)  # as if the graph were wide, with many choices
-        patch.setattr(tuning, "VERY_FEW_CHOICES", 0)
-        patch.setattr(tuning, "FEW_WIDE_CHOICES", 0)
-        patch.setattr(tuning, "NARROW_GAP", 0.0)  # which would leave nothing to divide
-        patch.setattr(tuning, "DIVIDED_GAP", 0.0 if first else 1.0)
-        found = optimize(problem, SolveOptions(gap=1e-6))
-        rough = optimize(problem, SolveOptions(gap=1e-6, prove=False))
-    assert found.seconds == pytest.approx(best)
-    for solution in (found, rough):
-        assert peak(problem, solution.choices) <= problem.budget
-        assert solution.seconds == evaluate(problem, solution.choices) >= best - 1e-9
-        assert solution.seconds * (1 - solution.gap) <= best + 1e-9
-
-
 @settings(max_examples=50, deadline=None)
 @given(problems())
 def test_the_least_memory_is_that_of_all_plans(problem: Problem) -> None:

@@ -69,7 +69,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         search.drop_plans(coarse)
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
-        if state.bound >= state.cutoff() or state.bound > state.enough:
+        if state.bound >= state.cutoff() or state.bound > state.enough or math.isinf(state.bound):
             break
         # In a part of the plans, the choices that fit nowhere are gone.
         over = _untested_peak(state, search.plans[-1], tested) if state.outer is None else None

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.search.small_problems import all_picks, problems, resident
+
+from hidet_dist.search import tuning
+from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, share_by_plan
+from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes
+from hidet_dist.search.problem.prices import Prices
+
+lines = st.lists(st.integers(0, 5), min_size=6, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), lines, st.sets(st.integers(0, 5)), st.integers(0, 25))
+def test_plans_without_room_at_capped_points_are_excluded(
+    problem: Problem, line: list[int], capped: set[int], room: int
+) -> None:
+    points = problem.activations.points
+    own = Prices(line[:points], (), tuple(sorted(m for m in capped if m < points)), room)
+    every = [list(range(len(costs))) for costs in problem.cost]
+    totals: dict[tuple[int, ...], float] = {}
+    for picks in all_picks(problem):
+        nbytes = held_bytes(problem, problem.groups, picks)
+        if all(nbytes[m] - resident(problem, picks) <= room for m in own.capped):
+            totals[picks] = evaluate(problem, picks) + own.of(nbytes)
+    best = min(totals.values(), default=math.inf)
+    reduction = Presolve(problem).reduce(every, own)
+    for kept in (every, reduction.kept):
+        bound = eliminate(problem, kept, Tables(), own).bound
+        if max(map(len, problem.groups.values()), default=0) <= tuning.READERS_LIMITS[0]:
+            assert bound == pytest.approx(best)
+        assert bound <= best + 1e-9
+    left = marginals(problem, reduction.kept, Tables(), own)
+    assert left is not None
+    for entity, bounds in enumerate(reduction.extend(problem, left)):
+        for k, bound in enumerate(bounds):
+            assert bound <= min((cost for picks, cost in totals.items() if picks[entity] == k), default=math.inf) + 1e-9
+
+
+def test_large_tables_of_capped_points_leave_out_the_smallest_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the entity of 10 or 1 bytes has a dim, the other's 3 or 2 bytes count as 2."""
+    holds = LiveInterval(0, 0, 0, (3, 2)), LiveInterval(1, 0, 0, (10, 1))
+    problem = Problem([[0.0, 1.0], [0.0, 5.0]], [[0, 0]] * 2, 100, [], Activations(1, holds, {}))
+    for entries, bounds in ((4, (0.0, 1.0, 5.0)), (2, (0.0, 0.0, 5.0))):
+        monkeypatch.setattr(tuning, "CAP_ENTRIES", entries)
+        found = [
+            eliminate(problem, [[0, 1]] * 2, Tables(), Prices([0.0], (), (0,), room)).bound for room in (13, 12, 11)
+        ]
+        assert tuple(found) == bounds
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), lines, st.data())
+def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], data: st.DataObject) -> None:
+    own = Prices(line[: problem.activations.points])
+    every = [list(range(len(costs))) for costs in problem.cost]
+    best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
+    for _ in range(2):
+        plan = data.draw(st.sampled_from(all_picks(problem)))
+        share_by_plan(problem, [*problem.groups], plan)
+        assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in problem.sharing.shares.values())
+        for limit in (0, 1, 2):
+            assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
+
+
+def test_readers_that_require_a_spec_share_its_cost_among_themselves() -> None:
+    """Of eight readers, four require a conversion of 8 s, or take 3 s more each. The others have no use for it."""
+    convert = ((0.0, 8.0), (0.0, 0.0))
+    needs = [Edge(0, 0, n, (0,), (1, 0), convert, n, n) for n in range(1, 5)]
+    others = [Edge(0, 0, n, (0,), (0,), convert, n, n) for n in range(5, 9)]
+    cost = [[0.0]] + [[0.0, 3.0]] * 4 + [[0.0]] * 4
+    problem = Problem(cost, [[0] * len(own) for own in cost], 0, [*needs, *others])
+    every = [list(range(len(own))) for own in cost]
+    equally = minimized(problem, every, Tables(), Prices([0.0]), (), tuning.READERS_LIMITS[0])
+    assert equally.relaxed == [0]
+    assert equally.bound == pytest.approx(4.0)
+    assert eliminate(problem, every, Tables(), Prices([0.0]), coarse=True).bound == pytest.approx(8.0)
