@@ -106,6 +106,8 @@ def test_paths_other_than_models_are_refused(tmp_path: Path):
         ({"model": config(), "weights": "files"}, "folder"),
         ({"model": config(), "dynamic": ["tokens"]}, "dynamic"),
         ({"model": config(), "dtype": "int8"}, "dtype"),
+        ({"model": config(), "batch": 0}, "batch must be an integer of at least 1; got 0"),
+        ({"model": config(), "seq": None}, "seq must be an integer of at least 1; got None"),
         ({"model": config(), "architecture": "Nothing"}, "architecture"),
     ):
         with pytest.raises(ConfigError, match=message):

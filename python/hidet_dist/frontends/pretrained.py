@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from hidet.graph import FlowGraph, Tensor
 
-from hidet_dist.checks import shown
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import ConfigError, TraceError, WeightsError
 from hidet_dist.frontends.pytorch.calls import DTYPES
@@ -76,6 +76,9 @@ def from_transformers(
         raise ConfigError(f"weights must be 'files', 'random' or None; got {shown(weights)}.")
     if unknown := sorted(set(dynamic) - {"batch", "seq"}):
         raise ConfigError(f"dynamic may name 'batch' and 'seq'; got {shown(unknown)}.")
+    for name, size in (("batch", batch), ("seq", seq)):
+        if not is_whole(size, 1):
+            raise ConfigError(f"{name} must be an integer of at least 1; got {shown(size)}.")
     config, folder = _configuration(model)
     if weights == "files" and folder is None:
         raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
