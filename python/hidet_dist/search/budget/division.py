@@ -1,4 +1,4 @@
-"""Branch and bound for graphs that are too wide for frontiers: plans are divided into parts, each with its prices."""
+"""Branch and bound where frontiers have too many labels: plans are divided into parts, each with its prices."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
     left for transient bytes, because the resident ones are within a range, such plans are told apart: choices and
     conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
     entity. ``mixture`` is that of the best prices for all plans.
+
+    On graphs that are not ``wide`` (:func:`hidet_dist.search.budget.state.is_wide`), points are capped in the parts,
+    and parts differ in the resident bytes that exclude most of the mixture.
 
     A part is opened first, with a probe at the prices of the plans that it is a part of: that often finds a better
     plan, or excludes the part. Prices of its own are searched once all parts of smaller bounds are done.
@@ -186,28 +189,27 @@ def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> li
 def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterator[_Half]:
     """Divide the plans by what those of the mixture differ in most: their resident bytes, or those of an entity.
 
-    The bytes of an entity are those at the point at which the mixture's plans exceed the budget most. Yields two
-    halves, or nothing.
+    Where points are capped, resident bytes that exclude plans of the mixture from both halves come first. The bytes of
+    an entity are those at the point at which the mixture's plans exceed the budget most. Yields two halves, or nothing.
     """
     problem, plans = state.problem, [probe for _, probe in mixture.parts]
     shares = [share for share, _ in mixture.parts]
     budget = problem.budget
+    low, high = resident
+    parting = None if state.coarse else _parting(problem, resident, mixture)
+    if parting is not None:
+        yield (parting + 1, high), state.kept
+        yield (low, parting), state.kept
+        return
 
     def spread(values: Sequence[int]) -> tuple[float, float]:
         mean = sum(share * value for share, value in zip(shares, values, strict=True))
         return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
 
-    low, high = resident
     most, mean = spread([_resident_bytes(problem, plan) for plan in plans])
     division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
     if not low <= int(mean) < high:
         most = 0.0
-    if not state.coarse:
-        parting = _parting(problem, resident, mixture)
-        if parting is not None:
-            yield (parting + 1, high), state.kept
-            yield (low, parting), state.kept
-            return
     excess = [
         sum(share * max(0, plan.nbytes[point] - budget) for share, plan in mixture.parts)
         for point in range(problem.activations.points)

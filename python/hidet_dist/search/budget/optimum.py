@@ -8,8 +8,7 @@ between the best plan and the bound is too large:
 * the choices of known plans are combined, and all plans below a limit are listed
   (:mod:`hidet_dist.search.budget.combination`),
 * plans are joined, and replanned in windows (:mod:`hidet_dist.search.budget.windows`),
-* on wide graphs, plans are divided into parts (:mod:`hidet_dist.search.budget.division`),
-  on small ones right after the prices,
+* plans are divided into parts (:mod:`hidet_dist.search.budget.division`), on small wide graphs right after the prices,
 * the integer program decides among the choices that are left (:mod:`hidet_dist.search.budget.programs`).
 
 On the way, choices that no better plan can contain are dropped (:mod:`hidet_dist.search.budget.state`).

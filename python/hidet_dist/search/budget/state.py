@@ -58,7 +58,7 @@ class State:
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
     capped: tuple[int, ...] = ()  # points at which plans hold at most ``room`` transient bytes
     least_resident: int = 0  # bytes that all plans hold during the whole run, at least
-    coarse: bool = False  # whether tensors of many readers stay relaxed while prices are looked for
+    coarse: bool = False  # of a part: whether tensors of many readers stay relaxed, and no points are capped
     similar: State | None = None  # the state of a similar problem, whose presolve is shared; that of ``outer`` is, too
 
     def __post_init__(self) -> None:
