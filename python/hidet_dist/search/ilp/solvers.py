@@ -74,6 +74,12 @@ _WITHOUT_HEURISTICS: dict[str, bool | float] = {
 # best ones that are not (test_ilp.py).
 _RIGHT_PRESOLVE = 1 << 12
 
+_INTERRUPTS = (
+    highspy.cb.HighsCallbackType.kCallbackMipInterrupt,
+    highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt,
+    highspy.cb.HighsCallbackType.kCallbackIpmInterrupt,
+)
+
 _STATUS = {
     highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
     highspy.HighsModelStatus.kInfeasible: Status.INFEASIBLE,
@@ -105,7 +111,8 @@ def _run_highs(program: LinearProgram, options: SolveOptions, nodes: int, proof:
     left = limits.seconds_left()
     if limits.counts_cpu_time:  # HiGHS looks at the wall's clock
         model.setCallback(partial(_interrupt, limits), None)
-        model.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
+        for kind in _INTERRUPTS:
+            model.startCallback(kind)
     elif left is not None:
         settings["time_limit"] = float(left)
     for name, value in settings.items():
