@@ -78,7 +78,8 @@ def test_the_types_of_attributes_are_types():
 
 
 def test_the_layout_page_has_every_package_once():
-    listed = Counter(re.findall(r"^\| `(\w+)` \|", text_of(ROOT / "docs" / "design" / "layout.md"), re.MULTILINE))
+    page = text_of(ROOT / "docs" / "design" / "layout.md")
+    listed = Counter(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     there = {
         path.stem
         for path in PACKAGE.iterdir()
@@ -86,6 +87,8 @@ def test_the_layout_page_has_every_package_once():
     }
     assert set(listed) == there
     assert set(listed.values()) == {1}
+    for path in (PACKAGE / "search").glob("*/__init__.py"):
+        assert page.count(f"| `search/{path.parent.name}` |") == 1
 
 
 def test_links_of_pages_in_the_repository_lead_to_files():
