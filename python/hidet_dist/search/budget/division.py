@@ -182,7 +182,7 @@ def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> li
     low, high = resident
     width = max(1, -(-(high + 1 - low) // tuning.RESIDENT_RANGES))
     ranges = [(begin, min(begin + width - 1, high)) for begin in range(low, high + 1, width)]
-    mean = sum(share * _resident_bytes(problem, plan) for share, plan in mixture.parts)
+    mean = sum(share * problem.resident(plan.choices) for share, plan in mixture.parts)
     return sorted(ranges, key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
 
 
@@ -206,7 +206,7 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
         mean = sum(share * value for share, value in zip(shares, values, strict=True))
         return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
 
-    most, mean = spread([_resident_bytes(problem, plan) for plan in plans])
+    most, mean = spread([problem.resident(plan.choices) for plan in plans])
     division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
     if not low <= int(mean) < high:
         most = 0.0
@@ -241,7 +241,7 @@ def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> i
     low, high = resident
     spans: list[tuple[int, int, float]] = []
     for share, plan in mixture.parts:
-        own = _resident_bytes(problem, plan)
+        own = problem.resident(plan.choices)
         least, most = max(low, problem.budget - plan.peak + own), min(high, own) - 1
         if plan.peak > problem.budget and least <= most:
             spans.append((least, most, share))
@@ -253,10 +253,6 @@ def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> i
 
     best = max((least for least, _, _ in spans), key=lambda r: (parted(r), r))
     return (best + min(most for least, most, _ in spans if least <= best <= most)) // 2
-
-
-def _resident_bytes(problem: Problem, plan: Probe) -> int:
-    return sum(nbytes[k] for nbytes, k in zip(problem.memory, plan.choices, strict=True))
 
 
 def _bytes_at(state: State, point: int, plans: Sequence[Probe]) -> Iterator[tuple[int, Sequence[float], list[int]]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
@@ -65,8 +64,10 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     """
     search = _PriceSearch(state, tables)
     coarse, narrow_at = True, tuning.NARROW_GAP
-    if state.capping and [*map(partial(state.cap_peaks, tables), search.plans)].count(True):
-        search.drop_plans(coarse)
+    if state.capping:
+        more = [state.cap_peaks(tables, plan) for plan in search.plans]
+        if any(more):
+            search.drop_plans(coarse)
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
         if state.bound >= state.cutoff() or state.bound > state.enough or math.isinf(state.bound):

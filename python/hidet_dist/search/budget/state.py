@@ -87,7 +87,7 @@ class State:
 
         Points are left out at which that would make the elimination much slower.
         """
-        resident = sum(nbytes[k] for nbytes, k in zip(self.problem.memory, plan.choices, strict=True))
+        resident = self.problem.resident(plan.choices)
         over = [m for m, n in enumerate(plan.nbytes) if n - resident > self.room]
         more = [m for m in peaks(plan.nbytes, over) if m not in self.capped and m not in self._uncapped]
         if not more:
@@ -224,7 +224,7 @@ class State:
         if not self.capped:
             return True
         nbytes = self.problem.totals.nbytes(choices)
-        resident = sum(own[k] for own, k in zip(self.problem.memory, choices, strict=True))
+        resident = self.problem.resident(choices)
         return all(nbytes[m] - resident <= self.room for m in self.capped)
 
     def open_choices(self) -> int:

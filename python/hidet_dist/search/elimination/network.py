@@ -43,6 +43,7 @@ class Tables:
     last: the last network that was eliminated without tensors treated exactly.
     peaks: the entities and the table, None if too large, of joint peaks, by program points, tensors and choices. They
         do not name the problem: all networks in one object are those of one problem.
+    around: the live intervals, tensors and entities that :func:`transient_bytes` counts at a program point.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:

@@ -166,6 +166,10 @@ class Problem:
         """The cost and the memory of plans."""
         return Totals(self)
 
+    def resident(self, choices: Sequence[int]) -> int:
+        """Sum up the bytes that a plan holds during the whole run."""
+        return sum(nbytes[k] for nbytes, k in zip(self.memory, choices, strict=True))
+
     @cached_property
     def without_costs(self) -> Problem:
         """The same problem with all costs and conversions at 0 seconds, so that only memory is left."""
