@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,22 @@ def test_a_rank_whose_connection_breaks_is_no_rival_of_itself(monkeypatch: pytes
     assert next(broken, None) is None
 
 
-def test_a_store_that_breaks_all_connections_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left_seconds", [-1.0, 1e-4])
+def test_a_store_that_breaks_all_connections_is_said(monkeypatch: pytest.MonkeyPatch, left_seconds: float) -> None:
+    """Also where the deadline cuts the last attempt to connect short."""
+    timeout_seconds, clock = 60.0, time.monotonic
+    start, broken = clock(), iter(range(2))
+
     def break_off(_client: StoreClient) -> StoreClient:
+        if next(broken, None) is None:
+            now = clock()
+            forward = start + timeout_seconds - left_seconds - now
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + forward)
         raise StoreError("the store cannot be reached: too many")
 
     monkeypatch.setattr(StoreClient, "clone", break_off)
     with pytest.raises(RendezvousError, match=r"rank 0.* the rendezvous store .*: too many"):
-        Rendezvous(Settings(0, 1, "127.0.0.1", free_port(), timeout_seconds=0.5))
+        Rendezvous(Settings(0, 1, "127.0.0.1", free_port(), timeout_seconds=timeout_seconds))
 
 
 @pytest.mark.parametrize(

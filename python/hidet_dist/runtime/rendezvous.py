@@ -353,9 +353,10 @@ class Rendezvous:
                 ) from problem
             time.sleep(_POLL_SECONDS)
 
-    def _connect(self, deadline: float, problem: Exception | None = None) -> StoreClient:
-        """Connect, with retries until the deadline. ``problem`` is the error of an earlier attempt, for the message."""
+    def _connect(self, deadline: float, earlier: StoreError | None = None) -> StoreClient:
+        """Connect, with retries until the deadline. ``earlier`` is how a connection broke, for the message."""
         settings = self.settings
+        problem: Exception | None = earlier
         where = self._where
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -371,7 +372,8 @@ class Rendezvous:
                     "another program may be listening on that port"
                 ) from error
             except TimeoutError as error:
-                problem = error
+                # An attempt that the deadline cuts short tells less than a connection that broke before it.
+                problem = earlier or error
             except OSError as error:
                 _raise_without_descriptors(settings.rank, error)
                 problem = error
