@@ -166,9 +166,7 @@ def share_by_plan(problem: Problem, tensors: Sequence[int], choices: Sequence[in
         shares = by_kind.get(own.kind)
         if shares is None:  # tensors of one kind have equal tables, so equal shares
             group, specs = own.group, len(own.group[0].convert[0])
-            before = sharing.shares.get(tensor)
-            if before is None or before.shape != (len(group), specs):
-                before = np.full((len(group), specs), 1.0 / len(group))
+            before = sharing.of(tensor, len(group), specs)
             required = np.array([edge.consumed[choices[edge.consumer]] for edge in group])
             uses = required[:, None] == np.arange(specs)[None, :]
             shares = by_kind[own.kind] = np.where(uses.any(axis=0), uses / np.maximum(1, uses.sum(axis=0)), before)

@@ -48,7 +48,7 @@ def network_of(
         recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
         if recipe is None:
             shared.add(len(recipes))
-            recipe = share_tables(tables, kept, tensor, prices, problem.sharing.shares.get(tensor.tensor))
+            recipe = share_tables(tables, kept, tensor, prices, problem.sharing)
         recipes.append(recipe)
     relaxed = []
     if shared:

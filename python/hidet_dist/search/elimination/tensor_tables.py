@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import TensorTable
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
-from hidet_dist.search.problem import ConvertedTensor, Edge
+from hidet_dist.search.problem import ConvertedTensor, Edge, Sharing
 from hidet_dist.search.problem.equal_parts import EqualTensor, crossed
 from hidet_dist.search.problem.prices import Prices
 
@@ -72,19 +72,17 @@ def share_tables(
     kept: Sequence[Sequence[int]],
     tensor: EqualTensor,
     prices: Prices,
-    shares: npt.NDArray[np.float64] | None = None,
+    sharing: Sharing,
 ) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its share of the least that the conversion can cost.
 
-    ``shares`` are those of the tensor in :class:`Sharing`; equal shares if there are none. Of the memory, a reader pays
-    its share of what its own conversion holds for it.
+    Of the memory, a reader pays its share of what its own conversion holds for it.
     """
     group, priced = tensor.group, _priced(tensor, prices)
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
     least = tensor.convert[list(sources)].min(axis=0)
-    if shares is None or shares.shape != (len(group), len(least)):
-        shares = np.full((len(group), len(least)), 1.0 / len(group))
+    shares = sharing.of(tensor.tensor, len(group), len(least))
     held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):

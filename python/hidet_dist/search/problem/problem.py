@@ -102,6 +102,13 @@ class Sharing:
     shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     version: int = 0
 
+    def of(self, tensor: int, readers: int, specs: int) -> npt.NDArray[np.float64]:
+        """Return the shares of a tensor of so many readers and specs: equal ones, if no others are known."""
+        shares = self.shares.get(tensor)
+        if shares is None or shares.shape != (readers, specs):
+            return np.full((readers, specs), 1.0 / readers)
+        return shares
+
 
 NO_ACTIVATIONS = Activations(1, (), {})
 
