@@ -110,7 +110,7 @@ def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
         result |= {
             "gap": found.gap,
             "predicted_seconds": found.plan.makespan_seconds,
-            "held_bytes": max(live_bytes(GraphView(graph), found.plan.stages[0])),
+            "held_bytes": max(live_bytes(GraphView(graph), found.plan.stages[0], cluster.device.places_shards)),
             "time_limit_reached": found.time_limit_reached,
         }
     result["seconds"] = round(time.process_time() - begin, 3)

@@ -197,6 +197,19 @@ def test_a_budget_that_is_said_to_suffice_suffices(graph: hidet.FlowGraph, stage
         search_pipeline(normal, CLUSTER, pipeline=options, mem_budget=enough)
 
 
+@pytest.mark.parametrize("places_shards", [False, True])
+def test_a_budget_that_suffices_counts_copies_only_where_collectives_need_them(places_shards: bool) -> None:
+    x = hidet.symbol([3, 256], "float32", "cpu")
+    product = ops.matmul(x, hidet.asarray(np.zeros((256, 256), np.float32)))  # by columns, and then gathered
+    cluster = replace(CLUSTER, device=replace(CLUSTER.device, places_shards=places_shards))
+    with pytest.raises(InfeasibleError) as refused:
+        options = PipelineOptions("latency", stages=1)
+        search_pipeline(normalize(hidet.trace_from(product, [x])), cluster, pipeline=options, mem_budget=500)
+    whole, devices = 3 * 256 * 4, cluster.mesh.size
+    shards = 256 * 256 * 4 // devices + whole // devices
+    assert refused.value.least_budget == shards + 2 * whole + (0 if places_shards else whole)
+
+
 def test_messages_that_take_longer_than_one_stage_decide_at_once(
     graph: hidet.FlowGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

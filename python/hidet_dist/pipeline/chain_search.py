@@ -305,7 +305,7 @@ class ChainSearch(StageSearch):
             part = StagePart.of(self.view, one.operators, one.cluster.mesh)
             specs = [tensor.spec for tensor in one.plan.inputs]
             buffers = part.buffer_bytes(one.cluster.mesh, specs) if buffered else 0
-            held.append(max(live_bytes(part.view, one.plan)) + buffers)
+            held.append(max(live_bytes(part.view, one.plan, one.cluster.device.places_shards)) + buffers)
         return max(held)
 
     def _key(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> Hashable:
