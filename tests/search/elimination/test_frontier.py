@@ -54,10 +54,23 @@ def assert_begins_with_best(
     return every
 
 
+@st.composite
+def relaxable(draw: st.DrawFn) -> Problem:
+    """Problems where all tensors of several readers are relaxed, in one way or the other, if the test relaxes any."""
+    problem = draw(problems())
+    problem.sharing.paired = draw(st.sampled_from([0, 2, 9]))
+    return problem
+
+
 @settings(max_examples=60, deadline=None)
-@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60))
-def test_a_frontier_begins_with_the_best_plan_below_the_limit(problem: Problem, line: list[int], limit: int) -> None:
-    plans, own = frontier(problem, line, float(limit))
+@given(relaxable(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.booleans())
+def test_a_frontier_begins_with_the_best_plan_below_the_limit(
+    problem: Problem, line: list[int], limit: int, relaxed: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if relaxed:
+            patch.setattr(tuning, "READERS_LIMITS", (1,))
+        plans, own = frontier(problem, line, float(limit))
     groups = readers(problem)
     within = [
         evaluate(problem, picks)
@@ -69,14 +82,23 @@ def test_a_frontier_begins_with_the_best_plan_below_the_limit(problem: Problem, 
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.sets(st.integers(0, 5)))
+@given(
+    relaxable(),
+    st.lists(st.integers(0, 5), min_size=6, max_size=6),
+    st.integers(1, 60),
+    st.sets(st.integers(0, 5)),
+    st.booleans(),
+)
 def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
-    problem: Problem, line: list[int], limit: int, some: set[int]
+    problem: Problem, line: list[int], limit: int, some: set[int], relaxed: bool
 ) -> None:
     count = problem.activations.points
     own = Prices([float(price) for price in line[:count]])
     points = [m for m in some if m < count] or [0]
-    plans = all_plans(problem, own, float(limit), points)
+    with pytest.MonkeyPatch.context() as patch:
+        if relaxed:
+            patch.setattr(tuning, "READERS_LIMITS", (1,))
+        plans = all_plans(problem, own, float(limit), points)
     groups = readers(problem)
 
     def fits(picks: tuple[int, ...]) -> bool:

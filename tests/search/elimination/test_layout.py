@@ -35,14 +35,17 @@ def test_a_layout_has_the_variables_and_factors_of_one_tensor_after_the_other(
     of_tensor = []
     for number, own in zip(numbers, ends, strict=True):
         of_tensor.append(list[int]())
+        of_specs: dict[tuple[int, int], int] = {}
         for table in made[number]:
             variables = []
             for end, size, tie in table.dims:
                 variables.append(own[end])
                 if tie is not None:
-                    sizes.append(size)
-                    variables[-1] = len(sizes) - 1
-                    factors.append((tie, [own[end], variables[-1]]))
+                    if (end, tie) not in of_specs:  # the tables of a tensor have one variable for the specs of an end
+                        of_specs[end, tie] = len(sizes)
+                        factors.append((tie, [own[end], len(sizes)]))
+                        sizes.append(size)
+                    variables[-1] = of_specs[end, tie]
             of_tensor[-1].append(len(factors))
             factors.append((table.table, variables))
     of_entities = 100 + np.arange(len(entities))

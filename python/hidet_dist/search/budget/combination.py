@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.state import Probe, State, bound_choices, choices_below, count_open
@@ -109,7 +109,7 @@ def _fitting_frontier(
     prices: Prices,
     kept: Sequence[Sequence[int]],
     limit: float,
-    exact: Sequence[int],
+    exact: Collection[int],
 ) -> Frontier | None:
     """Record the plans of a frontier, with the bytes at more and more points until its best plan fits everywhere.
 

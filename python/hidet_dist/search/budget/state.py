@@ -162,8 +162,9 @@ class State:
 
     def _most_work(self, tables: Tables, kept: Sequence[Sequence[int]], prices: Prices, readers_limit: int) -> float:
         """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
+        paired = self.problem.sharing.paired or 0
         try:
-            network, _ = network_of(self.problem, kept, tables, prices, (), readers_limit)
+            network, _ = network_of(self.problem, kept, tables, prices, (), readers_limit, paired)
         except TooWide:
             return math.inf
         return network.most_work()

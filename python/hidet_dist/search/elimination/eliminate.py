@@ -15,7 +15,7 @@ elimination, with the required specs of these readers fixed, gives a plan. Both 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
+from hidet_dist.search.elimination.pairing import readers_in_pairs
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.problem import Edge, Problem, readers
 from hidet_dist.search.problem.prices import Prices
@@ -69,6 +70,7 @@ def eliminate(
             continue  # with more tensors relaxed, the bound is no greater
         result = _eliminate(problem, kept, tables, prices, limit, gap)
         if result is None and limit == tuning.READERS_LIMITS[0] and narrow(problem, kept, tables, prices):
+            problem.sharing.paired = None
             result = _eliminate(problem, kept, tables, prices, limit, gap)
         if result is None:
             continue
@@ -153,7 +155,7 @@ def _eliminate(
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
-def share_by_plan(problem: Problem, tensors: Sequence[int], choices: Sequence[int]) -> bool:
+def share_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[int]) -> bool:
     """Let the readers that require a spec in a plan share the cost of the conversion; tell whether that is a change.
 
     Equal shares of all readers leave a gap where only some require the spec: the queries, say, of queries and keys.
@@ -193,8 +195,8 @@ def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]
 
 
 def _solve(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
-) -> tuple[float, list[int], list[int]]:
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
+) -> tuple[float, list[int], dict[int, bool]]:
     """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
     solved = minimized(problem, kept, tables, prices, exact, limit)
     return solved.bound, [choices[solved.values[entity]] for entity, choices in enumerate(kept)], solved.relaxed
@@ -202,28 +204,41 @@ def _solve(
 
 @dataclass(frozen=True)
 class Solved:
-    """A network after its elimination, with the least sum and the values for it; and the relaxed tensors."""
+    """A network after its elimination, with the least sum and the values for it; and the relaxed tensors.
+
+    ``paired`` is what the network was made with.
+    """
 
     problem: Problem
     key: Hashable
     network: Network
-    relaxed: list[int]
+    relaxed: dict[int, bool]
+    paired: int
     bound: float
     values: list[int]
 
 
 def minimized(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
 ) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
-    key = prices.key, problem.sharing.version, tuple(map(tuple, kept)), limit
+    sharing = problem.sharing
+    key = prices.key, sharing.version, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last
     tables.make_room()
-    network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
-    bound, values = network.minimum()
-    solved = Solved(problem, key, network, relaxed, bound, values)
+    paired = readers_in_pairs(problem, kept, tables, prices, exact, limit)
+    network, relaxed = network_of(problem, kept, tables, prices, exact, limit, paired)
+    try:
+        bound, values = network.minimum()
+    except TooWide:
+        if not any(relaxed.values()):
+            raise
+        sharing.paired = paired = 0
+        network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
+        bound, values = network.minimum()
+    solved = Solved(problem, key, network, relaxed, paired, bound, values)
     if not exact:
         tables.last = solved
     return solved

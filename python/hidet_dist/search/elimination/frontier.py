@@ -15,7 +15,7 @@ and all plans that do are considered, but there are more labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Bounded:
         kept: Sequence[Sequence[int]],
         tables: Tables,
         prices: Prices,
-        exact: Sequence[int] = (),
+        exact: Collection[int] = (),
     ):
         """Eliminate all variables, among the choices ``kept``; tensors in ``exact`` are never relaxed.
 
@@ -65,7 +65,7 @@ class Bounded:
             except TooWide:
                 continue
             self.network, self.relaxed = solved.network, solved.relaxed
-            paid = paid_network(problem, kept, tables, prices, exact, readers_limit)
+            paid = paid_network(problem, kept, tables, prices, exact, readers_limit, solved.paired)
             self.bytes = PointBytes(problem, kept, self.network, self.relaxed, paid)
             return
         raise TooWide

@@ -106,14 +106,18 @@ class _Recipe:
         self.tables: list[int] = []
         self.lengths: list[int] = []
         self.places: list[int] = []
+        own: dict[tuple[int, int], int] = {}
         for table in tables:
             places = []
             for end, size, tie in table.dims:
                 place = end
                 if tie is not None:
-                    place = ~len(self.sizes)
-                    self.sizes.append(size)
-                    self._add(tie, (end, place))
+                    known = own.get((end, tie))
+                    if known is None:
+                        known = own[end, tie] = ~len(self.sizes)
+                        self.sizes.append(size)
+                        self._add(tie, (end, known))
+                    place = known
                 places.append(place)
             self.tables.append(len(self.factors))
             self._add(table.table, places)

@@ -16,14 +16,14 @@ counts above its least entry; the sums of the least entries are known from the s
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from hidet_dist.runtime.native.frontier import FactorBytes
 from hidet_dist.search.elimination.network import Network, Table, Tables
 from hidet_dist.search.elimination.problem_network import network_of
-from hidet_dist.search.elimination.tensor_tables import least_held, overlapping, tensor_bytes
+from hidet_dist.search.elimination.tensor_tables import relaxed_bytes, tensor_bytes
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 
@@ -41,7 +41,7 @@ class PointBytes:
         problem: Problem,
         kept: Sequence[Sequence[int]],
         network: Network,
-        relaxed: Sequence[int],
+        relaxed: Mapping[int, bool],
         paid: Network,
     ):
         """Take the priced bytes from the network ``paid``, of the same factors without costs."""
@@ -107,17 +107,15 @@ class PointBytes:
         free = problem.without_costs
         at = {m: Prices.at_point(m, 1.0, problem.activations.points) for m in points}
         for position, own in enumerate(free.equal_parts.tensors):
-            tensor, group, memory = own.tensor, own.group, own.memory
+            tensor, group = own.tensor, own.group
             held = covered(own.begin, own.end)
-            if memory is None or not held:
+            if own.memory is None or not held:
                 continue
             if tensor in self._relaxed:
-                sources = {group[0].produced[k] for k in kept[group[0].producer]}
-                nbytes, readers = least_held(memory, sorted(sources)), overlapping(group)
-                for factor, edge, beside in zip(network.of_tensor(position), group, readers, strict=True):
-                    line = np.array([float(nbytes[edge.consumed[k]] // beside) for k in kept[edge.consumer]])
+                shares = relaxed_bytes(kept, own, self._relaxed[tensor])
+                for factor, edge, table in zip(network.of_tensor(position), group, shares, strict=True):
                     for m in covered(edge.begin, edge.end):
-                        result[m][factor] = line
+                        result[m][factor] = table
                 continue
             for m in held:
                 self._limits.check()
@@ -132,10 +130,11 @@ def paid_network(
     kept: Sequence[Sequence[int]],
     tables: Tables,
     prices: Prices,
-    exact: Sequence[int],
+    exact: Collection[int],
     readers_limit: int,
+    paired: int,
 ) -> Network:
     """Make the network of the priced bytes alone, in seconds, with the factors of one with costs in ``tables``."""
     own = Tables(tables.limits)
     own.quantum = tables.quantum
-    return network_of(problem.without_costs, kept, own, prices.uncapped(), exact, readers_limit)[0]
+    return network_of(problem.without_costs, kept, own, prices.uncapped(), exact, readers_limit, paired)[0]

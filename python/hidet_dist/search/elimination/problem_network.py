@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import Layout, TensorTable
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
-from hidet_dist.search.elimination.tensor_tables import MOST_DIMS, share_tables, tensor_bytes, tensor_tables
+from hidet_dist.search.elimination.tensor_tables import (
+    MOST_DIMS,
+    pair_tables,
+    share_tables,
+    tensor_bytes,
+    tensor_tables,
+)
 from hidet_dist.search.problem import LiveInterval, Problem
 from hidet_dist.search.problem.equal_parts import EqualTensor
 from hidet_dist.search.problem.prices import Prices
 
 
 def network_of(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
-) -> tuple[Network, list[int]]:
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    exact: Collection[int],
+    limit: int,
+    paired: int = 0,
+) -> tuple[Network, dict[int, bool]]:
     """Make the tables of a problem with priced memory; entities are the first variables.
 
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
     with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
-    Tensors in ``exact`` are never relaxed.
+    Tensors in ``exact`` are never relaxed. Up to ``paired`` readers of a relaxed tensor share the conversions from each
+    spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
     """
     if not tables.quantum:
         tables.quantum = _quantum(problem)
@@ -41,18 +54,19 @@ def network_of(
     limits |= dict.fromkeys(exact, math.inf)
     first, numbers = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
-    shared = set[int]()
+    shared = dict[int, bool]()
     for position in first:
         tables.limits.check()
         tensor = equal.tensors[position]
         recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
         if recipe is None:
-            shared.add(len(recipes))
-            recipe = share_tables(tables, kept, tensor, prices, problem.sharing)
+            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired
+            make = pair_tables if in_pairs else share_tables
+            recipe = make(tables, kept, tensor, prices, problem.sharing)
         recipes.append(recipe)
-    relaxed = []
+    relaxed = dict[int, bool]()
     if shared:
-        relaxed = [tensor.tensor for tensor, n in zip(equal.tensors, numbers, strict=True) if n in shared]
+        relaxed = {t.tensor: shared[n] for t, n in zip(equal.tensors, numbers, strict=True) if n in shared}
     joint = []
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
@@ -87,7 +101,7 @@ def _entity_table(problem: Problem, entity: int, choices: Sequence[int], tables:
 
 
 def joint_peak(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Sequence[int]
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, points: Sequence[int], relaxed: Collection[int]
 ) -> tuple[tuple[int, ...], Table]:
     """Tabulate the most transient bytes at any of some points, over the choices of the entities that it depends on.
 

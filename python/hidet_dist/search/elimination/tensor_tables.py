@@ -100,6 +100,54 @@ def share_tables(
     return tuple(result)
 
 
+def pair_tables(
+    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, sharing: Sharing
+) -> tuple[TensorTable, ...]:
+    """Relax a tensor: each reader pays its share of the conversion from the spec that the producer makes.
+
+    The bound is greater than that of :func:`share_tables`, and the graph wider: all readers are beside the producer. Of
+    the memory, a reader pays its share of what its own conversion holds for it.
+    """
+    group, priced = tensor.group, _priced(tensor, prices)
+    convert = group[0].convert
+    shares = sharing.of(tensor.tensor, len(group), len(convert[0]))
+    result = []
+    for reader in range(len(group)):
+        produced, consumed = _specs_of_pair(kept, group, reader)
+        rows, columns = _values(produced), _values(consumed)
+        price = 0.0 if priced is None else priced.spans.share[reader]
+        own = shares[reader][list(columns)]
+        key = ("pairs", id(convert), rows, columns, own.tobytes(), price and priced and (id(priced.memory), price))
+        number = tables.find(key)
+        if number is None:
+            at = crossed(rows, columns)
+            seconds = tables.rounded(tensor.convert[at] * own)
+            if price and priced is not None:
+                seconds = seconds + tables.rounded(price * priced.memory.held[at])
+            number = tables.add(key, seconds)
+        dims = _pair_dim(tables, 0, produced, rows), _pair_dim(tables, 1 + reader, consumed, columns)
+        result.append(TensorTable(number, dims))
+    return tuple(result)
+
+
+def relaxed_bytes(kept: Sequence[Sequence[int]], tensor: EqualTensor, paired: bool) -> list[Table]:
+    """Tabulate what each reader of a relaxed tensor pays for of the bytes at a point of its own live interval.
+
+    The tables have the dims of those of :func:`pair_tables`, or of :func:`share_tables` unless ``paired``.
+    """
+    group, memory, beside = tensor.group, tensor.memory, overlapping(tensor.group)
+    assert memory is not None
+    result: list[Table] = []
+    for reader in range(len(group)):
+        produced, consumed = _specs_of_pair(kept, group, reader)
+        if paired:
+            result.append(memory.held[crossed(_values(produced), _values(consumed))] // beside[reader])
+        else:
+            nbytes = least_held(memory, sorted(set(produced)))
+            result.append(np.array([float(nbytes[spec] // beside[reader]) for spec in consumed]))
+    return result
+
+
 def least_held(memory: ConvertedTensor, sources: Sequence[int]) -> list[int]:
     """List the bytes that a tensor in each spec holds at least, if it is converted from one of the ``sources``."""
     layouts = {memory.layout[source] for source in sources}
@@ -191,15 +239,8 @@ def _pair(
     tables: Tables, tensor: EqualTensor, produced: tuple[int, ...], consumed: tuple[int, ...], prices: Prices
 ) -> TensorTable:
     """Make the table of a tensor with one reader, over specs on a side where choices share them, else over choices."""
-    dims: list[tuple[int, int, int | None]] = []
-    sides = []
-    for end, specs in enumerate((produced, consumed)):
-        distinct = tuple(dict.fromkeys(specs))
-        shared = len(distinct) * tuning.SHARED_SPECS < len(specs)
-        dims.append(_dim(tables, end, specs, True) if shared else (end, len(specs), None))
-        sides.append(distinct if shared else specs)
     memory, edge = tensor.memory, tensor.group[0]
-    held = making = 0.0
+    sides, held, making = (_values(produced), _values(consumed)), 0.0, 0.0
     if memory is not None and prices.total:
         held, making = prices.span(edge.begin, edge.end), prices.at[edge.begin]
     key: Hashable = ("pair", id(edge.convert), *sides, held and (id(memory), held, making))
@@ -211,7 +252,27 @@ def _pair(
             priced = memory.held[at] * held
             table += priced + memory.worked[at] * making if making else priced
         number = tables.add(key, tables.rounded(table))
-    return TensorTable(number, tuple(dims))
+    return TensorTable(number, (_pair_dim(tables, 0, produced, sides[0]), _pair_dim(tables, 1, consumed, sides[1])))
+
+
+def _specs_of_pair(
+    kept: Sequence[Sequence[int]], group: Sequence[Edge], reader: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the specs that the choices of a tensor's producer make, and those that one reader's require."""
+    edge = group[reader]
+    produced = map(edge.produced.__getitem__, kept[edge.producer])
+    return tuple(produced), tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
+
+
+def _values(specs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the specs of the values of a dim: each spec once, where choices share them, else one for each choice."""
+    distinct = tuple(dict.fromkeys(specs))
+    return distinct if len(distinct) * tuning.SHARED_SPECS < len(specs) else specs
+
+
+def _pair_dim(tables: Tables, end: int, specs: tuple[int, ...], values: tuple[int, ...]) -> tuple[int, int, int | None]:
+    """Make the dim over the ``values`` of an entity's specs (:func:`_values`)."""
+    return (end, len(specs), None) if values is specs else _dim(tables, end, specs, True)
 
 
 def _tensor(
