@@ -84,6 +84,7 @@ RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at fir
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
 PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
+NARROW_PARTS_GAP = 2.0  # gap, relative to the one asked for, above which graphs not too wide for frontiers are divided
 NARROW_PARTS_STALL = 12  # the same for graphs that are not too wide for frontiers: what few parts leave open, many do
 PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
@@ -102,7 +103,6 @@ RELAXED_ROUNDS = 3  # of these, with tensors relaxed
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
 # Windows of operators that are replanned (windows.py).
-WINDOWS_GAP = 2.0  # gap, relative to the one asked for, above which windows are worth their time
 WINDOW = 80  # operators to each side of the middle
 WINDOWS = 24  # replanned at most
 WINDOW_PRICES = (1.0, 0.7, 0.4)  # factors of the best prices, where there is room for more

@@ -156,7 +156,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         if state.seconds < best and not state.done():
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
-    far = state.seconds - state.bound > tuning.WINDOWS_GAP * state.options.gap * state.seconds
+    far = state.seconds - state.bound > tuning.NARROW_PARTS_GAP * state.options.gap * state.seconds
     if far and state.open_choices() > tuning.VERY_FEW_CHOICES and not is_wide(state, tables):
         divide_plans(state, mixture, wide=False)
     if state.outer is None and not state.done():
@@ -171,8 +171,6 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         return
     gap = tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
-        if state.seconds - state.bound <= tuning.WINDOWS_GAP * state.options.gap * state.seconds:
-            return
         gap = 0.0
         replan_windows(state, tables, prices)
         narrow_choices(state, tables, prices)

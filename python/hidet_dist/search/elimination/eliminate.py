@@ -8,7 +8,8 @@ Repeated blocks are solved once: tables are numbered by content, and an eliminat
 is looked up. Layers need not be declared equal for that, and need not get the same plan.
 
 A tensor that very many operators read (an attention mask, a table of cosines) would make one table over all of them.
-It is relaxed: each reader pays its share of the least cost of the conversion, which gives a lower bound. A second
+It is relaxed: each reader pays its share of the conversion, from each spec that may be made
+(:mod:`hidet_dist.search.elimination.pairing`) or from the one of least cost, which gives a lower bound. A second
 elimination, with the required specs of these readers fixed, gives a plan. Both bound and cost are reported.
 """
 
