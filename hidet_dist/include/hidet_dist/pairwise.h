@@ -47,6 +47,7 @@ typedef struct hidet_dist_pairwise_options {
   int64_t seed;
   int64_t threads;  /* 1, or 2 to bound and search at the same time */
   int64_t cpu_time; /* not 0: seconds are those of the process's CPU time, divided by the threads */
+  int64_t entries;  /* how many doubles matrices may have while the problem is reduced; 0 for any number */
 } hidet_dist_pairwise_options;
 
 typedef struct hidet_dist_pairwise_result {
@@ -61,7 +62,8 @@ typedef struct hidet_dist_pairwise_result {
 typedef int32_t (*hidet_dist_pairwise_progress)(void *context, double seconds, double cost, double bound);
 
 /* Solves a problem. Returns 0 with an assignment, a strategy for each node; 1 if none is known when the time is over; 2
- * if none is allowed, 3 if none of those that are fits the limit; -1 if the arguments are invalid (see hidet_dist_last_error). From any thread. */
+ * if none is allowed, 3 if none of those that are fits the limit, 4 if the matrices have too many entries; -1 if the
+ * arguments are invalid (see hidet_dist_last_error). From any thread. */
 HIDET_DIST_API int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *problem,
                                                  const hidet_dist_pairwise_options *options,
                                                  hidet_dist_pairwise_progress progress, void *context,

@@ -35,6 +35,7 @@ class Step {
     for (int e = 0; e < p_.edges; ++e) joined[std::minmax(p_.first[e], p_.second[e])] = true;
     chosen_.assign(static_cast<std::size_t>(p_.nodes), 0);
     std::vector<char> barred(chosen_.size(), 0);
+    std::int64_t left = p_.entries_left();
     for (int v = 0; v < p_.nodes; ++v) {
       if (barred[v] || p_.degree(v) > 2 || p_.hold_begin[v] < p_.hold_begin[v + 1]) continue;
       if (p_.degree(v) == 2) {
@@ -43,6 +44,9 @@ class Step {
         const std::int64_t made = static_cast<std::int64_t>(p_.size(a)) * p_.size(b);
         const std::int64_t gone = static_cast<std::int64_t>(p_.size(v)) * (p_.size(a) + p_.size(b));
         if (made > gone && joined.count(std::minmax(a, b)) == 0) continue;
+        const std::int64_t taken = made + (made + 1) / 2;  // a matrix, and the best strategies
+        if (taken > left) continue;
+        left -= taken;
       }
       chosen_[v] = 1;
       ++count_;
@@ -108,6 +112,7 @@ class Step {
     one->second = entry_of(b);
     one->columns = columns;
     one->best.assign(count, 0);
+    p_.eliminated += static_cast<std::int64_t>(count);
     std::vector<double> least(count, std::numeric_limits<double>::infinity());
     for (int s = 0; s < size; ++s) {
       std::vector<double> of_a(static_cast<std::size_t>(rows), cost[s]), of_b(static_cast<std::size_t>(columns), 0.0);

@@ -28,8 +28,9 @@ std::vector<std::size_t> offsets(const Problem &problem, const std::vector<int> 
 
 class Merge {
  public:
-  explicit Merge(const Problem &problem)
-      : p_(problem), left_(problem.cost.size(), 1), into_(static_cast<std::size_t>(problem.nodes)) {
+  // `bounded`: apply throws TooLarge where the problem after the changes would have too many entries.
+  Merge(const Problem &problem, bool bounded)
+      : p_(problem), bounded_(bounded), left_(problem.cost.size(), 1), into_(static_cast<std::size_t>(problem.nodes)) {
     for (std::size_t s = 0; s < left_.size(); ++s) left_[s] = problem.cost[s] < problem.big;
     std::iota(into_.begin(), into_.end(), 0);
     from_.resize(static_cast<std::size_t>(problem.nodes));
@@ -160,8 +161,11 @@ class Merge {
     return node;
   }
 
+  // Merges change the matrices of a node's other edges, and equal ones may become different. So there are only as many
+  // as fit the limit of entries even then.
   bool find_merges() {
     bool any = false;
+    std::int64_t left = p_.entries_left();
     for (int e = 0; e < p_.edges; ++e) {
       const int ends[] = {p_.first[e], p_.second[e]};
       for (const int side : {0, 1}) {
@@ -169,6 +173,12 @@ class Merge {
         if (into_[other] != other || root(node) == other) continue;
         std::vector<int> only = follows(e, node, other);
         if (only.empty()) continue;
+        std::int64_t changed = 0;
+        for (int a = p_.incident_begin[other]; a < p_.incident_begin[other + 1]; ++a)
+          if (p_.incident[a] != e)
+            changed += static_cast<std::int64_t>(p_.size(root(node))) * p_.size(root(p_.other(p_.incident[a], other)));
+        if (changed > left) continue;
+        left -= changed;
         into_[other] = node;
         from_[other] = std::move(only);
         any = true;
@@ -189,6 +199,7 @@ class Merge {
   void set_choices(Problem &made) const;
 
   const Problem &p_;
+  const bool bounded_;
   std::vector<char> left_;
   std::vector<int> into_;                // the node that each is merged into; itself if it is not
   std::vector<std::vector<int>> from_;   // its strategy for each strategy of that node
@@ -297,6 +308,8 @@ void Merge::add_edges(Problem &made, Duals &duals) {
     const auto [known, is_new] = matrices.emplace(std::move(key), static_cast<std::int64_t>(made.entries.size()));
     if (is_new) {
       const int rows = made.size(ends.first), columns = made.size(ends.second);
+      if (bounded_ && static_cast<std::int64_t>(rows) * columns > made.entries_left())
+        throw TooLarge("its matrices take more memory than allowed while it is reduced");
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < columns; ++j) {
           double sum = 0;
@@ -352,6 +365,8 @@ bool Merge::apply(Problem &made, Duals &duals) {
   made.points = p_.points;
   made.given_nodes = p_.given_nodes;
   made.eliminations = p_.eliminations;
+  made.eliminated = p_.eliminated;
+  made.most_entries = p_.most_entries;
   made.byte_limit = p_.byte_limit;
   made.big = p_.big;
   made.base_cost = p_.base_cost;
@@ -386,13 +401,13 @@ bool Merge::apply(Problem &made, Duals &duals) {
 
 namespace {
 
-bool merge(Problem &problem, bool within_limit, bool dominated_too, Duals &duals) {
+bool merge(Problem &problem, bool within_limit, bool given, Duals &duals) {
   bool dominated = false;
   for (bool first = true;; first = false) {  // the first step always adds parallel edges
-    Merge step(problem);
+    Merge step(problem, given);
     const bool changes = step.find(dominated, within_limit);
     if (!changes && !first) {
-      if (dominated || !dominated_too) return true;
+      if (dominated || !given) return true;
       dominated = true;
       continue;
     }
@@ -406,9 +421,11 @@ bool merge(Problem &problem, bool within_limit, bool dominated_too, Duals &duals
   }
 }
 
-bool simplify(Problem &problem, bool within_limit, bool dominated_too, Duals &duals) {
+// `given`: whether the problem is as given. Then all strategies that others dominate go: later, those of the best
+// assignment must stay, though others may be as good. Parts of problems are smaller, and need no limit of entries.
+bool simplify(Problem &problem, bool within_limit, bool given, Duals &duals) {
   for (;;) {
-    if (!merge(problem, within_limit, dominated_too, duals)) return false;
+    if (!merge(problem, within_limit, given, duals)) return false;
     bool fewer = within_limit && remove_points(problem, duals.prices);
     fewer = eliminate(problem, duals) || fewer;
     if (!fewer) return true;
@@ -426,7 +443,7 @@ bool without(const Problem &problem, const std::vector<char> &removed, Problem &
   made = problem;
   for (std::size_t s = 0; s < removed.size(); ++s)
     if (removed[s]) made.cost[s] = made.big;
-  return simplify(made, true, false, duals);  // a known assignment's strategies stay, though others may be as good
+  return simplify(made, true, false, duals);
 }
 
 }  // namespace hidet_dist::pairwise

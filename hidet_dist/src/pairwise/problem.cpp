@@ -165,6 +165,7 @@ std::vector<int> Problem::assignment_of(const std::vector<int> &given) const {
 Problem Problem::rebased() const {
   Problem made(*this);
   made.eliminations.clear();
+  made.eliminated = 0;
   made.part_of.resize(static_cast<std::size_t>(nodes));
   std::iota(made.part_of.begin(), made.part_of.end(), 0);
   made.choice_begin.assign(strategy_begin.begin(), strategy_begin.end());
@@ -187,8 +188,9 @@ void Problem::set_incident() {
   }
 }
 
-bool reduce(const hidet_dist_pairwise_problem &given, bool within_limit, Problem &problem) {
+bool reduce(const hidet_dist_pairwise_problem &given, std::int64_t most_entries, bool within_limit, Problem &problem) {
   problem = Problem();
+  problem.most_entries = most_entries;
   const double total = set_nodes(given, problem) + set_edges(given, problem);
   problem.big = 4 * (total + 1);
   for (double &cost : problem.cost)

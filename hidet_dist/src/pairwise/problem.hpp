@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "hidet_dist/pairwise.h"
@@ -24,11 +25,17 @@ struct Duals {
   std::vector<double> first, second;  // the costs moved into each edge from the strategies of its nodes; none: 0
 };
 
+// The entries of a problem take more than the memory that is allowed.
+struct TooLarge : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct Problem {
   int nodes = 0;
   int edges = 0;
   int points = 0;  // program points
   double byte_limit = 0;
+  std::int64_t most_entries = 0;  // of matrices; those of eliminations count half
   double big = 0;  // the cost of a forbidden pair: above that of any assignment without one
 
   double base_cost = 0;  // of what has no choice
@@ -51,7 +58,13 @@ struct Problem {
   std::vector<std::int64_t> choice_begin;
   std::vector<int> choices;
   std::vector<std::shared_ptr<const Elimination>> eliminations;  // each depends on nodes here and on later ones
+  std::int64_t eliminated = 0;  // entries of these
   std::size_t given_nodes = 0;
+
+  // How many more entries there may be.
+  std::int64_t entries_left() const {
+    return most_entries - static_cast<std::int64_t>(entries.size()) - (eliminated + 1) / 2;
+  }
 
   int size(int node) const { return strategy_begin[node + 1] - strategy_begin[node]; }
   int degree(int node) const { return incident_begin[node + 1] - incident_begin[node]; }
@@ -110,6 +123,6 @@ struct Problem {
 
 // Checks the arguments, with std::invalid_argument for wrong ones, and reduces the problem. False if a node has no
 // strategy left, so that there is no assignment: none that is allowed, or, if `within_limit`, none that is and fits.
-bool reduce(const hidet_dist_pairwise_problem &given, bool within_limit, Problem &problem);
+bool reduce(const hidet_dist_pairwise_problem &given, std::int64_t most_entries, bool within_limit, Problem &problem);
 
 }  // namespace hidet_dist::pairwise

@@ -219,9 +219,10 @@ extern "C" int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *
     const Clock clock(*options);
     Problem problem;
     *result = {given->forbidden, 0.0, 0.0, 0};
-    if (!reduce(*given, true, problem)) {
+    const std::int64_t most = options->entries > 0 ? options->entries : std::numeric_limits<std::int64_t>::max() / 4;
+    if (!reduce(*given, most, true, problem)) {
       result->seconds = clock.seconds();
-      return reduce(*given, false, problem) ? 3 : 2;
+      return reduce(*given, most, false, problem) ? 3 : 2;
     }
 
     Solver solver(std::move(problem), *options, given->forbidden, progress, context, clock);
@@ -234,6 +235,9 @@ extern "C" int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *
     const std::vector<int> best = solver.best();
     std::copy(best.begin(), best.end(), strategies);
     return 0;
+  } catch (const TooLarge &error) {
+    hidet_dist::set_last_error(error.what());
+    return 4;
   } catch (const std::exception &error) {
     hidet_dist::set_last_error(error.what());
     return -1;

@@ -491,6 +491,7 @@ class PairwiseOptions(ctypes.Structure):
         ("seed", c_int64),
         ("threads", c_int64),
         ("cpu_time", c_int64),
+        ("entries", c_int64),
     )
 
 

@@ -20,14 +20,14 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
-from hidet_dist.search.elimination.pairing import readers_in_pairs
+from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.problem import Edge, Problem, readers
+from hidet_dist.search.problem.equal_parts import EqualTensor
 from hidet_dist.search.problem.prices import Prices
 
 
@@ -69,10 +69,10 @@ def eliminate(
     for limit in tuning.READERS_LIMITS:
         if limit < most:
             continue  # with more tensors relaxed, the bound is no greater
-        result = _eliminate(problem, kept, tables, prices, limit, gap)
+        result = _eliminate(problem, kept, tables, prices, limit, gap, coarse)
         if result is None and limit == tuning.READERS_LIMITS[0] and narrow(problem, kept, tables, prices):
             problem.sharing.paired = None
-            result = _eliminate(problem, kept, tables, prices, limit, gap)
+            result = _eliminate(problem, kept, tables, prices, limit, gap, coarse)
         if result is None:
             continue
         most = limit
@@ -119,7 +119,13 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
 
 
 def _eliminate(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, gap: float
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    limit: int,
+    gap: float,
+    coarse: bool,
 ) -> Eliminated | None:
     """Eliminate with one limit of readers; None where the graph is too wide."""
     try:
@@ -135,12 +141,29 @@ def _eliminate(
         return seconds + prices.of(totals.nbytes(choices)) if prices.total else seconds
 
     best, seconds = choices, cost(choices)
-    if relaxed and seconds - bound > gap * abs(seconds) and share_by_plan(problem, relaxed, choices):
-        other_bound, other, _ = _solve(problem, kept, tables, prices, (), limit)
+    while relaxed:
+        stalls = 0
+        for _ in range(
+            1 if coarse or (prices.total and problem.sharing.steps >= tuning.SHARE_ROUNDS) else tuning.SHARE_ROUNDS
+        ):
+            left = seconds - bound
+            if left <= gap * abs(seconds) or not share_by_plan(problem, relaxed, choices):
+                break
+            other_bound, choices, _ = _solve(problem, kept, tables, prices, (), limit)
+            bound = max(bound, other_bound)
+            if cost(choices) < seconds:
+                best, seconds = choices, cost(choices)
+            stalls = stalls + 1 if seconds - bound > tuning.SHARE_PROGRESS * left else 0
+            if stalls == tuning.SHARE_STALLS:
+                break
+        if coarse or seconds - bound <= gap * abs(seconds):
+            break
+        if not pair_more(problem, kept, tables, prices, limit, relaxed):
+            break
+        other_bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
         bound = max(bound, other_bound)
-        if cost(other) < seconds:
-            best, seconds = other, cost(other)
-        choices = other
+        if cost(choices) < seconds:
+            best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():
         if seconds - bound <= gap * abs(seconds):
             break
@@ -157,25 +180,28 @@ def _eliminate(
 
 
 def share_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[int]) -> bool:
-    """Let the readers that require a spec in a plan share the cost of the conversion; tell whether that is a change.
+    """Let the readers that require a spec in a plan pay more of the conversion; tell whether that is a change.
 
-    Equal shares of all readers leave a gap where only some require the spec: the queries, say, of queries and keys.
+    Equal shares of all readers leave a gap where only some require the spec: the queries, say, of queries and keys. The
+    readers that require it in the plan share it at first, and then those of all plans so far, the last ones more: steps
+    that become smaller along the subgradients, for whose sequence the bound approaches the best that shares can give.
     """
     sharing, number = problem.sharing, {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
-    by_kind: dict[int, npt.NDArray[np.float64]] = {}
-    changed = False
+    kinds: dict[int, list[EqualTensor]] = {}
     for tensor in tensors:
-        own = number[tensor]
-        shares = by_kind.get(own.kind)
-        if shares is None:  # tensors of one kind have equal tables, so equal shares
-            group, specs = own.group, len(own.group[0].convert[0])
-            before = sharing.of(tensor, len(group), specs)
-            required = np.array([edge.consumed[choices[edge.consumer]] for edge in group])
-            uses = required[:, None] == np.arange(specs)[None, :]
-            shares = by_kind[own.kind] = np.where(uses.any(axis=0), uses / np.maximum(1, uses.sum(axis=0)), before)
-        if tensor not in sharing.shares or not np.array_equal(sharing.shares[tensor], shares):
-            sharing.shares[tensor] = shares
+        kinds.setdefault(number[tensor].kind, []).append(number[tensor])
+    step, changed = max(1 / (1 + sharing.steps), tuning.SHARE_STEP), False
+    for equal in kinds.values():  # they have equal tables, so equal shares
+        readers_, specs = len(equal[0].group), len(equal[0].group[0].convert[0])
+        before = sharing.of(equal[0].tensor, readers_, specs)
+        required = np.array([[edge.consumed[choices[edge.consumer]] for edge in tensor.group] for tensor in equal])
+        uses = required[:, :, None] == np.arange(specs)
+        paid = np.where(uses.any(axis=1, keepdims=True), uses / np.maximum(1, uses.sum(axis=1, keepdims=True)), before)
+        shares = before + step * (paid.mean(axis=0) - before)
+        if not np.array_equal(before, shares):
             changed = True
+            sharing.shares |= dict.fromkeys([tensor.tensor for tensor in equal], shares)
+    sharing.steps += changed
     sharing.version += changed
     return changed
 

@@ -8,7 +8,6 @@ keys and values, and far for a mask that all layers read, which is shared from t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 
 from hidet_dist.search import tuning
@@ -21,21 +20,51 @@ from hidet_dist.search.problem.prices import Prices
 def readers_in_pairs(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
 ) -> int:
-    """Choose up to how many readers share conversions from each spec; once for a problem that has relaxed tensors."""
+    """Choose up to how many readers share conversions from each spec, in little work; once for a problem."""
     sharing = problem.sharing
-    if sharing.paired is not None:
-        return sharing.paired
-    alone, relaxed = network_of(problem, kept, tables, prices, exact, limit)
-    if not relaxed:
-        return 0
-    work, most = alone.least_work()
-    enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work if most <= tuning.WORK_LIMIT else math.inf)
-    sharing.paired = 0
-    for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}, reverse=True):
-        tables.limits.check()
-        paired, _ = network_of(problem, kept, tables, prices, exact, limit, readers)
-        work, most = paired.least_work()
-        if most <= tuning.WORK_LIMIT and work <= enough:
-            sharing.paired = readers
-            break
+    if sharing.paired is None:
+        network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
+        if not relaxed:
+            return 0
+        work, _ = network.least_work()
+        enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work)
+        sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, 0, enough)
     return sharing.paired
+
+
+def pair_more(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    limit: int,
+    relaxed: Collection[int],
+) -> bool:
+    """Let more readers share conversions from each spec, in more work; tell whether any do. At most once a problem."""
+    sharing = problem.sharing
+    if sharing.wide or sharing.paired is None:
+        return False
+    sharing.wide, before = True, sharing.paired
+    sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, before, tuning.PAIRED_MOST)
+    return sharing.paired > before
+
+
+def _most_readers(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    limit: int,
+    relaxed: Collection[int],
+    least: int,
+    most_work: float,
+) -> int:
+    """Find the most readers with which an elimination has so little work; ``least`` if there are none."""
+    for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}, reverse=True):
+        if readers <= least:
+            break
+        tables.limits.check()
+        work, most = network_of(problem, kept, tables, prices, (), limit, readers)[0].least_work()
+        if most <= tuning.WORK_LIMIT and work <= most_work:
+            return readers
+    return least

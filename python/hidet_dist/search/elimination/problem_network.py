@@ -15,6 +15,7 @@ from hidet_dist.search.elimination.tensor_tables import (
     MOST_DIMS,
     pair_tables,
     share_tables,
+    table_entries,
     tensor_bytes,
     tensor_tables,
 )
@@ -133,7 +134,7 @@ def transient_bytes(
     """Tabulate the least transient bytes at a point, over the choices of the entities on which most of them depend.
 
     Returns these entities and the table, of at most ``tuning.CAP_ENTRIES`` entries. Tensors of many readers, which
-    would need many dims, hold no bytes.
+    would need many dims, and those with large tables hold no bytes.
     """
     around = tables.around.get(point)
     if around is None:
@@ -151,7 +152,8 @@ def transient_bytes(
     known = tables.peaks.get(key)
     if known is not None and known[1] is not None:
         return known[0], tables.tables[known[1]]
-    terms = _terms_at(problem, kept, tables, (point,), intervals, tensors)[point]
+    tabled = [tensor for tensor in tensors if table_entries(kept, tensor) <= tuning.TENSOR_ENTRIES]
+    terms = _terms_at(problem, kept, tables, (point,), intervals, tabled)[point]
     terms.sort(key=lambda term: float(term[0].min() - term[0].max()))
     scope: set[int] = set()
     entries = 1

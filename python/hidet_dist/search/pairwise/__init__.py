@@ -9,13 +9,14 @@ this problem. :mod:`hidet_dist.search.pairwise.encode` turns the search's own pr
 from hidet_dist.search.pairwise.contest import load_problem, save_problem, save_solution
 from hidet_dist.search.pairwise.encode import Encoded, encode
 from hidet_dist.search.pairwise.problem import PairwiseProblem
-from hidet_dist.search.pairwise.solver import Clock, PairwiseSolution, solve
+from hidet_dist.search.pairwise.solver import Clock, PairwiseSolution, TooManyEntriesError, solve
 
 __all__ = [
     "Clock",
     "Encoded",
     "PairwiseProblem",
     "PairwiseSolution",
+    "TooManyEntriesError",
     "encode",
     "load_problem",
     "save_problem",

@@ -16,10 +16,15 @@ from hidet_dist.runtime.native.signatures import PairwiseOptions, PairwiseProgre
 from hidet_dist.runtime.native.signatures import PairwiseProblem as NativeProblem
 from hidet_dist.search.pairwise.problem import FORBIDDEN, Ints, PairwiseProblem
 
-_SOLVED, _OUT_OF_TIME, _INFEASIBLE, _TOO_LARGE = 0, 1, 2, 3  # the statuses of the native function
+# The statuses of the native function.
+_SOLVED, _OUT_OF_TIME, _INFEASIBLE, _NOTHING_FITS, _TOO_LARGE = 0, 1, 2, 3, 4
 _UNLIMITED_BYTES = 2.0**62
 
 Clock = Literal["wall", "cpu"]
+
+
+class TooManyEntriesError(SolverError):
+    """The matrices of a problem have more entries than were allowed."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ def solve(
     seed: int = 0,
     threads: int = 1,
     clock: Clock = "wall",
+    entries: int = 0,
     on_incumbent: Callable[[float, float, float], bool | None] | None = None,
 ) -> PairwiseSolution:
     """Find an assignment of low cost within the limit, and a lower bound.
@@ -81,6 +87,9 @@ def solve(
     clock: str
         What ``seconds`` are: of the clock on the wall, or of this process's CPU time, divided by the threads ("cpu"),
         which does not depend on what else the machine does.
+    entries: int
+        How many entries of 8 bytes the matrices may have while the problem is reduced, which merges nodes and
+        eliminates others as far as that fits; 0 for any number.
     on_incumbent: callable, optional
         Called as ``(seconds, cost, bound)`` at the first assignment and after each round; the cost is infinite as long
         as there is no assignment. If it returns True, the search ends with the best assignment so far. An exception
@@ -92,6 +101,8 @@ def solve(
         When no limit, or an unfit one, threads or a clock is given.
     InfeasibleError
         When the forbidden pairs leave no assignment.
+    TooManyEntriesError
+        When the problem has more ``entries`` than may be.
     SolverError
         When no assignment within the limit exists, or was found in time.
     """
@@ -127,7 +138,7 @@ def solve(
         min(problem.byte_limit, _UNLIMITED_BYTES),
         FORBIDDEN,
     )
-    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed, threads, int(clock == "cpu"))
+    options = PairwiseOptions(seconds or 0.0, gap, rounds or 0, seed, threads, int(clock == "cpu"), entries)
     assignment, result = np.zeros(problem.nodes, dtype=np.int32), PairwiseResult()
     status = library().hidet_dist_pairwise_solve(
         ctypes.byref(native),
@@ -142,6 +153,8 @@ def solve(
     if status == _INFEASIBLE:
         raise InfeasibleError("The forbidden pairs of strategies leave no assignment, whatever the limit of bytes.", 0)
     if status == _TOO_LARGE:
+        raise TooManyEntriesError(f"The problem is too large for {entries} entries: {last_error()}.")
+    if status == _NOTHING_FITS:
         raise SolverError(f"No assignment fits within {problem.byte_limit:.0f} bytes. Allow more bytes.")
     if status == _OUT_OF_TIME:
         raise SolverError(

@@ -6,7 +6,7 @@ from hidet_dist.errors import SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.ilp import StoppedError, TooLargeError
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.pairwise import encode
+from hidet_dist.search.pairwise import TooManyEntriesError, encode
 from hidet_dist.search.pairwise import solve as solve_pairwise
 from hidet_dist.search.problem import Problem, Solution, evaluate
 
@@ -30,8 +30,9 @@ def solve(problem: Problem, options: SolveOptions | None = None, rounds: int = t
     limits = options.limits
     limits.check()
     encoded = encode(problem)
+    most = limits.nbytes // _BYTES_PER_ENTRY - len(encoded.problem.cost)
     needed = _BYTES_PER_ENTRY * (len(encoded.problem.entries) + len(encoded.problem.cost))
-    if needed > limits.nbytes:
+    if len(encoded.problem.entries) > most:
         raise TooLargeError(f"The pairwise problem would take about {needed} bytes, and may take {limits.nbytes}.")
     bound = 0.0
 
@@ -42,8 +43,15 @@ def solve(problem: Problem, options: SolveOptions | None = None, rounds: int = t
 
     try:
         solution = solve_pairwise(
-            encoded.problem, limits.seconds_left() or None, rounds=rounds, gap=options.gap, on_incumbent=show
+            encoded.problem,
+            limits.seconds_left() or None,
+            rounds=rounds,
+            gap=options.gap,
+            entries=most,
+            on_incumbent=show,
         )
+    except TooManyEntriesError as error:
+        raise TooLargeError(f"{error} They may take {limits.nbytes} bytes.", bound) from error
     except SolverError as error:
         limits.expired()  # sets time_reached, if that is the reason
         raise StoppedError(str(error), bound) from error
