@@ -13,7 +13,7 @@ namespace {
 
 class Step {
  public:
-  Step(Problem &problem, Duals &duals) : p_(problem), duals_(duals) {}
+  Step(Problem &problem, Duals &duals, const ReductionLimits *limits) : p_(problem), duals_(duals), limits_(limits) {}
 
   bool run() {
     choose();
@@ -23,8 +23,11 @@ class Step {
       if (!chosen_[v]) number_[v] = nodes_++;
     set_offsets();
     keep_edges();
-    for (int v = 0; v < p_.nodes; ++v)
-      if (chosen_[v]) eliminate(v);
+    for (int v = 0; v < p_.nodes; ++v) {
+      if (!chosen_[v]) continue;
+      if (limits_ != nullptr) limits_->check();
+      eliminate(v);
+    }
     finish();
     return true;
   }
@@ -173,6 +176,7 @@ class Step {
 
   Problem &p_;
   Duals &duals_;
+  const ReductionLimits *limits_;
   int count_ = 0, nodes_ = 0;
   std::vector<char> chosen_;
   std::vector<int> number_;  // of each node that stays
@@ -189,6 +193,8 @@ class Step {
 
 }  // namespace
 
-bool eliminate(Problem &problem, Duals &duals) { return Step(problem, duals).run(); }
+bool eliminate(Problem &problem, Duals &duals, const ReductionLimits *limits) {
+  return Step(problem, duals, limits).run();
+}
 
 }  // namespace hidet_dist::pairwise

@@ -8,7 +8,8 @@
 namespace hidet_dist::pairwise {
 
 // Eliminates nodes of which none is a neighbour of another, where that leaves no more entries, and translates the
-// messages. The edges made may be parallel to others. Returns whether any was eliminated.
-bool eliminate(Problem &problem, Duals &duals);
+// messages. The edges made may be parallel to others. Returns whether any was eliminated. Throws OutOfTime if there are
+// `limits`.
+bool eliminate(Problem &problem, Duals &duals, const ReductionLimits *limits);
 
 }  // namespace hidet_dist::pairwise

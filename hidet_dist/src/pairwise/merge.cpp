@@ -28,9 +28,9 @@ std::vector<std::size_t> offsets(const Problem &problem, const std::vector<int> 
 
 class Merge {
  public:
-  // `bounded`: apply throws TooLarge where the problem after the changes would have too many entries.
-  Merge(const Problem &problem, bool bounded)
-      : p_(problem), bounded_(bounded), left_(problem.cost.size(), 1), into_(static_cast<std::size_t>(problem.nodes)) {
+  // With limits, throws OutOfTime, and TooLarge where the problem after the changes would have too many entries.
+  Merge(const Problem &problem, const ReductionLimits *limits)
+      : p_(problem), limits_(limits), left_(problem.cost.size(), 1), into_(static_cast<std::size_t>(problem.nodes)) {
     for (std::size_t s = 0; s < left_.size(); ++s) left_[s] = problem.cost[s] < problem.big;
     std::iota(into_.begin(), into_.end(), 0);
     from_.resize(static_cast<std::size_t>(problem.nodes));
@@ -50,6 +50,9 @@ class Merge {
   bool apply(Problem &made, Duals &duals);
 
  private:
+  void check() const {
+    if (limits_ != nullptr) limits_->check();
+  }
   bool is_left(int node, int s) const { return left_[static_cast<std::size_t>(p_.strategy_begin[node] + s)] != 0; }
   void remove(int node, int s) { left_[static_cast<std::size_t>(p_.strategy_begin[node] + s)] = 0; }
 
@@ -64,6 +67,7 @@ class Merge {
       queue.pop_back();
       queued[changed] = 0;
       for (int a = p_.incident_begin[changed]; a < p_.incident_begin[changed + 1]; ++a) {
+        check();
         const int e = p_.incident[a], node = p_.other(e, changed);
         bool fewer = false;
         for (int i = 0; i < p_.size(node); ++i) {
@@ -111,6 +115,7 @@ class Merge {
       for (int a = p_.incident_begin[v]; a < p_.incident_begin[v + 1]; ++a)
         comparisons += static_cast<double>(p_.size(p_.other(p_.incident[a], v))) * size * size;
       if (comparisons > kMostComparisons) continue;
+      check();
       for (int worse = 0; worse < size; ++worse) {
         bool gone = !is_left(v, worse);
         for (int better = 0; better < size && !gone; ++better)
@@ -167,6 +172,7 @@ class Merge {
     bool any = false;
     std::int64_t left = p_.entries_left();
     for (int e = 0; e < p_.edges; ++e) {
+      check();
       const int ends[] = {p_.first[e], p_.second[e]};
       for (const int side : {0, 1}) {
         const int node = ends[side], other = ends[1 - side];
@@ -199,7 +205,7 @@ class Merge {
   void set_choices(Problem &made) const;
 
   const Problem &p_;
-  const bool bounded_;
+  const ReductionLimits *const limits_;
   std::vector<char> left_;
   std::vector<int> into_;                // the node that each is merged into; itself if it is not
   std::vector<std::vector<int>> from_;   // its strategy for each strategy of that node
@@ -308,7 +314,8 @@ void Merge::add_edges(Problem &made, Duals &duals) {
     const auto [known, is_new] = matrices.emplace(std::move(key), static_cast<std::int64_t>(made.entries.size()));
     if (is_new) {
       const int rows = made.size(ends.first), columns = made.size(ends.second);
-      if (bounded_ && static_cast<std::int64_t>(rows) * columns > made.entries_left())
+      check();
+      if (limits_ != nullptr && static_cast<std::int64_t>(rows) * columns > made.entries_left())
         throw TooLarge("its matrices take more memory than allowed while it is reduced");
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < columns; ++j) {
@@ -401,13 +408,13 @@ bool Merge::apply(Problem &made, Duals &duals) {
 
 namespace {
 
-bool merge(Problem &problem, bool within_limit, bool given, Duals &duals) {
+bool merge(Problem &problem, bool within_limit, const ReductionLimits *limits, Duals &duals) {
   bool dominated = false;
   for (bool first = true;; first = false) {  // the first step always adds parallel edges
-    Merge step(problem, given);
+    Merge step(problem, limits);
     const bool changes = step.find(dominated, within_limit);
     if (!changes && !first) {
-      if (dominated || !given) return true;
+      if (dominated || limits == nullptr) return true;
       dominated = true;
       continue;
     }
@@ -421,29 +428,29 @@ bool merge(Problem &problem, bool within_limit, bool given, Duals &duals) {
   }
 }
 
-// `given`: whether the problem is as given. Then all strategies that others dominate go: later, those of the best
-// assignment must stay, though others may be as good. Parts of problems are smaller, and need no limit of entries.
-bool simplify(Problem &problem, bool within_limit, bool given, Duals &duals) {
+// `limits` are those of a problem as given, whose strategies that others dominate go. Later, those of the best
+// assignment must stay, though others may be as good; and parts of problems are smaller, and need no limits.
+bool simplify(Problem &problem, bool within_limit, const ReductionLimits *limits, Duals &duals) {
   for (;;) {
-    if (!merge(problem, within_limit, given, duals)) return false;
+    if (!merge(problem, within_limit, limits, duals)) return false;
     bool fewer = within_limit && remove_points(problem, duals.prices);
-    fewer = eliminate(problem, duals) || fewer;
+    fewer = eliminate(problem, duals, limits) || fewer;
     if (!fewer) return true;
   }
 }
 
 }  // namespace
 
-bool simplify(Problem &problem, bool within_limit) {
+bool simplify(Problem &problem, const ReductionLimits &limits, bool within_limit) {
   Duals none;
-  return simplify(problem, within_limit, true, none);
+  return simplify(problem, within_limit, &limits, none);
 }
 
 bool without(const Problem &problem, const std::vector<char> &removed, Problem &made, Duals &duals) {
   made = problem;
   for (std::size_t s = 0; s < removed.size(); ++s)
     if (removed[s]) made.cost[s] = made.big;
-  return simplify(made, true, false, duals);
+  return simplify(made, true, nullptr, duals);
 }
 
 }  // namespace hidet_dist::pairwise

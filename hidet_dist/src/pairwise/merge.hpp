@@ -9,8 +9,8 @@ namespace hidet_dist::pairwise {
 
 // Merges and eliminates nodes, and removes strategies that others forbid or dominate until nothing changes; if
 // `within_limit`, strategies that take more bytes than there are, and program points that cannot bind, too. False if a
-// node has no strategy left, so that there is no assignment.
-bool simplify(Problem &problem, bool within_limit);
+// node has no strategy left, so that there is no assignment. Throws TooLarge or OutOfTime.
+bool simplify(Problem &problem, const ReductionLimits &limits, bool within_limit);
 
 // Makes the problem without some strategies, simplified, and translates the duals. False if no strategy is left of a
 // node.

@@ -188,9 +188,10 @@ void Problem::set_incident() {
   }
 }
 
-bool reduce(const hidet_dist_pairwise_problem &given, std::int64_t most_entries, bool within_limit, Problem &problem) {
+bool reduce(const hidet_dist_pairwise_problem &given, const ReductionLimits &limits, bool within_limit,
+            Problem &problem) {
   problem = Problem();
-  problem.most_entries = most_entries;
+  problem.most_entries = limits.entries;
   const double total = set_nodes(given, problem) + set_edges(given, problem);
   problem.big = 4 * (total + 1);
   for (double &cost : problem.cost)
@@ -198,7 +199,7 @@ bool reduce(const hidet_dist_pairwise_problem &given, std::int64_t most_entries,
   for (double &entry : problem.entries)
     if (entry >= given.forbidden) entry = problem.big;
   set_points(given, problem);
-  return simplify(problem, within_limit);
+  return simplify(problem, limits, within_limit);
 }
 
 }  // namespace hidet_dist::pairwise

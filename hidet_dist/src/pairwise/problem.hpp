@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -28,6 +30,19 @@ struct Duals {
 // The entries of a problem take more than the memory that is allowed.
 struct TooLarge : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// The time was over before the problem was reduced.
+struct OutOfTime : std::exception {};
+
+// What the reduction of a problem as given may take.
+struct ReductionLimits {
+  std::int64_t entries;  // of matrices; see Problem::most_entries
+  std::function<bool()> over;  // whether the time is
+
+  void check() const {
+    if (over()) throw OutOfTime();
+  }
 };
 
 struct Problem {
@@ -123,6 +138,8 @@ struct Problem {
 
 // Checks the arguments, with std::invalid_argument for wrong ones, and reduces the problem. False if a node has no
 // strategy left, so that there is no assignment: none that is allowed, or, if `within_limit`, none that is and fits.
-bool reduce(const hidet_dist_pairwise_problem &given, std::int64_t most_entries, bool within_limit, Problem &problem);
+// Throws TooLarge or OutOfTime where that takes more than the limits.
+bool reduce(const hidet_dist_pairwise_problem &given, const ReductionLimits &limits, bool within_limit,
+            Problem &problem);
 
 }  // namespace hidet_dist::pairwise

@@ -219,10 +219,16 @@ extern "C" int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *
     const Clock clock(*options);
     Problem problem;
     *result = {given->forbidden, 0.0, 0.0, 0};
-    const std::int64_t most = options->entries > 0 ? options->entries : std::numeric_limits<std::int64_t>::max() / 4;
-    if (!reduce(*given, most, true, problem)) {
+    const ReductionLimits limits{options->entries > 0 ? options->entries : std::numeric_limits<std::int64_t>::max() / 4,
+                                 [&] { return options->seconds > 0 && clock.seconds() >= options->seconds; }};
+    try {
+      if (!reduce(*given, limits, true, problem)) {
+        result->seconds = clock.seconds();
+        return reduce(*given, limits, false, problem) ? 3 : 2;
+      }
+    } catch (const OutOfTime &) {
       result->seconds = clock.seconds();
-      return reduce(*given, most, false, problem) ? 3 : 2;
+      return 1;
     }
 
     Solver solver(std::move(problem), *options, given->forbidden, progress, context, clock);
