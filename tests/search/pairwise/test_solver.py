@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, InfeasibleError, ProblemError, SolverError
-from hidet_dist.search.pairwise import PairwiseProblem, solve
+from hidet_dist.search.pairwise import PairwiseProblem, TooManyEntriesError, solve
 from hidet_dist.search.pairwise.problem import FORBIDDEN
 
 ROUNDS = 8
@@ -237,6 +237,21 @@ def test_eliminated_nodes_and_points_without_use_leave_the_optimum(seed, limit):
     assert problem.peak_of(found.assignment) <= limit
     assert found.cost == problem.cost_of(found.assignment) == least
     assert found.gap <= 1e-8
+
+
+@pytest.mark.parametrize("share", [1.0, 1.2, 2.0])
+def test_nodes_are_merged_and_eliminated_only_as_far_as_their_matrices_fit(share):
+    problem = PairwiseProblem(**{**vars(grid_of_parallel_parts(1)), "byte_limit": 70.0})
+    found = solve(problem, rounds=200, entries=int(share * len(problem.entries)))
+    assert found.cost == problem.cost_of(found.assignment) == least_by_dynamic_programming(problem)
+    assert problem.peak_of(found.assignment) <= 70.0
+    with pytest.raises(TooManyEntriesError, match="too large for 1 entries"):
+        solve(problem, rounds=1, entries=1)
+
+
+def test_the_time_may_be_over_before_a_problem_is_reduced():
+    with pytest.raises(SolverError, match="and 0 rounds"):
+        solve(grid_of_parallel_parts(1), seconds=1e-12)
 
 
 def test_memory_is_traded_where_it_is_cheapest():
