@@ -96,10 +96,10 @@ class Sharing:
     """How readers share the cost of a relaxed tensor's conversions, instead of equally.
 
     ``shares[tensor][reader, spec]`` is the share that a reader pays of the conversion to a spec if it requires that.
-    The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps``
-    counts those towards the plans of eliminations. Up to ``paired`` readers share the
-    conversions from each spec that may be made, more of them the least ones; None as long as that is not known.
-    ``wide`` tells whether more readers than cost little work were looked for.
+    The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts those towards the
+    plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be made, more of them
+    the least ones; None as long as that is not known. ``wide`` tells whether more readers than cost little work were
+    looked for.
     """
 
     shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
