@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -232,6 +233,27 @@ def test_data_dependence_and_training_are_refused():
         hidet_dist.from_torch(Branch().eval(), torch.zeros(3))
     with pytest.raises(TraceError, match="eval"):
         hidet_dist.from_torch(nn.Dropout(0.5), torch.zeros(3))
+
+
+class HalfByte(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.scales.to(x.dtype)
+
+
+def test_quantized_weights_are_refused_by_name():
+    with pytest.raises(TraceError, match=r"'scales' is of the dtype float8_e4m3fn.* float16, bfloat16, int64"):
+        hidet_dist.from_torch(HalfByte().eval(), torch.zeros(4, 4))
+    with pytest.raises(TraceError, match="The input input is of the dtype complex64"):
+        hidet_dist.from_torch(nn.Identity().eval(), {"input": torch.zeros(4, dtype=torch.complex64)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantization is deprecated in PyTorch
+        packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, torch.qint8)
+    with pytest.raises(TraceError, match=r"^0 is a torch\.ao\.nn\.quantized\.dynamic\S*Linear; quantized modules"):
+        hidet_dist.from_torch(packed.eval(), torch.zeros(4, 4))
 
 
 @pytest.mark.parametrize("masked", ["causal", "bool", "grouped"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.plan import TensorPlan
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
-from hidet_dist.weights import SafetensorsFiles, names_of, read_shard, shard_blocks
+from hidet_dist.weights import SafetensorsFiles, names_of, read_shard, shard_blocks, source_of
+from hidet_dist.weights.named import weight_as
 
 dist = hidet.distributed
 TINY_LLAMA = shapes.LlamaConfig(
@@ -122,6 +124,27 @@ def test_weights_made_from_files_need_no_configuration(tmp_path: Path) -> None:
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, weights["w"]), [x]))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
     assert all((data == 2).all() for name, data in program.data_of(1).items() if name == "w0")
+
+
+FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def test_stored_floats_are_cast_to_one_another_and_integers_are_not(tmp_path: Path) -> None:
+    values = torch.tensor([1.5, -0.1, torch.inf, -torch.inf, torch.nan, 2.0**-14], dtype=torch.float64)
+    stored = {name: torch.cat([values, torch.tensor([torch.finfo(dtype).max])]) for name, dtype in FLOATS.items()}
+    whole = torch.ones(7, dtype=torch.int8)
+    save_file({**{name: x.to(FLOATS[name]) for name, x in stored.items()}, "whole": whole}, tmp_path / "w.safetensors")
+    weights = dist.weights_from_safetensors(tmp_path)
+    for name, dtype in itertools.product(FLOATS, FLOATS):
+        read = source_of(weight_as(weights[name], dtype)).read([slice(0, 7)])
+        expected = stored[name].to(FLOATS[name]).to(FLOATS[dtype])
+        # The largest number stays finite.
+        expected[6] = min(torch.finfo(FLOATS[name]).max, torch.finfo(FLOATS[dtype]).max)
+        assert read.dtype == FLOATS[dtype]
+        assert torch.equal(read.nan_to_num(nan=0.25), expected.nan_to_num(nan=0.25)), (name, dtype)
+    for name, dtype in (("whole", "float32"), ("float32", "int8"), ("whole", "int32")):
+        with pytest.raises(WeightsError, match=f"'{name}' is stored as .*, and the model has it as {dtype}"):
+            weight_as(weights[name], dtype)
 
 
 def test_the_parameters_of_a_module_become_weights(tmp_path: Path) -> None:

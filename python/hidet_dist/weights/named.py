@@ -10,10 +10,13 @@ import hidet
 import torch
 from hidet.graph import Tensor
 
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.weights.safetensors_file import SafetensorsFiles, StoredTensor
 
 _MARK = "_hidet_dist_weight"
+
+CASTABLE = ("float64", "float32", "float16", "bfloat16")
+"""The dtypes among which weights are cast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +185,21 @@ def padded_weight(tensor: Tensor, dim: int, size: int) -> Tensor:
 
 
 def weight_as(tensor: Tensor, dtype: str) -> Tensor:
-    """Make a weight in another dtype from a weight; stored data is cast when it is read."""
+    """Make a weight in another dtype of floating point from a weight; stored data is cast when it is read.
+
+    Raises
+    ------
+    WeightsError
+        When one of the two dtypes is another: integers, and floats of 8 bits, are values only together with the scales
+        of their quantization.
+    """
     mark = mark_of(tensor)
     assert mark is not None
+    if not {tensor.dtype.name, dtype} <= set(CASTABLE):
+        raise WeightsError(
+            f"The weight {mark.name!r} is stored as {tensor.dtype.name}, and the model has it as {dtype}. Only "
+            f"{', '.join(CASTABLE)} are cast to one another: a quantized file must be dequantized first."
+        )
     result = hidet.symbol([int(size) for size in tensor.shape], dtype, tensor.device)
     return _mark(result, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
 

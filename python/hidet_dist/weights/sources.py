@@ -113,9 +113,14 @@ class Cast:
 
 
 def cast_within(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast ``values`` to ``dtype``; finite values beyond its range become its largest instead of infinity."""
+    """Cast ``values`` to ``dtype``; finite values beyond its range become its largest instead of infinity.
+
+    Both dtypes are of floating point.
+    """
     limit = torch.finfo(dtype).max
-    return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values).to(dtype)
+    if torch.finfo(values.dtype).max > limit:
+        values = torch.where(torch.isfinite(values), values.clamp(-limit, limit), values)
+    return values.to(dtype)
 
 
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:

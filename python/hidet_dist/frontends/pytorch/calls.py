@@ -11,6 +11,7 @@ import torch
 from hidet.graph import Tensor
 from hidet.ir import data_type
 
+from hidet_dist.errors import TraceError
 from hidet_dist.operators import to_dtype
 from hidet_dist.spec.extents import Extent
 
@@ -27,6 +28,17 @@ DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }
 """hidet's names of PyTorch's dtypes."""
+
+
+def name_of_dtype(x: torch.Tensor, what: str) -> str:
+    """Return hidet's name of a tensor's dtype. Raises TraceError, in which the tensor is called ``what``."""
+    if x.dtype in DTYPES:
+        return DTYPES[x.dtype]
+    raise TraceError(
+        f"{what} is of the dtype {str(x.dtype).removeprefix('torch.')}, which is not supported: use one of "
+        f"{', '.join(DTYPES.values())}. (Quantized weights must be dequantized first.)"
+    )
+
 
 Lowering = Callable[..., Any]
 

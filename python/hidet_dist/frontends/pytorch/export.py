@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
@@ -42,8 +43,9 @@ def exported(
     Raises
     ------
     TraceError
-        When the module is in training mode, or cannot be exported. The message has PyTorch's reason.
+        When the module is quantized, is in training mode, or cannot be exported. The message has PyTorch's reason.
     """
+    _refuse_quantized(module)
     if any(part.training for part in module.modules()):
         raise TraceError(
             f"{type(module).__name__} is in training mode, in which dropout and batch norms compute something else: "
@@ -70,6 +72,18 @@ def exported(
                 "or `x.tolist()`: compute them before the call, or with torch.where."
             ) from error
     return program
+
+
+def _refuse_quantized(module: torch.nn.Module) -> None:
+    """Raise TraceError for modules whose weights are packed integers, and for parameters that hide such tensors."""
+    advice = "quantized modules are not supported: convert the module that it was made from."
+    for name, part in module.named_modules():
+        if ".quantized." in f"{type(part).__module__}.":
+            raise TraceError(f"{name or 'The module'} is a {type(part).__module__}.{type(part).__qualname__}; {advice}")
+    parameters: dict[str, Any] = dict(module.named_parameters())
+    for name, x in parameters.items():
+        if is_traceable_wrapper_subclass(x):
+            raise TraceError(f"The parameter {name!r} is a {type(x).__module__}.{type(x).__qualname__}; {advice}")
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:

@@ -19,7 +19,15 @@ from torch.utils import _pytree as pytree
 
 from hidet_dist.errors import MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
-from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Refused, Result, lowering_of
+from hidet_dist.frontends.pytorch.calls import (
+    DTYPES,
+    Call,
+    Lowering,
+    Refused,
+    Result,
+    lowering_of,
+    name_of_dtype,
+)
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
@@ -140,7 +148,7 @@ class _Lowerer:
             if spec.kind is InputKind.USER_INPUT:
                 fake = node.meta.get("val")
                 if isinstance(fake, torch.Tensor):
-                    x = hidet.symbol(self.dims.shape(fake.shape), DTYPES[fake.dtype], "cpu")
+                    x = hidet.symbol(self.dims.shape(fake.shape), name_of_dtype(fake, f"The input {node.name}"), "cpu")
                     inputs.append(x)
                     values[node] = x
                 else:
@@ -164,10 +172,11 @@ class _Lowerer:
         if spec.kind is InputKind.BUFFER and not spec.persistent and data.device.type != "meta":
             return _Known(data.detach())
         if id(data) not in self.weights:
+            dtype = name_of_dtype(data, f"The weight {name!r}")
             if name in self.stored:
                 converted = self.stored[name]
             elif data.device.type == "meta":
-                converted = weight(name, list(data.shape), DTYPES[data.dtype])
+                converted = weight(name, list(data.shape), dtype)
             else:
                 converted = held_weight(name, data.detach())
             self.weights[id(data)] = converted
