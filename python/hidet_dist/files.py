@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -76,11 +76,16 @@ def read_text(path: str | Path, most_bytes: int, directory: int | None = None, f
         When it is larger, or no UTF-8, or its path is none.
     """
     with os.fdopen(open_regular(path, directory, flags), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data = file.read(most_bytes + 1) if size <= most_bytes else b""
-        if size > most_bytes or len(data) > most_bytes:
-            raise ValueError(f"it has {max(size, len(data))} bytes, and at most {most_bytes} are read")
-        return data.decode("utf-8")
+        return read_up_to(file, most_bytes).decode("utf-8")
+
+
+def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
+    """Read an open file. One of more than ``most_bytes`` is refused with ValueError before it is read."""
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(most_bytes + 1) if size <= most_bytes else b""
+    if size > most_bytes or len(data) > most_bytes:
+        raise ValueError(f"it has {max(size, len(data))} bytes, and at most {most_bytes} are read")
+    return data
 
 
 def parse_json(text: str | bytes) -> Any:

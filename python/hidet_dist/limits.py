@@ -46,3 +46,6 @@ MOST_PROBLEM_BYTES = 2**31
 
 MOST_MICRO_BATCHES = 2**16
 """Micro-batches of a call: a batch of more samples than that is cut into larger ones."""
+
+MOST_PROTOBUF_BYTES = 2**31 - 1
+"""An ONNX file: the bound of a message of protocol buffers. Larger models have their weights in other files."""

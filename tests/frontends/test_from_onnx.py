@@ -169,6 +169,60 @@ def test_external_data_that_is_not_where_it_should_be_is_refused(tmp_path, key, 
         hidet_dist.from_onnx(path)
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "hard"])
+def test_external_data_behind_a_link_is_refused(tmp_path, kind):
+    path, _ = external(tmp_path)
+    (tmp_path / "outside").mkdir()
+    elsewhere = (tmp_path / "weights.bin").rename(tmp_path / "outside" / "weights.bin")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = path.rename(folder / "model.onnx")
+    if kind == "folder":
+        (folder / "data").symlink_to(elsewhere.parent)
+        changed(path, "location", "data/weights.bin")
+    elif kind == "file":
+        (folder / "weights.bin").symlink_to(elsewhere)
+    else:
+        (folder / "weights.bin").hardlink_to(elsewhere)
+    with pytest.raises(WeightsError, match="link"):
+        hidet_dist.from_onnx(path)
+
+
+def test_external_data_of_a_constant_lies_beside_the_model(tmp_path, monkeypatch):
+    weight = floats(40, 30)
+    sizes = numpy_helper.from_array(np.array([30, 2]), "sizes")
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(weight)),
+        helper.make_node("Constant", [], ["sizes"], value=sizes),
+        helper.make_node("MatMul", ["x", "w"], ["t"]),
+        helper.make_node("Reshape", ["t", "sizes"], ["y"]),
+    ]
+    model = made(nodes, {"x": ("float32", [2, 40])}, ["y"])
+    folder = tmp_path / "model" / "data"
+    folder.mkdir(parents=True)
+    (folder / "w.bin").write_bytes(weight.tobytes())
+    (folder / "sizes.bin").write_bytes(np.array([30, 2]).tobytes())
+    for node, name in zip(model.graph.node, ("w", "sizes"), strict=False):
+        tensor = node.attribute[0].t
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=f"data/{name}.bin")
+    (folder.parent / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "w.bin").write_bytes(bytes(weight.nbytes))  # of the same name in the current folder
+    monkeypatch.chdir(tmp_path)
+    x = floats(2, 40)
+    found = run(folder.parent / "model.onnx", {"x": x})["y"]
+    np.testing.assert_allclose(found, (x.astype(np.float64) @ weight).reshape(30, 2), rtol=1e-5)
+
+
+def test_a_file_that_is_too_large_for_a_model_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "model.onnx").open("wb") as file:
+        file.truncate(2**36)
+    with pytest.raises(TraceError, match=f"it has {2**36} bytes"):
+        hidet_dist.from_onnx(tmp_path / "model.onnx")
+
+
 def test_a_model_is_built_and_served(tmp_path):
     weight, bias = floats(8, 6), floats(6)
     model = made(

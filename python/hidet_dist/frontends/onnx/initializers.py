@@ -7,6 +7,7 @@ A scan of the outer messages therefore finds the offset without decoding the res
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import TraceError, WeightsError
-from hidet_dist.files import open_regular, state
+from hidet_dist.files import open_regular, read_up_to, state
+from hidet_dist.limits import MOST_BYTES, MOST_PROTOBUF_BYTES
 from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import held_weight, stored_weight
 from hidet_dist.weights.safetensors_file import StoredTensor
@@ -77,7 +79,7 @@ class ModelFile:
         try:
             with os.fdopen(open_regular(path), "rb") as file:
                 self.state = state(os.fstat(file.fileno()))
-                data = file.read()
+                data = read_up_to(file, MOST_PROTOBUF_BYTES)
             self.model = onnx.ModelProto.FromString(data)
             self._offsets = dict(_raw_data_offsets(data)) if self.model.graph.initializer else {}
         except (OSError, ValueError) as error:
@@ -108,8 +110,7 @@ class ModelFile:
         WeightsError
             When its data is not where the model says.
         """
-        dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
-        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        dtype, shape, nbytes = self._layout(proto)
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             return stored_weight(replace(self._external(proto, dtype, shape, nbytes), name=name))
         offset = self._offsets.get(proto.name) if is_outermost else None
@@ -120,9 +121,8 @@ class ModelFile:
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
         """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
         if proto.data_location == onnx.TensorProto.EXTERNAL:
-            dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
-            stored = self._external(proto, dtype, shape, math.prod(shape) * ITEMSIZE[dtype])
-            return _array(stored.read([slice(0, size) for size in shape]))
+            stored = self._external(proto, *self._layout(proto))
+            return _array(stored.read([slice(0, size) for size in stored.shape]))
         try:
             return np.array(onnx.numpy_helper.to_array(proto))
         except (TypeError, ValueError) as error:
@@ -130,11 +130,19 @@ class ModelFile:
                 f"The data of the initializer {proto.name!r} in {self.path} is malformed: {error}."
             ) from None
 
+    def _layout(self, proto: onnx.TensorProto) -> tuple[str, tuple[int, ...], int]:
+        """Return the dtype, shape and bytes of a tensor's data. Raises TraceError for a shape that no tensor has."""
+        dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
+        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        if any(size < 0 for size in shape) or nbytes > MOST_BYTES:
+            raise TraceError(f"The tensor {proto.name!r} of {self.path} has the shape {list(shape)}.")
+        return dtype, shape, nbytes
+
     def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...], nbytes: int) -> StoredTensor:
-        """Locate the external data of an initializer. Raises WeightsError."""
+        """Locate the external data of a tensor. Raises WeightsError."""
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
-        where = f"The initializer {proto.name!r} of {self.path}"
+        where = f"The tensor {proto.name!r} of {self.path}"
         # The standard has paths relative to the model's folder, and within it.
         if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
             raise WeightsError(
@@ -146,19 +154,44 @@ class ModelFile:
             raise WeightsError(f"{where} has an offset or a length that is not a number.") from None
         path = self.path.parent / location
         try:
-            file = open_regular(path)
+            file_status = _status_within(self.path.parent, location)
         except (OSError, ValueError) as error:
             raise WeightsError(f"{where} has its data in {path}, which cannot be read: {error}.") from error
-        try:
-            file_status = os.fstat(file)
-        finally:
-            os.close(file)
         if length != nbytes or offset < 0 or offset + nbytes > file_status.st_size:
             raise WeightsError(
                 f"{where} is {dtype}{list(shape)} of {nbytes} bytes, but the model names {length} bytes at {offset} of "
                 f"{path}, which has {file_status.st_size}."
             )
         return StoredTensor(path, proto.name, dtype, shape, offset, state(file_status))
+
+
+def _status_within(folder: Path, location: str) -> os.stat_result:
+    """Return the status of a regular file in or below a folder.
+
+    Raises OSError if it cannot be opened, or if it or a folder on the way is a link, since a link may lead out of the
+    folder. A second name of the file (a hard link) is refused, too: ``onnx`` reads neither.
+    """
+    *parents, name = Path(location).parts
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for parent in parents:
+            inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        file = open_regular(name, directory, os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(error.errno, "it, or a folder on the way to it, is a symbolic link or no folder") from error
+        raise
+    finally:
+        os.close(directory)
+    try:
+        file_status = os.fstat(file)
+    finally:
+        os.close(file)
+    if file_status.st_nlink > 1:
+        raise OSError(errno.EMLINK, "the file has several names (hard links)")
+    return file_status
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

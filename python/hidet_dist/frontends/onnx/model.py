@@ -189,11 +189,17 @@ class _Lowerer:
         proto = scope.initializers.get(name)
         if proto is None:
             raise TraceError(f"{self.file.path} uses the value {name!r}, which no earlier node computes.")
+        return self._stored(name, proto, self.outermost.get(name) is proto)
+
+    def _stored(self, name: str, proto: onnx.TensorProto, is_outermost: bool) -> Value:
+        """Return a tensor whose data the model has: its values if they are few and of a kind to be known, or a weight.
+
+        ``is_outermost`` is whether it is an initializer of the model's graph, whose name belongs to it.
+        """
         count = math.prod(proto.dims)
         if count == 0 or (count <= KNOWN_ELEMENTS and (_integral(proto) or count == 1)):
             return self.file.values(proto)
         if id(proto) not in self.weights:
-            is_outermost = self.outermost.get(name) is proto
             weight = self.file.weight(proto, name if is_outermost else self._free_name(name), is_outermost)
             self.weights[id(proto)] = weight
             self.initializer_of[weight] = proto  # keeps the initializer alive, whose id is the key above
@@ -207,8 +213,14 @@ class _Lowerer:
         return free
 
     def _weight_values(self, x: Tensor) -> np.ndarray | None:
-        """Read the values of a weight; None for any other tensor."""
-        return self.file.values(self.initializer_of[x]) if x in self.initializer_of else None
+        """Read the values of a weight; None for any other tensor. Raises Refused for a weight that is too large."""
+        return self._few_values(self.initializer_of[x]) if x in self.initializer_of else None
+
+    def _few_values(self, proto: onnx.TensorProto) -> np.ndarray:
+        """Read the values of a tensor that must be known. Raises Refused if they are too many."""
+        if (count := math.prod(proto.dims)) > MOST_ELEMENTS:
+            raise Refused(f"{proto.name or 'a tensor'} has {count} elements; at most {MOST_ELEMENTS} can be known")
+        return self.file.values(proto)
 
     def _lower(self, model: onnx.GraphProto, scope: _Scope) -> None:
         """Lower the nodes of a graph in order, and add their outputs to the scope."""
@@ -249,8 +261,10 @@ class _Lowerer:
         inputs = [self._value(name, scope) if name else None for name in proto.input]
         if any(value is _UNSUPPORTED for value in inputs):
             return itertools.repeat(_UNSUPPORTED)
-        attributes = {item.name: _attribute(item) for item in proto.attribute}
-        folded = self._folded(proto, inputs)
+        if proto.op_type == "Constant" and (tensor := _external_value(proto)) is not None:
+            return [self._stored(proto.output[0], tensor, False)]
+        attributes = {item.name: self._attribute(item) for item in proto.attribute}
+        folded = self._folded(proto, inputs, attributes)
         if folded is not None:
             return folded
         node = Node(
@@ -272,7 +286,15 @@ class _Lowerer:
         self._lower(model, scope)
         return [self._value(item.name, scope) for item in model.output]
 
-    def _folded(self, proto: onnx.NodeProto, inputs: list[Value]) -> list[Any] | None:
+    def _attribute(self, proto: onnx.AttributeProto) -> Any:
+        """Convert an attribute to a Python value; a tensor becomes an array."""
+        value = onnx.helper.get_attribute_value(proto)
+        if isinstance(value, onnx.TensorProto):
+            is_external = value.data_location == onnx.TensorProto.EXTERNAL
+            return self._few_values(value) if is_external else self.file.values(value)
+        return list(value) if proto.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
+
+    def _folded(self, proto: onnx.NodeProto, inputs: list[Value], attributes: Mapping[str, Any]) -> list[Any] | None:
         """Compute a node's outputs if all its inputs are known; None if they are not, or if outputs are too large.
 
         Shapes with symbolic dims are computed as expressions, all else by ONNX's reference evaluator.
@@ -283,7 +305,7 @@ class _Lowerer:
         if proto.op_type in _NOT_FOLDED:
             return None
         if any(value.dtype == object for value in present):
-            return evaluate_shapes(proto.op_type, inputs, {item.name: _attribute(item) for item in proto.attribute})
+            return evaluate_shapes(proto.op_type, inputs, attributes)
         if sum(value.size for value in present) > MOST_ELEMENTS:
             return None
         if proto.op_type in _ENLARGING:
@@ -329,9 +351,8 @@ def _symbol(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _attribute(proto: onnx.AttributeProto) -> Any:
-    """Convert an attribute to a Python value; a tensor becomes an array."""
-    value = onnx.helper.get_attribute_value(proto)
-    if isinstance(value, onnx.TensorProto):
-        return np.array(onnx.numpy_helper.to_array(value))
-    return list(value) if proto.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
+def _external_value(proto: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the tensor of a Constant whose data lies in another file; None for any other Constant."""
+    tensors = [item.t for item in proto.attribute if item.name == "value"]
+    external = [tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    return external[0] if external else None
