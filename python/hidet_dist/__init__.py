@@ -120,6 +120,7 @@ def _extend_hidet() -> None:
         lookups,
         matmul_definition,
         named_weights,
+        predicates,
         quick_types,
         simplest_forms,
         simplifier_rules,
@@ -130,6 +131,7 @@ def _extend_hidet() -> None:
     matmul_definition.install()
     squeezed_dims.install()
     infinities.install()
+    predicates.install()
     simplifier_rules.install()
     simplest_forms.install()
     quick_types.install()

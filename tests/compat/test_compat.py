@@ -396,6 +396,18 @@ def test_infinite_constants_are_written_as_cpp_has_them(dtype):
         assert "." not in written
 
 
+@pytest.mark.parametrize("name", ["isnan", "isinf", "isfinite"])
+def test_hidet_still_cannot_pickle_tasks_that_ask_for_nan(name):
+    import pickle
+
+    from hidet_dist.compat import predicates
+
+    with pytest.raises(AttributeError, match="pickle"):
+        pickle.dumps(predicates.hidet_result_types[name])  # if it can: drop predicates.py
+    x = hidet.symbol([3], "float32", "cpu")
+    assert len(pickle.dumps(getattr(ops, name)(x).op.task)) > 0
+
+
 def test_hidet_still_builds_its_simplification_rules_anew(monkeypatch):
     from hidet.ir.expr import var
     from hidet.transforms.rule_based_simplifier import RuleBasedSimplifier

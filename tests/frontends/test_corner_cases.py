@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -91,20 +92,102 @@ def test_what_would_be_frozen_or_lost_is_refused(function: Callable[..., Any], r
 
 
 class Counter(nn.Module):
-    """Counts its calls in a buffer."""
+    """Counts its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
+        self.kind = kind
+        self.register_buffer("calls", torch.zeros(3))
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.last = torch.zeros(3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        return x + self.calls
+        if self.kind == "buffer":
+            self.calls.add_(1)
+        elif self.kind == "parameter":
+            self.weight.add_(1)
+        else:
+            self.last = self.last + 1
+        return x + self.calls + self.weight + self.last
 
 
-def test_a_module_with_a_state_is_refused():
-    with pytest.raises(TraceError, match="'calls'"):
-        hidet_dist.from_torch(Counter().eval(), torch.zeros(3))
+@pytest.mark.parametrize(("kind", "name"), [("buffer", "calls"), ("parameter", "weight"), ("attribute", "last")])
+def test_a_module_with_a_state_is_refused(kind: str, name: str):
+    with pytest.raises(TraceError, match=f"its {kind} '{name}'"):
+        hidet_dist.from_torch(Counter(kind).eval(), torch.zeros(3))
+
+
+class Cached(nn.Module):
+    """Writes to a cache: its argument, a part of it, or a copy, as errors advise."""
+
+    def __init__(self, write: Callable[..., Any]):
+        super().__init__()
+        self.write = write
+
+    def forward(self, cache: torch.Tensor, place: torch.Tensor, x: torch.Tensor) -> Any:
+        return self.write(cache, place, x), cache.sum(1)
+
+
+def _write_to_argument(cache: torch.Tensor, place: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return cache.index_copy_(1, place, x)
+
+
+def _write_to_view(cache: torch.Tensor, place: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    cache.transpose(0, 1)[2:][0].add_(x[:, 0])
+    return x
+
+
+def _write_out(cache: torch.Tensor, place: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.add(x, 1, out=cache.view(-1)[:4].view(2, 1, 2))
+
+
+def _write_without_autograd(cache: torch.Tensor, place: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        cache.detach().contiguous()[:, :1].copy_(x)
+    return x
+
+
+@pytest.mark.parametrize("write", [_write_to_argument, _write_to_view, _write_out, _write_without_autograd])
+def test_writing_to_an_argument_is_refused(write: Callable[..., Any]):
+    inputs = (_numbers(2, 5, 2), torch.tensor([3]), _numbers(2, 1, 2))
+    for module in (Cached(write).eval(), torch.export.export(Cached(write).eval(), inputs)):
+        with pytest.raises(TraceError, match=r"argument 'cache'.*clone\(\)"):
+            hidet_dist.from_torch(module, inputs if isinstance(module, nn.Module) else None)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda cache, place, x: cache.clone().index_copy_(1, place, x),
+        lambda cache, place, x: cache.index_copy(1, place, x),
+    ],
+)
+def test_a_copy_that_is_written_to_and_returned_is_right(write: Callable[..., Any]):
+    inputs = (_numbers(2, 5, 2), torch.tensor([3]), _numbers(2, 1, 2))
+    got = evaluate_graph(hidet_dist.from_torch(Cached(write).eval(), inputs), [x.numpy() for x in inputs])
+    for own, want in zip(got, Cached(write)(*inputs), strict=True):
+        np.testing.assert_allclose(own, want.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "reason"),
+    [
+        pytest.param(lambda x: x * 2, 1, "rows has size 1 in the example inputs.*2 or more", id="one row"),
+        pytest.param(lambda x: x / math.sqrt(x.shape[0]), 4, "rows the number 4", id="a size as a number"),
+        pytest.param(lambda x: x.reshape(2, -1), 4, r"`\(\(3\*rows\) % 2\) == 0`.*leave rows out", id="even sizes"),
+        pytest.param(lambda x: x * 2 if x.shape[0] < 5 else x, 4, r"declare `rows = Dim\('rows', max=4\)`", id="few"),
+        pytest.param(lambda x: x @ x, 4, r"\[4, 3\] X \[4, 3\].*test_corner_cases", id="shapes"),
+        pytest.param(lambda x: x if x.sum() > 0 else -x, 4, "data-dependent(.|\n)*torch.where", id="control flow"),
+        pytest.param(lambda x: {x}, 4, "returns a set", id="a set"),
+        pytest.param(lambda: 0, 4, "takes 0 positional arguments", id="arguments"),
+    ],
+)
+def test_errors_of_the_export_say_what_is_wrong(function: Callable[..., Any], rows: int, reason: str):
+    dims = {"args": ({0: torch.export.Dim("rows")},)} if "row" in reason else None
+    with pytest.raises(TraceError, match=reason) as caught:
+        hidet_dist.from_torch(Function(function).eval(), (_numbers(rows, 3),), dims)
+    assert ("Control flow" in str(caught.value)) == ("data" in reason)
+    assert len(str(caught.value).splitlines()) <= 2
 
 
 def test_a_size_among_the_results_is_refused():

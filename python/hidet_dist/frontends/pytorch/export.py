@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
+from hidet_dist.frontends.pytorch.reasons import reason_of
 
 
 def exported(
@@ -43,7 +46,8 @@ def exported(
     Raises
     ------
     TraceError
-        When the module is quantized, is in training mode, or cannot be exported. The message has PyTorch's reason.
+        When the module is quantized, is in training mode, keeps a state in an attribute, or cannot be exported. The
+        message has PyTorch's reason.
     """
     _refuse_quantized(module)
     if any(part.training for part in module.modules()):
@@ -57,7 +61,8 @@ def exported(
         _stack_traces(lines),
         # The graphs between PyTorch's passes are not run, so generating their code would be a waste.
         _use_lazy_graph_module(True),
-        warnings.catch_warnings(),
+        _assigned_attributes() as assigned,
+        _quiet_logs(),
     ):
         # PyTorch warns of its own calls, and of its recurrent layers.
         warnings.simplefilter("ignore", FutureWarning)
@@ -66,11 +71,13 @@ def exported(
         try:
             program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
         except Exception as error:
-            raise TraceError(
-                f"{type(module).__name__} cannot be exported by torch.export: {_first_lines(error)}\n"
-                "Control flow and sizes must not depend on the values of tensors, as in `if x.sum() > 0`, `x.item()` "
-                "or `x.tolist()`: compute them before the call, or with torch.where."
-            ) from error
+            name = type(module).__name__
+            raise TraceError(f"{name} cannot be exported by torch.export: {reason_of(error)}") from error
+    if states := sorted(assigned & set(program.constants)):
+        raise TraceError(
+            f"{type(module).__name__} reads its attribute {states[0]!r} and assigns another tensor to it in a call, "
+            "and a graph keeps no state between calls: make it an argument and a result."
+        )
     return program
 
 
@@ -123,6 +130,41 @@ def _stack_traces(enabled: bool) -> Iterator[None]:
         torch.fx.config.do_not_emit_stack_traces = before
 
 
+@contextlib.contextmanager
+def _assigned_attributes() -> Iterator[set[str]]:
+    """Collect the paths of the attributes to which a module assigns tensors while it is exported.
+
+    PyTorch only warns of them, and drops the tensors.
+    """
+    assigned: set[str] = set()
+
+    def note(message: Warning | str, *where: Any, **options: Any) -> None:
+        if str(message).startswith("The tensor attribute"):
+            assigned.update(re.findall(r"self\.([\w.]+)", str(message)))
+        else:
+            show(message, *where, **options)
+
+    with warnings.catch_warnings():
+        show, warnings.showwarning = warnings.showwarning, note
+        warnings.filterwarnings("always", "The tensor attribute")
+        yield assigned
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Keep PyTorch from logging the failures of an export, unless its level is set: the error has the reason."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        if logger.getEffectiveLevel() >= logging.WARNING:
+            logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def argument_names(module: torch.nn.Module, count: int) -> list[str]:
     """List the names of the first ``count`` positional arguments of a module's ``forward``."""
     names = []
@@ -132,11 +174,6 @@ def argument_names(module: torch.nn.Module, count: int) -> list[str]:
         elif parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"{parameter.name}_{number}" for number in range(count - len(names))]
     return names[:count]
-
-
-def _first_lines(error: Exception, count: int = 12) -> str:
-    lines = str(error).strip().splitlines()
-    return "\n".join([f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:count]])
 
 
 def _is_functional(program: ExportedProgram) -> bool:

@@ -58,6 +58,13 @@ _UNFIT = (
 )
 """Errors of a lowering for arguments that it does not support. VerificationError is none of these."""
 
+_WRITTEN = {
+    OutputKind.USER_INPUT_MUTATION: "argument",
+    OutputKind.BUFFER_MUTATION: "buffer",
+    OutputKind.PARAMETER_MUTATION: "parameter",
+}
+"""What a program writes to, by the kind of the output that has the new values."""
+
 _SIZE_ARITHMETIC: dict[Any, Callable[..., Any]] = {
     operator.add: lambda a, b: a + b,
     operator.sub: lambda a, b: a - b,
@@ -86,7 +93,8 @@ def lower(
     Raises
     ------
     TraceError
-        When the module changes its buffers, or returns something other than tensors and constants.
+        When the module writes to its arguments, buffers or parameters, or returns something other than tensors and
+        constants.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
@@ -112,7 +120,8 @@ class _Lowerer:
     patterns: dict[Any, Pattern] = field(default_factory=dict)
 
     def graph(self) -> FlowGraph:
-        """Build the graph. Raises UnsupportedModelError."""
+        """Build the graph. Raises UnsupportedModelError, and TraceError as :func:`lower` does."""
+        self.refuse_writes()
         inputs, values = self.arguments()
         nodes = self.program.graph_module.graph
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
@@ -120,16 +129,26 @@ class _Lowerer:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
         return FlowGraph(self.results_of(outputs), inputs).update_nodes()
 
+    def refuse_writes(self) -> None:
+        """Raise TraceError if a call of the module changes tensors that it does not return."""
+        written = [
+            f"{_WRITTEN[spec.kind]} {spec.target!r}"
+            for spec in self.program.graph_signature.output_specs
+            if spec.kind in _WRITTEN
+        ]
+        if written:
+            raise TraceError(
+                f"{type(self.module).__name__} writes to its {', '.join(written)} in a call, and a call of a graph "
+                "changes nothing but its results. Make each such tensor an argument; write to a copy of it, as after "
+                "`cache = cache.clone()`, or by an operator that is not in place, such as `index_copy` for "
+                "`index_copy_`; and return what is needed after the call."
+            )
+
     def results_of(self, outputs: Sequence[Tensor | None]) -> list[Tensor]:
-        """Select the outputs of a program that are the module's results. Raises TraceError for changes of buffers."""
+        """Select the outputs of a program that are the module's results. Raises TraceError for other results."""
         results = []
         name = type(self.module).__name__
         for y, spec in zip(outputs, self.program.graph_signature.output_specs, strict=True):
-            if spec.kind is OutputKind.BUFFER_MUTATION:
-                raise TraceError(
-                    f"{name} writes to its buffer {spec.target!r} in a call, and a graph keeps no state between calls: "
-                    "make the buffer an argument and a result."
-                )
             if spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, ConstantArgument):
                 continue
             if y is None:

@@ -65,7 +65,8 @@ def from_torch(
     Raises
     ------
     TraceError
-        When the module is in training mode, or ``torch.export`` cannot trace it.
+        When the module is in training mode, writes to its arguments, buffers or parameters, or ``torch.export`` cannot
+        trace it.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
