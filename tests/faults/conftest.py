@@ -97,6 +97,12 @@ class Rank:
         self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
+    def go_on(self) -> None:
+        """Let a command go on that waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
     def answer(self, within: float = PATIENCE_SECONDS) -> dict[str, Any]:
         """The answer to the oldest command that has none yet; fails the test where there is none in time."""
         assert self.process.stdout is not None

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import itertools
 import json
+import math
 import mmap
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,14 +82,47 @@ def stream_forever(batch: list[Any]) -> str:
     return "the end"
 
 
-def stream_partly(batch: list[Any]) -> str:
-    """Take two results of a long stream, and close the partition."""
+def leave_stream(shape: list[int], count: int, way: str) -> str:
+    """Stream one batch again and again. After so many results, wait for a line, and leave the stream in some way.
+
+    The way ``never`` is to go on until that fails. Memory that the stream has freed is then overwritten.
+    """
+    with contextlib.suppress(ArithmeticError):
+        _stream_until(shape, count, way)
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    for _ in range(8):
+        np.full(shape, np.nan, np.float32)
+    return "left"
+
+
+def _stream_until(shape: list[int], count: int, way: str) -> None:
     assert model is not None
-    results = model.stream(itertools.repeat(_arrays(batch), 1000))
-    for _ in range(2):
-        next(results)
-    model.close()
-    return "closed"
+    x = np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape)
+    results: Any = model.stream(itertools.repeat(x))
+    held = [results]
+    if way == "garbage":
+        held.append(held)  # type: ignore[arg-type]
+    first = None
+    for number, outputs in enumerate(results, 1):
+        first = first or outputs
+        assert all(map(np.array_equal, first, outputs))
+        if number == count:
+            say({"result": "waiting"})
+            sys.stdin.readline()
+        if number < count or way == "never":
+            continue
+        if way == "exception":
+            raise ArithmeticError
+        if way == "close":
+            results.close()
+        if way == "close of the model":
+            model.close()
+        if way == "another call":
+            with contextlib.suppress(HidetDistError):
+                model.warm_up()
+        break
 
 
 def trace(inputs: list[Any]) -> dict[str, Any]:
@@ -318,7 +353,7 @@ FUNCTIONS = (
     call_repeated,
     stream,
     stream_forever,
-    stream_partly,
+    leave_stream,
     call_torch,
     call_elsewhere,
     warm_up,

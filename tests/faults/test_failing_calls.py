@@ -78,10 +78,15 @@ def test_a_warm_up_of_unknown_sizes(start: Start, symbolic: Path, victim: int) -
     call_all(ranks, X + 1)
 
 
-def test_a_warm_up_on_one_rank_is_no_call_on_another(loaded: list[Rank]) -> None:
-    for answer in ask(loaded, {"command": "warm_up", "sizes": {}}, on(X)):
-        assert answer["error"] == "InputError", answer
-        assert "must make the same calls" in answer["message"] and "warming up" in answer["message"]
+def test_a_warm_up_or_a_stream_on_one_rank_is_no_call_on_another(loaded: list[Rank]) -> None:
+    others = {
+        "warming up": {"command": "warm_up", "sizes": {}},
+        "in a stream": {"command": "stream", "batches": [[X.tolist()]]},
+    }
+    for doing, other in others.items():
+        for answer in ask(loaded, other, on(X)):
+            assert answer.get("error") == "InputError", answer
+            assert "must make the same calls" in answer["message"] and doing in answer["message"]
     call_all(loaded, X + 1)
 
 

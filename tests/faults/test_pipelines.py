@@ -17,7 +17,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ArtifactError
 from hidet_dist.spec.pipeline import Port
 
-from .conftest import PATIENCE_SECONDS, Rank, Start, assert_blames, load_all
+from .conftest import Rank, Start, assert_blames, load_all
 
 BATCH, MICRO_BATCHES = 4, 2
 RNG = np.random.default_rng(0)
@@ -210,17 +210,3 @@ def test_a_batch_that_one_rank_refuses_ends_a_stream_on_all(start: Start, pipeli
     assert answers[0]["error"] == "InputError" and "must have the shape [4, 8]" in answers[0]["message"], answers
     for answer in answers[1:]:
         assert_blames(answer, 0, "CommunicationError", "must have the shape [4, 8]")
-
-
-def test_a_rank_that_closes_within_a_stream_ends_it_on_all(start: Start, pipeline: Path) -> None:
-    ranks = start(RANKS)
-    load_all(ranks, pipeline)
-    batch = [X.tolist(), MASK.tolist()]
-    for number, rank in enumerate(ranks):
-        rank.send("stream_partly", batch=batch) if number == 4 else rank.send("stream", batches=[batch] * 100)
-    answers = [rank.answer() for rank in ranks]
-    assert answers[4]["result"] == "closed", answers
-    for answer in answers[:4]:
-        assert_blames(answer, 4, "CommunicationError", "closed within a stream")
-    ranks[4].dismiss()
-    assert ranks[4].process.wait(PATIENCE_SECONDS) == 0

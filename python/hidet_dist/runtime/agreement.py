@@ -23,6 +23,16 @@ class Purpose(enum.IntEnum):
     WARM_UP = 1
     STREAM = 2
     END_OF_STREAM = 3
+    BATCH = 4  # of a stream whose batches are calls by themselves
+
+
+_DOING = {
+    Purpose.RUN: "running on inputs",
+    Purpose.WARM_UP: "warming up",
+    Purpose.STREAM: "beginning a stream",
+    Purpose.END_OF_STREAM: "at the end of a stream",
+    Purpose.BATCH: "in a stream",
+}
 
 
 class _State(enum.IntEnum):
@@ -122,10 +132,9 @@ class Agreement:
         here = self._communicator.rank
         for rank, row in enumerate(rows):
             if row[2] != rows[here, 2]:
-                names = ["running on inputs", "warming up", "beginning a stream", "at the end of a stream"]
                 return InputError(
-                    f"All ranks must make the same calls; rank {here} is {names[rows[here, 2]]}, but rank {rank} "
-                    f"{names[row[2]]}."
+                    f"All ranks must make the same calls; rank {here} is {_DOING[rows[here, 2]]}, but rank {rank} "
+                    f"{_DOING[row[2]]}."
                 )
         for place, name in enumerate(self._symbols, 3):
             knowing = [rank for rank, size in enumerate(rows[:, place]) if size]

@@ -86,7 +86,7 @@ class HostArrays:
         communicator.check()
 
 
-def raw_view(address: int, shape: Sequence[int], dtype: np.dtype, owner: object = None) -> np.ndarray:
+def raw_view(address: int, shape: Sequence[int], dtype: np.dtype, owner: object) -> np.ndarray:
     """View the memory of a contiguous tensor as an array. The array keeps ``owner`` alive, and no access is made."""
     memory = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
     memory.owner = owner  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -133,6 +134,38 @@ class Calls:
         self.check_caller()
         return self._exclusively(run)
 
+    def leave(self, end: Callable[[], None]) -> None:
+        """Leave the stream in progress, by ``end()``. Waits for a running call.
+
+        Raises
+        ------
+        HidetDistError
+            When the partition may not be called from this thread or process now.
+        """
+        self.check_caller()
+        with self._lock:
+            end()
+
+    def drop(self, end: Callable[[], None]) -> None:
+        """Leave the stream in progress, by ``end()``, because nothing refers to it any more.
+
+        The garbage collector may find this out in any thread, and within a call. Another thread leaves the stream then,
+        after the running call.
+        """
+        if not self._process.is_this_process or sys.is_finalizing():
+            return
+        if self._owner in (None, threading.get_ident()) and self._lock.acquire(blocking=False):
+            try:
+                end()
+            finally:
+                self._lock.release()
+        else:
+            threading.Thread(target=self._end_in_turn, args=[end], name="hidet_dist-leaving").start()
+
+    def _end_in_turn(self, end: Callable[[], None]) -> None:
+        with self._lock:
+            end()
+
     def _exclusively(self, run: Callable[[], Result]) -> Result:
         """Run a function while no other call does, with the communicator bound to this thread.
 
@@ -153,7 +186,7 @@ class Calls:
 
         An error in the local part is reported in the agreement, so that the next call can be made. Exceptions that are
         not an ``Exception``, such as KeyboardInterrupt, end the communicator at once: reporting them there would mean
-        waiting for the other ranks.
+        waiting for the other ranks. So does a call within a stream, in which the other ranks may be.
         """
         agreement = self._agreement
         if agreement is None or self._refused == number or not self._process.is_this_process:
@@ -161,7 +194,7 @@ class Calls:
         if self._closed or self._owner != threading.get_ident() or self._lock.locked():
             return  # the call was refused for that reason, and another thread may be using the communicator
 
-        if self._asked != number and isinstance(error, Exception):
+        if self._asked != number and isinstance(error, Exception) and not self.streaming:
             reason = error
 
             def tell() -> None:

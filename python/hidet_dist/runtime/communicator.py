@@ -208,6 +208,8 @@ class Communicator:
 
         ``ranks`` are those to blame, by their numbers in this communicator; by default this rank.
         """
+        if self._handle is None:
+            return
         if ranks is not None and self._rendezvous is not None and self.world_size > 1 and not self._failed():
             verdict = Verdict(ranks, reason, self.rank)
             self._reported = liveness.publish(self._rendezvous.failure_store, self._name, verdict)

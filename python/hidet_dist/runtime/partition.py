@@ -267,7 +267,9 @@ class LoadedPartition:
         result is yielded some batches after its inputs were taken. All ranks iterate over their streams together, over
         the same number of batches and to the end; no other call can be made until then. The last result ends the stream
         of a list, or of another object with a length; other streams end when they are asked for one more result. If one
-        rank pauses, the others wait for it, at most for the time-out.
+        rank pauses, the others wait for it, at most for the time-out. If one rank leaves the stream of a pipeline
+        before its end (by ``break``, an exception, ``close()``, or by deleting the iterator), this closes the partition
+        on all ranks, and the others name that rank.
 
         Parameters
         ----------
@@ -282,9 +284,13 @@ class LoadedPartition:
             As :meth:`run`.
         """
         if self._pipelined is None:
-            results = (self.run(batch if isinstance(batch, Sequence) else [batch]) for batch in batches)
+            results = (self._run_batch(batch if isinstance(batch, Sequence) else [batch]) for batch in batches)
             return (outputs[0] if len(outputs) == 1 else outputs for outputs in results)
         return self._begin_stream(self._pipelined, batches)
+
+    @numbered
+    def _run_batch(self, number: int, inputs: Sequence[Any]) -> list[Any]:
+        return self._execute(number, lambda: self._prepare(inputs, None), Purpose.BATCH)[0]
 
     @numbered
     def _begin_stream(self, number: int, pipelined: PipelinedProgram, batches: Iterable[Any]) -> Iterator[Any]:
@@ -500,7 +506,7 @@ class LoadedPartition:
         with self._calls.closing() as was_open:
             if was_open:
                 if self._pipelined is not None:
-                    self._pipelined.close()
+                    self._pipelined.leave()
                 native.bind(None)
                 for communicator in self._communicators:
                     communicator.close()

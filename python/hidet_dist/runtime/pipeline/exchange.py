@@ -93,7 +93,9 @@ class Exchange:
             self._channel.communicator.begin_call(self._call)
             with self._channel.arrays.active():
                 while (computed := self._todo.get()) is not None:
-                    self._done.put(self._exchange(computed))
+                    received = self._exchange(computed)
+                    computed = None  # its memory is free for later results
+                    self._done.put(received)
         except BaseException as error:
             self._done.put(error)
         finally:

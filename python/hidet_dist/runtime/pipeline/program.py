@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
-from hidet_dist.errors import CommunicationError, InputError
+from hidet_dist.errors import CommunicationError, HidetDistError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.agreement import describe
 from hidet_dist.runtime.arguments import Signature
@@ -169,6 +169,7 @@ class PipelinedProgram:
         self._scratch: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
+        self._under_way = False  # whether a call or a stream has begun and not ended
 
     @staticmethod
     def exchanges_results(pipeline: Pipeline) -> bool:
@@ -289,20 +290,22 @@ class PipelinedProgram:
 
     def begin(self, number: int) -> None:
         """Begin call, or stream, ``number``."""
+        self._under_way = True
         self._own.begin_call(number)
         if self._results is not None:
             self._exchange = Exchange(self._results, number)
 
     def end(self) -> None:
         """End a call, or stream, whose results have all been collected."""
+        self._under_way = False
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.end()
 
-    def close(self) -> None:
-        """End an unfinished stream, so that communicators can be closed."""
-        if self._exchange is not None:
-            self.fail(RuntimeError("the partition was closed within a stream"))
+    def leave(self) -> None:
+        """End a stream that is under way, on all ranks. Afterwards, no thread of this rank sends or receives."""
+        if self._under_way:
+            self.fail(HidetDistError(f"rank {self._rank} left its stream before the end"))
 
     def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None, *, agreed: bool = False) -> None:
         """Run this rank's stage on all micro-batches of a call, receiving and sending.
@@ -382,6 +385,7 @@ class PipelinedProgram:
         CommunicationError
             In place of a CommunicationError, with the ranks to blame among those of all stages.
         """
+        self._under_way = False
         reason, ranks = describe(error), blamed(error, self._rank)
         self._world.give_up(reason, ranks)
         self._own.give_up(reason)
@@ -543,8 +547,8 @@ class PipelinedProgram:
 
 
 def _view(buffer: Buffer) -> np.ndarray:
-    """View the memory of a contiguous tensor, which the view does not keep alive."""
-    return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype))
+    """View the memory of a contiguous tensor. The view keeps it alive, because a thread may send from it later."""
+    return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype), buffer)
 
 
 def _summed(ends: Sequence[Inlet | Outlet]) -> dict[int, int]:

@@ -76,9 +76,26 @@ class Stream(Iterator[Any]):
         return results[0]
 
     def close(self) -> None:
-        """End the stream early, and with it the partition, because other ranks may be within the stream."""
+        """Leave the stream. Before its end, this ends the partition on all ranks, which name this one.
+
+        Deleting the stream does the same, as a loop does that is left by ``break`` or an exception.
+
+        Raises
+        ------
+        HidetDistError
+            When this thread may not call the partition, or is in a call.
+        """
         if self._open:
-            self._end_by(RuntimeError("its stream was closed before the end"))
+            self._calls.leave(self._leave)
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self._calls.drop(self._leave)
+
+    def _leave(self) -> None:
+        self._open = False
+        self._calls.streaming = False
+        self._program.leave()
 
     def _take(self, batch: Any) -> None:
         inputs = batch if isinstance(batch, Sequence) else [batch]
