@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,30 @@ def test_corner_cases_are_as_pytorch_has_them(function: Callable[..., torch.Tens
     with np.errstate(all="ignore"):
         (got,) = evaluate_graph(graph, arrays)
     np.testing.assert_allclose(got, function(*inputs).numpy(), rtol=1e-4, atol=1e-5)
+
+
+_KNOWN = [torch.tensor(2, dtype=kind) for kind in (torch.bool, torch.int32, torch.bfloat16, torch.float64)]
+
+
+def _with_known_scalars(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    results = []
+    for x, number in itertools.product(tensors, _KNOWN):
+        results += [x + number, number * x, torch.maximum(x, number), x < number, torch.clamp(x, max=number)]
+        results += [torch.where(x > 0, number, -3.0), torch.where(x > 0, x, number)]
+        results += [] if x.dtype == number.dtype == torch.bool else [torch.pow(number, x)]
+    return results
+
+
+def test_known_tensors_without_dims_promote_dtypes_as_others_do():
+    kinds = (torch.bool, torch.int64, torch.bfloat16)
+    inputs = [torch.tensor([1, 0, 1]).to(kind) for kind in kinds] + [torch.tensor(1, dtype=torch.float16)]
+    graph = hidet_dist.from_torch(Function(_with_known_scalars).eval(), tuple(inputs))
+    arrays = [x.double().numpy() if x.dtype.is_floating_point else x.numpy() for x in inputs]
+    with np.errstate(all="ignore"):
+        got = evaluate_graph(graph, arrays)
+    for symbol, own, want in zip(graph.outputs, got, _with_known_scalars(*inputs), strict=True):
+        assert symbol.dtype.name == str(want.dtype).removeprefix("torch.")
+        np.testing.assert_allclose(own, want.double().numpy(), rtol=1e-2)
 
 
 @pytest.mark.parametrize(

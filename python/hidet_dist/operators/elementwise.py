@@ -127,8 +127,13 @@ def _floor_divide(a: Expr, b: Expr, d: DataType) -> Expr:
     return if_then_else(b == d.zero, a / b, primitives.floor(lower + d(0.5)))
 
 
+def _fmod(a: Expr, b: Expr, d: DataType) -> Expr:
+    # hidet simplifies a remainder by one to zero of int32.
+    return ir.cast(a % b, d) if d.is_integer() else primitives.mod(a, b)
+
+
 def _remainder(a: Expr, b: Expr, d: DataType) -> Expr:
-    rest = a % b if d.is_integer() else primitives.mod(a, b)
+    rest = _fmod(a, b, d)
     return if_then_else(_of_other_sign(rest, b, d), rest + b, rest)
 
 
@@ -152,7 +157,7 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "floor_divide": _floor_divide,
     "truncate_divide": _truncate_divide,
     "remainder": _remainder,
-    "fmod": lambda a, b, d: a % b if d.is_integer() else primitives.mod(a, b),
+    "fmod": _fmod,
     "pow": lambda a, b, d: primitives.pow(a, b),
     "atan2": lambda a, b, d: primitives.atan2(a, b),
     "maximum": _larger,
@@ -194,7 +199,7 @@ class CombineScalarOp(UnaryElementwiseOp):
 
     def __init__(self, x: Tensor, function: str, scalar: Scalar, swapped: bool = False):
         dtype, define = x.dtype, _COMBINATIONS[function]
-        number = dtype(scalar)
+        number = dtype(int(scalar) if isinstance(scalar, bool) and not dtype.is_boolean() else scalar)
         super().__init__(
             x,
             op=lambda v: define(number, v, dtype) if swapped else define(v, number, dtype),
@@ -325,11 +330,13 @@ def atan2(x: Operand, y: Operand) -> Tensor:
 def pow(x: Operand, y: Operand) -> Tensor:
     """``x`` to the power ``y``; a negative power of integers is refused, as in PyTorch.
 
-    Raises ValueError for a negative power of integers.
+    Raises ValueError for a negative power of integers, and for truth values as exponents of truth values.
     """
     dtype = promoted_dtype(x, y)
     if isinstance(x, Tensor) and not isinstance(y, Tensor):
         return _power(to_dtype(x, dtype), y)
+    if dtype.is_boolean():
+        raise ValueError("Truth values have no powers: convert one operand to integers first.")
     if isinstance(y, Tensor) and not isinstance(x, Tensor) and dtype.is_float():
         return MapOp(to_dtype(y, dtype), "power_of", [float(x)]).outputs[0]  # type: ignore[arg-type]
     if dtype.is_float():
@@ -426,6 +433,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """``x`` with ``value`` where the mask is true; the result has the dtype of ``x``."""
     if isinstance(value, Tensor):
         return where(mask, to_dtype(value, x.dtype), x)
+    value = value if x.dtype.is_float() else bool(value) if x.dtype.is_boolean() else int(value)  # type: ignore[arg-type]
     return WhereScalarTensorOp(to_dtype(mask, boolean), y=x, x=value).outputs[0]
 
 

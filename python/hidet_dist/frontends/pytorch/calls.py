@@ -111,13 +111,15 @@ def _for_promotion(value: Any) -> Any:
 
 
 _LOWERINGS: dict[str, Lowering] = {}
+_WITH_NUMBERS: set[str] = set()
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+def lowers(*names: str, numbers: bool = False) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of ATen operators, named without ``aten.``.
 
     The function takes the :class:`Call` and the operator's arguments, by the names of the operator's schema: hidet's
-    tensors, numbers, and expressions for symbolic sizes. It returns the output, or a tuple of several.
+    tensors, numbers, and expressions for symbolic sizes. It returns the output, or a tuple of several. With ``numbers``
+    it takes numbers in place of tensors, too.
     """
 
     def register(lowering: Lowering) -> Lowering:
@@ -125,6 +127,8 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
             full = name if name.startswith("transformers.") else f"aten.{name}"
             assert full not in _LOWERINGS, full
             _LOWERINGS[full] = lowering
+            if numbers:
+                _WITH_NUMBERS.add(full)
         return lowering
 
     return register
@@ -133,6 +137,11 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 def lowering_of(name: str) -> Lowering | None:
     """Return the lowering of an operator, by its full name; None if there is none."""
     return _LOWERINGS.get(name)
+
+
+def takes_numbers(name: str) -> bool:
+    """Whether the lowering of an operator, by its full name, takes numbers in place of tensors."""
+    return name in _WITH_NUMBERS
 
 
 def supported() -> list[str]:

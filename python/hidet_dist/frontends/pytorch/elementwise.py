@@ -26,6 +26,9 @@ _UNARY = (
 """Functions of :mod:`hidet_dist.operators.elementwise` with the arguments of the ATen operator of that name and
 overload; the default overload if none is named."""
 
+_OF_NUMBERS = ("addcmul", "addcdiv", "lerp", "masked_fill", "clamp", "clamp_min", "clamp_max", "where")
+"""Those of them that take numbers in place of tensors."""
+
 _BINARY = {
     "add": ("add.Tensor", "add.Scalar"),
     "sub": ("sub.Tensor", "sub.Scalar"),
@@ -76,11 +79,11 @@ def _binary(name: str, function: Callable[..., Tensor]) -> Lowering:
 def _register() -> None:
     for entry in _UNARY:
         name, _, overload = entry.partition(".")
-        lowers(f"{name}.{overload or 'default'}")(_plain(getattr(elementwise, name)))
+        lowers(f"{name}.{overload or 'default'}", numbers=name in _OF_NUMBERS)(_plain(getattr(elementwise, name)))
     for other, name in _OTHER_NAMES.items():
         lowers(f"{other}.default")(_plain(getattr(elementwise, name)))
     for name, overloads in _BINARY.items():
-        lowers(*overloads)(_binary(name, getattr(elementwise, name)))
+        lowers(*overloads, numbers=True)(_binary(name, getattr(elementwise, name)))
 
 
 _register()

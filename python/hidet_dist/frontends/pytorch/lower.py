@@ -27,8 +27,10 @@ from hidet_dist.frontends.pytorch.calls import (
     Result,
     lowering_of,
     name_of_dtype,
+    takes_numbers,
 )
 from hidet_dist.frontends.pytorch.patterns import Pattern
+from hidet_dist.operators import promoted_dtype
 from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
 
@@ -293,7 +295,7 @@ class _Lowerer:
         try:
             results = self.results(meta)
             call = Call(name, results, tuple(_fakes(node.args)), self.shared, self.known.get)
-            result = self.repeated(call, lowering, self.operands(args, call), self.operands(kwargs, call))
+            result = self.repeated(call, lowering, *self.operands(args, kwargs, name))
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
@@ -367,16 +369,22 @@ class _Lowerer:
             return None
         return key
 
-    def operands(self, values: Any, call: Call) -> Any:
-        """Convert known tensors in arguments to hidet's tensors, or to numbers if they have no dims."""
-        scalars = call.name not in _TENSORS_ONLY
+    def operands(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+        """Convert known tensors in the arguments of an operator to hidet's tensors.
 
-        def operand(x: Any) -> Any:
-            if not isinstance(x, _Known):
-                return x
-            return x.value.item() if scalars and x.value.dim() == 0 else self.tensor(x)
+        Those without dims become numbers for lowerings that take numbers, if that changes no dtype: among tensors
+        with dims they rank below these, but a float16 that stands beside integers alone makes the result float16.
+        """
+        tensors = pytree.tree_map_only(_Known, self.tensor, (list(args), dict(kwargs)))
+        if not takes_numbers(name):
+            return tensors
+        numbers = pytree.tree_map_only(_Known, self.number, (list(args), dict(kwargs)))
+        same = promoted_dtype(*_operands(numbers[0])) == promoted_dtype(*_operands(tensors[0]))
+        return numbers if same else tensors
 
-        return pytree.tree_map(operand, values)
+    def number(self, known: _Known) -> Any:
+        """Convert a known tensor without dims to a number, and any other to hidet's tensor."""
+        return self.tensor(known) if known.value.dim() else known.value.item()
 
     def tensor(self, value: Any) -> Tensor | None:
         """Convert a value to hidet's tensor; None for a number."""
@@ -441,31 +449,6 @@ class _Lowerer:
         self.missing.append(MissingOperator(str(node.target), reason, _module_path(node), _line(node)))
 
 
-_TENSORS_ONLY = frozenset(
-    f"aten.{name}"
-    for name in (
-        "linear.default",
-        "index.Tensor",
-        "embedding.default",
-        "cat.default",
-        "stack.default",
-        "index_put.default",
-        "expand.default",
-        "view.default",
-        "reshape.default",
-        "unsqueeze.default",
-        "repeat.default",
-        "_to_copy.default",
-        "to.dtype",
-        "clone.default",
-        "logical_not.default",
-        "bitwise_not.default",
-        "where.self",
-    )
-)
-"""Operators whose lowerings take tensors without dims as tensors; all others take them as numbers."""
-
-
 def _identity(leaf: Any) -> Any:
     """Make a key of an argument: its value if it is a constant, else its identity."""
     if isinstance(leaf, int | float | str | bool | type(None)):
@@ -473,6 +456,11 @@ def _identity(leaf: Any) -> Any:
     if isinstance(leaf, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return leaf
     return id(leaf)
+
+
+def _operands(args: Sequence[Any]) -> list[Any]:
+    """List the tensors and numbers among positional arguments."""
+    return [x for x in args if isinstance(x, Tensor | bool | int | float)]
 
 
 def _fakes(args: Sequence[Any]) -> list[Any]:

@@ -261,7 +261,7 @@ def _select_scatter(call: Call, x: Tensor, source: Tensor, dim: int, index: Any)
     return _slice_scatter(call, x, ops.unsqueeze(source, [dim]), dim, index)
 
 
-@lowers("copy.default")
+@lowers("copy.default", "fill.Tensor", "fill.Scalar", numbers=True)
 def _copy(call: Call, x: Tensor, source: Any, *_: Any) -> Tensor:
     return filled(call, source)
 
