@@ -5,15 +5,19 @@ import numpy as np
 import pytest
 import torch
 from hidet import ops
+from hidet.graph import FlowGraph
 
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu import cpu_kernels
 from hidet_dist.compile.cpu.build import cpu_target
+from hidet_dist.compile.cpu.target import CpuTarget
 from hidet_dist.compile.cpu.views import view_of
+from hidet_dist.errors import CompileError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
+from hidet_dist.rewriting import copy_operator, rewrite
 from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
@@ -205,3 +209,67 @@ def test_products_and_epilogues_of_symbolic_sizes():
             (result,) = graph.forward([hidet.from_torch(t) for t in (x, m, weight, shift)])
         expected = x @ (x @ weight + shift).transpose(1, 2) * 0.125 + m
         torch.testing.assert_close(result.torch(), expected, rtol=1e-5, atol=1e-5)
+
+
+def gate(x, weights, first):
+    """A gate of one number a row on a product, and the product that reads the same rows."""
+    return gated(ops.sigmoid(ops.matmul(x, weights[0]) * 0.5), ops.matmul(x, weights[1]), first)
+
+
+def shared_expert(x, weights, first):
+    """A gate on an expert of two products, beside another expert."""
+    expert = ops.matmul(ops.silu(ops.matmul(x, weights[1])), weights[2])
+    return ops.matmul(x, weights[3]) + gated(ops.sigmoid(ops.matmul(x, weights[0])), expert, first)
+
+
+def two_heads(x, weights, first):
+    """Two heads, each with a gate."""
+    one, two = (ops.sigmoid(ops.matmul(x, weights[number])) for number in (0, 4))
+    return gated(one, ops.matmul(x, weights[1]), first) - gated(two, ops.matmul(x, weights[2]), first)
+
+
+def attention_pooling(x, weights, first):
+    """A mean of rows, weighted by scores of one number a row."""
+    scores = ops.exp(ops.matmul(ops.tanh(ops.matmul(x, weights[1])), weights[0]))
+    return ops.sum(gated(scores, ops.matmul(x, weights[2]), first), [0], keep_dim=True)
+
+
+def gated(numbers, y, first):
+    return numbers * y if first else y * numbers
+
+
+GATED = {gate: 2, shared_expert: 4, two_heads: 4, attention_pooling: 3}
+SIZES = (1, 8, 8, 8, 1, 8)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("head", GATED)
+def test_a_trunk_of_gated_heads_is_computed_once(head, first):
+    x, weights = symbol(6, 8), [symbol(8, size) for size in SIZES]
+    graph = cpu_optimized(head(ops.relu(ops.matmul(x, weights[5])), weights, first), [x, *weights])
+    assert [node.name for node in graph.nodes].count("BlasMatmul") == 1 + GATED[head]
+
+
+def test_gated_heads_are_right():
+    x, weights = symbol(6, 8), [symbol(8, size) for size in SIZES]
+    trunk = ops.relu(ops.matmul(x, weights[5]))
+    _, error = optimized([two_heads(trunk, weights, True)], [x, *weights])
+    assert error < 1e-4
+
+
+class Doubled(CpuTarget):
+    """A target that leaves the graph before its last rewrite in place for one of two outputs."""
+
+    def after_fusion(self, graph):
+        rewritten = super().after_fusion(graph)
+        again = rewrite(rewritten, lambda op, new: None if op.inputs[0] in new else copy_operator(op, op.inputs)[0])
+        return FlowGraph([rewritten.outputs[0], again.outputs[1]], graph.inputs)
+
+
+def test_a_product_that_is_computed_twice_is_refused():
+    a, b = symbol(4, 8), symbol(8, 8)
+    product = ops.matmul(a, b)
+    graph = normalize(hidet.trace_from([ops.exp(product), product], [a, b]))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    with pytest.raises(CompileError, match="2 products of 1"):
+        optimize_program(program, Doubled())

@@ -24,10 +24,10 @@ from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend
 from hidet_dist.compile.cache import mark_used, prune
-from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
+from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import build_launcher
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
@@ -87,14 +87,16 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     Raises
     ------
     CompileError
-        When hidet's passes lose or change a communication operator: the program would compute another result.
+        When a pass loses or changes a communication operator, so that the program would compute another result, or
+        computes a product twice.
     """
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
-        graph = hidet.graph.optimize(rewritten)
+        fused = hidet.graph.optimize(rewritten)
+    check_kept(rewritten, fused)
     with shared_tasks():
-        graph = target.after_fusion(graph)
-    check_communication(rewritten, graph)
+        graph = target.after_fusion(fused)
+    check_kept(fused, graph)
     return graph
 
 

@@ -7,7 +7,7 @@ over memory. The loop is hidet IR, built from the operators' definitions.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.utils import TensorInput, input_like
@@ -20,7 +20,7 @@ from hidet.ir.type import DataType
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, identity_epilogue, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RESHAPES
-from hidet_dist.rewriting import Uses, copy_operator, uses_of
+from hidet_dist.rewriting import Uses, copy_operator, only_user, uses_of
 from hidet_dist.spec.extents import extents_of, same_shape
 
 _SMALL = (*ELEMENTWISE, *RESHAPES)
@@ -28,11 +28,12 @@ _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
 class _Chain:
-    """A product and the operators after it that its loop computes."""
+    """A product and the operators after it that its loop computes, of those that no other loop has ``absorbed``."""
 
-    def __init__(self, product: TiledOp, uses: Uses):
+    def __init__(self, product: TiledOp, uses: Uses, absorbed: Set[Operator]):
         self.product = product
         self.uses = uses
+        self.absorbed = absorbed
         self.inputs: dict[Tensor, TensorInput] = {}
         self.inside: list[Operator] = []
         self.shape = extents_of(product.outputs[0])
@@ -48,9 +49,9 @@ class _Chain:
 
     @property
     def user(self) -> Operator | None:
-        """The operator that reads the loop's result, if there is exactly one."""
-        users = self.uses[self.last]
-        return users[0] if len(users) == 1 else None
+        """The operator that reads the loop's result, if there is exactly one, and no other loop computes it."""
+        user = only_user(self.last, self.uses)
+        return None if user in self.absorbed else user
 
     def key(self) -> Hashable:
         """Return a key that is equal for chains of the same tasks, connected alike: their operators are equal."""
@@ -133,9 +134,12 @@ class _Chain:
         return Sources().visit(value)
 
     def is_small(self, x: Tensor) -> bool:
-        """Whether a tensor has one number per row and is read only by this loop: computing it there is cheap."""
+        """Whether a tensor has one number per row and is read only by this loop: computing it there is cheap.
+
+        If another loop computes it, that loop would have to remain, and read everything before it as before.
+        """
         op = x.op
-        if not isinstance(op, _SMALL) or len(op.outputs) != 1 or len(self.uses[x]) != 1:
+        if not isinstance(op, _SMALL) or op in self.absorbed or len(op.outputs) != 1 or len(self.uses[x]) != 1:
             return False
         inner = len(self.shape) - self.row_dims
         return all(isinstance(size, int) and size == 1 for size in extents_of(x)[-inner:])
@@ -153,8 +157,8 @@ def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
     for op in graph.nodes:
         if not isinstance(op, TiledOp) or op.attrs["epilogue"] is not None:
             continue
-        chain = _Chain(op, uses)
-        while chain.user is not None and chain.user not in absorbed:
+        chain = _Chain(op, uses, absorbed)
+        while chain.user is not None:
             if not chain.add(chain.user) and (chain.epilogue.steps or not chain.reshape(chain.user)):
                 break
         if chain.epilogue.steps:

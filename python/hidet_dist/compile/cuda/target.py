@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compile.blocks import blocks_in_place
-from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.guards import guard_graph
+from hidet_dist.compile.kept import check_kept
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Device
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH, Gpu
@@ -112,7 +112,7 @@ class CudaTarget:
         from hidet_dist.compile.cuda.launches import fewer_launches
 
         graph = blocks_in_place(fewer_launches(guard_graph(program, ())), WIDEST_READ_BYTES)
-        check_communication(program.graph, graph)
+        check_kept(program.graph, graph)
         return graph
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
