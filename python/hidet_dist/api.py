@@ -43,6 +43,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
+from hidet_dist.search.limits import Clock
 from hidet_dist.search.pairwise import encode, save_problem
 from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import Problem
@@ -282,8 +283,10 @@ class Replanner:
         """The fingerprint of the graph, as in plans and reports of one stage."""
         return self._prepared.view().fingerprint()
 
-    def report(self, pins: Mapping[str, str]) -> Report:
+    def report(self, pins: Mapping[str, str], clock: Clock = time.perf_counter) -> Report:
         """Search the plan with these pins and those of the configuration; return its report.
+
+        The time limit is counted by ``clock``, in seconds. Once it returns infinity, the search ends.
 
         Raises
         ------
@@ -293,7 +296,7 @@ class Replanner:
         pinned = {**self._given, "pins": {**(self._given.get("pins") or {}), **pins}}
         build = replace(self._prepared, optimization=OptimizationConfig.parse(pinned))
         with Progress() as progress:
-            return build.reports(build.plan(progress), self._title)[0]
+            return build.reports(build.plan(progress, clock), self._title)[0]
 
 
 @dataclass(frozen=True)
@@ -417,14 +420,14 @@ class _Build:
         paths = self.optimization.weights
         return None if paths is None else SafetensorsFiles.open(paths)
 
-    def plan(self, progress: Progress) -> Plan:
-        """Search the plan of least predicted time."""
+    def plan(self, progress: Progress, clock: Clock = time.perf_counter) -> Plan:
+        """Search the plan of least predicted time; ``clock`` counts the seconds of the time limit."""
         with progress.task("Planning") as planning:
 
             def show(seconds: float, bound: float) -> None:
                 planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
-            options = self.optimization.search_options()
+            options = replace(self.optimization.search_options(), clock=clock)
             given = self.optimization.given_stages
             if given is not None:
                 if self.distributed.searches_shares:

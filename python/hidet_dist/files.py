@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import itertools
 import json
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from hidet_dist.limits import MOST_NESTED
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -88,18 +92,30 @@ def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
     return data
 
 
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text.
 
     Raises
     ------
     ValueError
-        When it is none, or is nested more deeply than Python's parser goes.
+        When it is none, or is nested more deeply than :data:`hidet_dist.limits.MOST_NESTED`: Python's parser calls
+        itself for each level, and ends the process where the thread's stack ends.
     """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    if text.count("[") + text.count("{") > MOST_NESTED and _depth(text) > MOST_NESTED:
+        raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
+    return json.loads(text)  # noqa: TID251 - bounded
+
+
+def _depth(text: str) -> int:
+    """Return the most brackets of a JSON text that are open at once, outside strings."""
+    brackets = _BRACKET.findall(_STRING.sub("", text))
+    return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:

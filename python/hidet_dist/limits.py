@@ -49,3 +49,6 @@ MOST_MICRO_BATCHES = 2**16
 
 MOST_PROTOBUF_BYTES = 2**31 - 1
 """An ONNX file: the bound of a message of protocol buffers. Larger models have their weights in other files."""
+
+MOST_NESTED = 200
+"""Lists and objects of JSON in one another: artifacts have about ten levels, arguments of a model a few more."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
+import threading
+import time
 from urllib.parse import urlsplit
 
 import hidet
@@ -24,7 +27,12 @@ def search():
     x = hidet.symbol([8, 64])
     y = hidet.ops.relu(x @ weight("fc1.weight", [64, 256])) @ weight("fc2.weight", [256, 64])
     graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("cpu", DeviceMesh((2,)))
-    return lambda pins: collect(find_plan(graph, cluster, pins=pins).plan.stages[0], graph, cluster, "served")
+
+    def searched(pins, clock=time.perf_counter):
+        stage = find_plan(graph, cluster, pins=pins, clock=clock).plan.stages[0]
+        return collect(stage, graph, cluster, "served")
+
+    return searched
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,13 @@ def test_other_hosts_and_pages_are_refused(address):
     assert ask(address, "POST", plan, "{}", Origin=f"http://127.0.0.1:{address.port}")[0].status == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
+def test_requests_that_a_browser_marks_as_from_elsewhere_are_refused(address, site):
+    expected = 404 if "site" in site else 200
+    assert ask(address, **{"Sec-Fetch-Site": site})[0].status == expected
+    assert ask(address, "POST", address.path + "plan", "{}", **{"Sec-Fetch-Site": site})[0].status == expected
+
+
 def test_pins_are_searched_with(address):
     answer, text = ask(address, "POST", address.path + "plan", json.dumps({"fc1.weight": "(R, S0)"}))
     assert answer.status == 200
@@ -75,7 +90,7 @@ def test_pins_are_searched_with(address):
     assert "(R, S0)" in packed["texts"]
 
 
-@pytest.mark.parametrize("body", ["", "[1]", '{"fc1.weight": 1}', "{" * 10000, "NaN"])
+@pytest.mark.parametrize("body", ["", "[1]", '{"fc1.weight": 1}', "{" * 10000, "[" * 200_000, "NaN"])
 def test_malformed_pins_are_refused(address, body):
     assert ask(address, "POST", address.path + "plan", body)[0].status == 400
 
@@ -87,3 +102,42 @@ def test_pins_that_cannot_be_met_are_answered_with_the_reason(address, search):
     answer, text = ask(address, "POST", address.path + "plan", json.dumps(wrong))
     assert answer.status == 422
     assert json.loads(text)["error"] == str(error.value)
+
+
+class Endless:
+    """A search that ends only when its clock says that nobody waits for it."""
+
+    def __init__(self):
+        self.began, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, pins, clock):
+        self.began.release()
+        while clock() != math.inf:
+            time.sleep(0.01)
+        self.ended.release()
+        raise ConfigError("Out of time.")
+
+
+def post(url):
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    connection.request("POST", url.path + "plan", "{}")
+    return connection
+
+
+def test_searches_end_once_their_client_has_gone(search):
+    endless = Endless()
+    with serving(search({}), endless) as address:
+        first, second = (post(urlsplit(address)) for _ in range(2))
+        assert endless.began.acquire(timeout=60)
+        second.close()  # whichever of the two waits for its turn
+        first.close()
+        assert endless.ended.acquire(timeout=60)
+
+
+def test_the_server_ends_after_its_search(search):
+    endless = Endless()
+    with serving(search({}), endless) as address:
+        waiting = post(urlsplit(address))
+        assert endless.began.acquire(timeout=60)
+    assert endless.ended.acquire(blocking=False)
+    waiting.close()

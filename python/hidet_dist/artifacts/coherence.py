@@ -101,7 +101,7 @@ def check_description(manifest: Manifest, number: int, text: bytes, shares: Mapp
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of stage {number} has no valid description: {error}") from error
     fields = {key: getattr(manifest, key) for key in _TARGET_FIELDS}
-    expected = json.loads(json.dumps({**fields, f"stages[{number}]": _described(manifest.stages[number])}))
+    expected = parse_json(json.dumps({**fields, f"stages[{number}]": _described(manifest.stages[number])}))
     for what, here, there in _differences("", expected, described):
         raise ValueError(f"{what} is {shown(here)}, but the launcher was built for {shown(there)}")
     return layouts

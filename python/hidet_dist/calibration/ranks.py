@@ -7,7 +7,6 @@ rank are written to ``rank<r>.json`` in that folder, on every host.
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import os
 import statistics
@@ -29,7 +28,7 @@ from hidet_dist.calibration.samples import (
     load_kernels,
     pass_name,
 )
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, write_text
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
@@ -48,7 +47,7 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 def main(settings_file: str) -> None:
     """Measure this rank, and save the samples of all ranks."""
-    settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
+    settings = parse_json(Path(settings_file).read_text(encoding="utf-8"))
     folder = Path(settings["folder"])
     keep_memory()
     session.init(timeout_seconds=settings["timeout_seconds"])  # hosts may need different times to compile the probes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, write_text
 
 ROWS = 30000
 """The rows of the table of the lookup probe."""
@@ -59,7 +59,7 @@ def save_kernels(path: Path, kernels: Sequence[KernelCalls]) -> None:
 
 def load_kernels(path: Path) -> list[KernelCalls]:
     """Read the kernels that :func:`save_kernels` wrote."""
-    return [KernelCalls(**probe) for probe in json.loads(path.read_text(encoding="utf-8"))]
+    return [KernelCalls(**probe) for probe in parse_json(path.read_text(encoding="utf-8"))]
 
 
 def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> str:
@@ -71,7 +71,7 @@ def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[Probe
 
 def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
     """Merge the samples of all ranks; each has the slowest rank's time, since a program waits for all ranks."""
-    bodies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    bodies = [parse_json(path.read_text(encoding="utf-8")) for path in paths]
     collectives = [
         CollectiveSample(same[0]["kind"], tuple(same[0]["axes"]), same[0]["nbytes"], max(s["seconds"] for s in same))
         for same in zip(*(body["collectives"] for body in bodies), strict=True)

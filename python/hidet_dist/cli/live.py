@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ def serve(report: Report) -> None:
     ------
     ConfigError, PlanError
         When the report does not name its model, or the model has changed since.
+    KeyboardInterrupt
+        When the user interrupts it; a search has ended then.
     """
     request = PlanRequest.of_origin(report.origin)
     request.check()
@@ -27,6 +28,7 @@ def serve(report: Report) -> None:
     from hidet_dist.api import Replanner
     from hidet_dist.cli.planning import trace
     from hidet_dist.report.live import serving
+    from hidet_dist.search.limits import Clock
 
     planner = Replanner(trace(request, None), *request.configurations(), request.title)
     if planner.fingerprint != report.fingerprint:
@@ -36,10 +38,9 @@ def serve(report: Report) -> None:
     gc.collect()
     gc.freeze()
 
-    def search(pins: Mapping[str, str]) -> Report:
-        return replace(planner.report(pins), origin=report.origin)
+    def search(pins: Mapping[str, str], clock: Clock) -> Report:
+        return replace(planner.report(pins, clock), origin=report.origin)
 
     with serving(report, search) as address:
         print(f"Serving at {address} until Ctrl-C.", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import build_launcher
 from hidet_dist.errors import CompileError
+from hidet_dist.files import parse_json
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
@@ -181,7 +181,7 @@ def compile_program(
 
     inputs = graph.inputs[: len(program.inputs)]
     kernel_names = [node.name for node in nodes]
-    candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
+    candidates = [int(parse_json((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
     cublas = [target.calls_cublas(node) for node in nodes]
     libraries = target.libraries(graph)
     stage = stage_of(

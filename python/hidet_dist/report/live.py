@@ -3,7 +3,8 @@
 Only the user's browser has access:
 
 * The server binds to 127.0.0.1, and its address contains a random token.
-* It refuses requests with another host name (DNS rebinding) or from another page (the Origin header).
+* It refuses requests with another host name (DNS rebinding) or from another page (the Origin and Sec-Fetch-Site
+  headers, Fetch Metadata Request Headers).
 * The page cannot connect elsewhere (its Content Security Policy).
 """
 
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import secrets
+import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -24,14 +28,19 @@ from hidet_dist.files import parse_json
 from hidet_dist.report.data import Report
 from hidet_dist.report.html import render
 from hidet_dist.report.pack import pack
+from hidet_dist.search.limits import Clock
 
 HOST = "127.0.0.1"
 _MOST_BODY_BYTES = 2**20
 _TOKEN_BYTES = 16
 _REQUEST_SECONDS = 30  # the time limit for receiving a request
 
-Search = Callable[[Mapping[str, str]], Report]
-"""A function that searches a plan with pins of weights (specs by name) and returns its report."""
+_OWN_SITES = (None, "none", "same-origin")  # no browser, the user's address bar, or the page itself
+_LOOK_SECONDS = 0.2  # between two looks at whether a client still waits for its turn
+
+Search = Callable[[Mapping[str, str], Clock], Report]
+"""A function that searches a plan with pins of weights (specs by name), and returns its report. Its clock, in seconds,
+jumps to infinity once nobody waits for the report: a search with a time limit then ends."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -43,6 +52,15 @@ class _Server(ThreadingHTTPServer):
         self.search = search
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.one_at_a_time = threading.Lock()
+        self.ending = threading.Event()
+
+    def end(self) -> None:
+        """Serve no longer. A search ends first: native code must not outlast the interpreter."""
+        self.ending.set()
+        self.shutdown()
+        self.server_close()
+        with self.one_at_a_time:
+            pass
 
     @property
     def names(self) -> tuple[str, str]:
@@ -73,21 +91,42 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
             return
+        while not self.server.one_at_a_time.acquire(timeout=_LOOK_SECONDS):
+            if not self._is_awaited():
+                return
         try:
-            with self.server.one_at_a_time:
-                report = self.server.search(pins)
+            status, answer = self._planned(pins)
+        finally:
+            self.server.one_at_a_time.release()
+        if self._is_awaited():
+            self._send_json(status, answer)
+
+    def _planned(self, pins: Mapping[str, str]) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Search a plan with pins, as long as the client waits for it."""
+        try:
+            return HTTPStatus.OK, {"report": pack(self.server.search(pins, self._clock))}
         except HidetDistError as error:
-            self._send_json(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
-            return
-        self._send_json(HTTPStatus.OK, {"report": pack(report)})
+            return HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)}
+
+    def _clock(self) -> float:
+        return time.perf_counter() if self._is_awaited() else math.inf
+
+    def _is_awaited(self) -> bool:
+        """Whether the client still waits for the answer, and the server goes on."""
+        if self.server.ending.is_set():
+            return False
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        return not poll.poll(0)
 
     def _is_allowed(self, path: str) -> bool:
         """Whether the request is for this server, from its page, and has the token; otherwise refuse it."""
         origin = self.headers.get("Origin")
+        has_site = self.headers.get("Sec-Fetch-Site") in _OWN_SITES
         has_host = self.headers.get("Host") in self.server.names
         has_origin = origin is None or origin in [f"http://{name}" for name in self.server.names]
         has_token = hmac.compare_digest(self.path.encode(), f"/{self.server.token}{path}".encode())
-        if not (has_host and has_origin and has_token):
+        if not (has_host and has_origin and has_site and has_token):
             self._send(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is nothing here.\n")
             return False
         return True
@@ -121,6 +160,5 @@ def serving(report: Report, search: Search) -> Iterator[str]:
     try:
         yield f"http://{HOST}:{server.server_port}/{server.token}/"
     finally:
-        server.shutdown()
-        server.server_close()
+        server.end()
         thread.join()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, write_text
 
 FORMAT = 2
 FOLDER = "choices"
@@ -92,7 +92,7 @@ class Choices:
         """Read the remembered choice; None if there is none, or its file is unreadable or does not fit."""
         for path in self._paths():
             try:
-                body = json.loads(path.read_text(encoding="utf-8"))
+                body = parse_json(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
             if isinstance(body, dict) and self._key().items() <= body.items() and self._fit(body.get("chosen")):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hidet_dist.files import parse_json
+
 if TYPE_CHECKING:
     from hidet_dist.runtime.store import Store
 
@@ -77,7 +79,7 @@ class Beat:
     @staticmethod
     def loads(text: bytes) -> Beat:
         """Decode the result of ``dumps``."""
-        return Beat(**json.loads(text))
+        return Beat(**parse_json(text))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Verdict:
     @staticmethod
     def loads(text: bytes) -> Verdict:
         """Decode the result of ``dumps``."""
-        value: dict[str, Any] = json.loads(text)
+        value: dict[str, Any] = parse_json(text)
         return Verdict(tuple(value["ranks"]), value["reason"], value["reporter"])
 
 

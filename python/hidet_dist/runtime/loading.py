@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from hidet_dist.errors import ArtifactError, RendezvousError
+from hidet_dist.files import parse_json
 from hidet_dist.runtime.meeting import PeerError, await_ranks
 from hidet_dist.runtime.rendezvous import Rendezvous
 
@@ -60,7 +61,7 @@ class Loading:
                 )
             except PeerError as error:
                 problem = str(error)
-            results = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+            results = {rank: parse_json(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
         except RuntimeError as error:
             settings = self._rendezvous.settings
             host = settings.first_rank + settings.host_rank

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -229,7 +229,7 @@ def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
         events = trace.chrome_trace()["traceEvents"]
     else:
         try:
-            events = json.loads(Path(trace).read_text(encoding="utf-8"))["traceEvents"]
+            events = parse_json(Path(trace).read_text(encoding="utf-8"))["traceEvents"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HidetDistError(f"{trace} is not a trace: {type(error).__name__}: {error}.") from error
     if not isinstance(events, list) or not all(isinstance(event, dict) and "pid" in event for event in events):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hidet_dist.errors import ConfigError, RendezvousError
+from hidet_dist.files import parse_json
 from hidet_dist.runtime.liveness import BEAT_SECONDS, Heartbeat, run_bounded
 from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
 from hidet_dist.runtime.store.addresses import format_address, host_local_address, is_host_local
@@ -288,7 +289,7 @@ class Rendezvous:
             assert self._server is not None
             agent.set(key, json.dumps([address, self._server.port]))
         try:
-            host, port = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
+            host, port = parse_json(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
         except (RuntimeError, TimeoutError) as error:
             raise RendezvousError(
                 f"rank {settings.host_rank}, which hosts the rendezvous store, did not publish its address in the "
@@ -341,7 +342,7 @@ class Rendezvous:
                 problem, rival = error, False
             self._close_clients()
             if rival and owner not in _process_tokens:
-                host, process, _ = json.loads(owner)
+                host, process, _ = parse_json(owner)
                 raise RendezvousError(
                     f"two processes are rank {rank}: process {process} on {host}, which came first, and this one, "
                     f"process {os.getpid()} on {socket.gethostname()}: each rank must be launched once"

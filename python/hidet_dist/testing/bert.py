@@ -8,7 +8,6 @@ of transformers' ``BertModel``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from hidet import nn, ops
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.files import parse_json
 from hidet_dist.testing.minilm import minilm_dir
 
 # Added to the attention scores of padding: its exp() is exactly 0 in float32, and unlike -inf it causes no NaN.
@@ -92,7 +92,7 @@ class BertConfig:
         OSError
             The file cannot be read.
         """
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
         for key, only in (("model_type", "bert"), ("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
             if values.get(key, only) != only:
                 raise ConfigError(f"{path}: {key} is {values[key]!r}, and only {only!r} is supported")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from hidet_dist.files import parse_json
 from hidet_dist.runtime.partition import load_partition
 
 END_SECONDS = 12.0
@@ -138,7 +139,7 @@ class _Running:
                 line = ""
             if not line:
                 raise RuntimeError(f"rank {rank} ended: {self._tail()}")
-            if error := json.loads(line):
+            if error := parse_json(line):
                 errors[rank] = error
         if errors:
             raise RuntimeError("; ".join(f"rank {rank}: {error}" for rank, error in errors.items()))
@@ -172,7 +173,7 @@ def _arrays(path: Path) -> list[np.ndarray]:
 
 def _requests(lines: Any) -> Iterator[Path]:
     while line := lines.readline():
-        yield Path(json.loads(line))
+        yield Path(parse_json(line))
 
 
 def serve(address: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.files import parse_json
 from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda import nccl
 from hidet_dist.runtime.liveness import SilenceWatch, read_beats
@@ -162,7 +163,7 @@ class NcclTransport:
         identity = {"device": native.cuda_device_uuid(self.device)}
         if self._rank == 0:
             identity["id"] = native.nccl_unique_id().hex()
-        identities = [json.loads(text) for text in self._meet("mesh", json.dumps(identity))]
+        identities = [parse_json(text) for text in self._meet("mesh", json.dumps(identity))]
         self._check_devices([each["device"] for each in identities])
         self._nccl.begin(self._whole, bytes.fromhex(identities[0]["id"]))
         self._await_made()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from hidet_dist.files import parse_json
 from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
@@ -152,7 +153,7 @@ def _file(descriptor: int) -> str:
 
 def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
     """Call ``use`` with a descriptor of another process's file; False where it cannot be opened."""
-    file = json.loads(where)
+    file = parse_json(where)
     if file["descriptor"] < 0 or file["host"] != _host():
         return False
     try:

@@ -63,7 +63,7 @@ def solve_master(
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     left = limits.seconds_left()
-    if left is not None and limits.counts_cpu_time:
+    if left is not None and limits.has_own_clock:
         model.cbSimplexInterrupt += lambda event: event.interrupt(limits.expired())
     elif left is not None:
         model.setOptionValue("time_limit", left)

@@ -109,7 +109,7 @@ def _run_highs(program: LinearProgram, options: SolveOptions, nodes: int, proof:
         **(_WITHOUT_HEURISTICS if proof else {}),
     }
     left = limits.seconds_left()
-    if limits.counts_cpu_time:  # HiGHS looks at the wall's clock
+    if limits.has_own_clock:  # HiGHS looks at the wall's clock
         model.setCallback(partial(_interrupt, limits), None)
         for kind in _INTERRUPTS:
             model.startCallback(kind)
