@@ -108,6 +108,10 @@ class SearchLimitWarning(UserWarning):
     """Planning reached its time limit: the plan is the best one until then, and depends on the machine's speed."""
 
 
+class UnusedWeightsWarning(UserWarning):
+    """The files of a checkpoint have tensors that the model does not use."""
+
+
 class VerificationError(HidetDistError, RuntimeError):
     """A result failed its check: a defect of hidet_dist, caught before the result was used."""
 

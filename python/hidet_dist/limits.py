@@ -20,6 +20,30 @@ MOST_PLAN_BYTES = 2**28
 MOST_INDEX_BYTES = 2**28
 """An index of safetensors files has about 120 bytes a tensor; there are none of more than a few 100,000 tensors."""
 
+MOST_CONFIGURATION_BYTES = 2**24
+"""The config.json of a transformers model: one with the names of 20,000 labels has 2 MB."""
+
+MOST_CONFIGURATION_DEPTH = 16
+"""Objects and lists within one another in such a file: those of transformers' models have up to 6."""
+
+MOST_CONFIGURATION_FIELDS = 64
+"""Fields of one object of such a file that are tried out to find the one to blame for an error."""
+
+MOST_LAYERS = 2**12
+"""Layers by a configuration: the deepest models have about a thousand."""
+
+MOST_ENTRIES = 2**18
+"""Labels, experts, heads and the like by a configuration: transformers makes lists of some of them first."""
+
+MOST_PARAMETERS = 2**16
+"""Parameter tensors of a model: Switch Transformer with 2048 experts in 12 layers has 50,000."""
+
+MOST_PARAMETER_BYTES = 2**40
+"""One parameter, whose memory is not used: the experts of a layer, stacked, have up to 2**35."""
+
+MOST_TABLE_BYTES = 2**32
+"""One tensor that a model computes when it is made: a mask of 32768 by 32768 positions has 2**30."""
+
 MOST_HEADER_BYTES = 100_000_000
 """The header of a safetensors file: the bound of the safetensors library itself."""
 

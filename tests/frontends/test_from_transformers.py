@@ -57,24 +57,6 @@ def test_a_model_without_data_is_planned_and_is_not_built():
         hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, {}, "nowhere")
 
 
-def test_a_folder_has_the_weights_of_its_files(tmp_path: Path):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config()).eval()
-    model.save_pretrained(tmp_path)
-    graph = hidet_dist.from_transformers(tmp_path, weights="files", batch=2, seq=8)
-    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
-    ids = torch.randint(0, 64, (2, 8))
-    with torch.no_grad():
-        want = model(input_ids=ids, use_cache=False).logits
-    got = simulate(hidet_dist.partition(graph, plan), [ids.numpy()])[0]
-    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)
-    other = config()
-    other.intermediate_size = 48
-    other.save_pretrained(tmp_path)
-    with pytest.raises(WeightsError, match="another configuration"):
-        hidet_dist.from_transformers(tmp_path, weights="files")
-
-
 def test_a_configuration_stays_as_it_is_and_frequencies_stay_in_float32():
     given = config(use_cache=True, dtype=torch.float32)
     before = given.to_dict()

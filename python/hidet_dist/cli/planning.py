@@ -20,10 +20,14 @@ from hidet_dist.spec import Plan
 
 
 def quiet() -> None:
-    """Hide warnings of libraries, and the warning of the search's time limit, which the summary repeats."""
+    """Hide messages of libraries, and the warning of the search's time limit, which the summary repeats.
+
+    Warnings of this package are one line each.
+    """
     warnings.simplefilter("ignore", SearchLimitWarning)
     warnings.filterwarnings("ignore", module=r"(torch|transformers)\b.*")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.formatwarning = lambda message, *_, **__: f"hidet-dist: {message}\n"
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what it says of an error is in the error, too
 
 
 def trace(request: PlanRequest, weights: str | None) -> Any:

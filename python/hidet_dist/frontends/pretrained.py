@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import importlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from hidet.graph import FlowGraph, Tensor
+from hidet.graph import FlowGraph
+from torch.overrides import TorchFunctionMode
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.compat.replacing import replaced
-from hidet_dist.errors import ConfigError, TraceError, WeightsError
+from hidet_dist.errors import ConfigError, TraceError
+from hidet_dist.frontends.checkpoint import stored_weights
+from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.calls import DTYPES
 from hidet_dist.frontends.pytorch.module import from_torch
-from hidet_dist.weights.named import weight_as, weights_from_safetensors
+from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_BYTES
+from hidet_dist.weights.named import weights_from_safetensors
 
 WEIGHTS = ("files", "random", None)
 
@@ -36,11 +39,14 @@ def from_transformers(
 ) -> FlowGraph:
     """Convert a model of the transformers library to a graph, as :func:`from_torch` converts a module.
 
+    Parameters that the configuration ties are one weight, unless the files have two different tensors for them. An
+    :class:`UnusedWeightsWarning` names tensors of the files that the model does not use.
+
     Parameters
     ----------
     model: str, Path or configuration
         A folder with ``config.json``, such a file, or a configuration object, which is not changed. Nothing is
-        downloaded.
+        downloaded, and no code of the folder is run.
     weights: str, optional
         ``"files"`` for the weights of the folder's safetensors, which are read slice by slice when artifacts are
         written; ``"random"`` for random ones; None for none, which takes no memory and suffices to plan.
@@ -66,9 +72,11 @@ def from_transformers(
     Raises
     ------
     ConfigError
-        When an argument has another value, or the folder has no configuration.
+        When an argument has another value; when the folder has no configuration, or one that describes no model of
+        transformers, or a quantized one, or asks for code or files of other places. The message names the field.
     WeightsError
-        When the files lack a weight of the model, or have it in another shape.
+        When the files lack a weight of the model, have it in another shape or in a dtype that cannot be cast, or have
+        tensors of its layers that it does not use, as quantized checkpoints do.
     TraceError, UnsupportedModelError
         As :func:`from_torch`.
     """
@@ -79,15 +87,23 @@ def from_transformers(
     for name, size in (("batch", batch), ("seq", seq)):
         if not is_whole(size, 1):
             raise ConfigError(f"{name} must be an integer of at least 1; got {shown(size)}.")
-    config, folder = _configuration(model)
-    if weights == "files" and folder is None:
-        raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
-    kind = _class_of(config, architecture)
-    torch_dtype = _dtype(dtype, config)
-    module = _module(kind, config, torch_dtype, weights == "random", seed)
-    inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
-    stored = _stored(module, weights_from_safetensors(folder)) if weights == "files" and folder is not None else None
-    return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
+    with offline():
+        configuration = Configuration.of(model)
+        if weights == "files" and configuration.folder is None:
+            raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
+
+        def make(config: Any, has_data: bool = weights == "random") -> tuple[Any, dict[str, Any]]:
+            module = _module(_class_of(config, architecture), config, _dtype(dtype, config), has_data, seed)
+            inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
+            return module, inputs
+
+        module, inputs = configuration.made(make, lambda config: make(config, False))
+        stored = None
+        if weights == "files" and configuration.folder is not None:
+            stored = stored_weights(module, weights_from_safetensors(configuration.folder))
+        elif weights is None:
+            module.tie_weights()  # part of the initialization that is skipped without data
+        return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
 
 
 def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, torch.Tensor]:
@@ -136,25 +152,6 @@ def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype)
 
 
-def _configuration(model: Any) -> tuple[Any, Path | None]:
-    """Return the configuration object, and its folder if it is from a file. Raises ConfigError."""
-    transformers = importlib.import_module("transformers")
-    if isinstance(model, str | Path):
-        path = Path(model)
-        file = path / "config.json" if path.is_dir() else path
-        if not file.is_file():
-            raise ConfigError(f"There is no {file}: name a folder with the config.json of a model, or such a file.")
-        try:
-            return transformers.AutoConfig.from_pretrained(file, local_files_only=True), file.parent
-        except (ValueError, KeyError, OSError) as error:
-            raise ConfigError(f"{file} is not a configuration that transformers knows: {error}") from error
-    if not hasattr(model, "model_type"):
-        raise ConfigError(
-            f"from_transformers takes a folder, a file or a configuration of transformers; got {shown(model)}."
-        )
-    return model, None
-
-
 def _class_of(config: Any, architecture: str | None) -> Any:
     """Return the model class of an architecture, or of a configuration. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
@@ -165,9 +162,18 @@ def _class_of(config: Any, architecture: str | None) -> Any:
             raise ConfigError(f"transformers has no model for {type(config).__name__}: name its architecture.")
         value = mapping[type(config)]
         return value[0] if isinstance(value, tuple | list) else value
-    kind = getattr(transformers, name, None)
-    if not isinstance(kind, type):
-        raise ConfigError(f"transformers has no architecture {shown(name)}.")
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_model:
+        raise ConfigError(
+            f"transformers has no architecture {shown(name)}: name one of its model classes, as argument or in the "
+            "configuration's architectures."
+        )
+    if kind.config_class is not None and not isinstance(config, kind.config_class):
+        raise ConfigError(
+            f"The architecture {name} takes a {kind.config_class.__name__}, and the model_type {config.model_type!r} "
+            f"of the configuration makes a {type(config).__name__}: name an architecture of that model."
+        )
     return kind
 
 
@@ -186,21 +192,18 @@ def _dtype(dtype: str | None, config: Any) -> torch.dtype:
 def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
     """Make a module in evaluation mode, with the dtypes that transformers gives it when it loads files.
 
-    Without data, its parameters are on the meta device. Buffers that no file has always have data.
+    Without data, its parameters are on the meta device, none of them tied yet. Buffers that no file has always have
+    data. The configuration becomes the module's.
     """
-    config = copy.deepcopy(config)  # the caller's stays as it is
     config.use_cache = False
-    if has_data:
-        generator = torch.random.get_rng_state()
-        try:
-            torch.manual_seed(seed)
+    initialization = importlib.import_module("transformers.initialization")
+    generator = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(seed)
+        with _Bounded(), _registered(has_data), nullcontext() if has_data else initialization.no_init_weights():
             module = kind._from_config(config, dtype=dtype)
-        finally:
-            torch.random.set_rng_state(generator)
-    else:
-        with _parameters_on_meta():
-            module = kind._from_config(config, dtype=dtype)
-        module.tie_weights()  # part of the skipped initialization
+    finally:
+        torch.random.set_rng_state(generator)
     kept = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         kept.update(getattr(module, "_keep_in_fp32_modules", None) or ())
@@ -210,64 +213,49 @@ def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: in
     return module.eval()
 
 
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Move parameters to the meta device as soon as they are made; buffers stay on the CPU."""
-    initialization = importlib.import_module("transformers.initialization")
-    register = torch.nn.Module.register_parameter
-
-    def on_meta(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
-        if param is not None and param.device.type != "meta":
-            param = torch.nn.Parameter(param.to("meta"), requires_grad=False)
-        register(self, name, param)
-
-    with replaced(torch.nn.Module, {"register_parameter": on_meta}), initialization.no_init_weights():
-        yield
-
-
-def _stored(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Map a module's parameters and persistent buffers, by name, to the weights of files.
-
-    A name in the files may have the prefix of the base model or lack it, or be that of a tied parameter. A buffer that
-    the files lack stays as the module has it.
+@contextmanager
+def _registered(has_data: bool) -> Iterator[None]:
+    """Count parameters, and without data move them to the meta device as soon as they are made.
 
     Raises
     ------
-    WeightsError
-        When the files lack a parameter, or have a weight in another shape.
+    OverflowError
+        For more parameters than any model has.
     """
-    prefix = getattr(module, "base_model_prefix", "")
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = {name: x for name, x in module.named_buffers() if name in module.state_dict()}
-    tied: dict[int, list[str]] = {}
-    for name, x in parameters.items():
-        tied.setdefault(id(x), []).append(name)
-    weights: dict[str, Tensor] = {}
-    missing = []
-    for name, x in {**parameters, **buffers}.items():
-        candidates = [
-            candidate
-            for known_as in (name, *tied.get(id(x), []))
-            for candidate in (known_as, f"{prefix}.{known_as}", known_as.removeprefix(f"{prefix}."))
-        ]
-        weight = next((files[candidate] for candidate in candidates if candidate in files), None)
-        if weight is None:
-            if name in parameters:
-                missing.append(name)
-            continue
-        if list(weight.shape) != list(x.shape):
-            raise WeightsError(
-                f"The files have the weight {name!r} in the shape {list(map(int, weight.shape))}, and the model in "
-                f"{list(x.shape)}: the files belong to another configuration."
-            )
-        dtype = DTYPES[x.dtype]
-        weights[name] = weight if weight.dtype.name == dtype else weight_as(weight, dtype)
-    if missing:
-        raise WeightsError(
-            f"The files lack {len(missing)} weights of {type(module).__name__}, such as {', '.join(missing[:3])}: give "
-            "the architecture that the files are of."
-        )
-    return weights
+    register = torch.nn.Module.register_parameter
+    numbers = itertools.count()
+
+    def registered(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if next(numbers) >= MOST_PARAMETERS:
+            raise OverflowError(f"more than {MOST_PARAMETERS} parameters")
+        if not has_data and param is not None and param.device.type != "meta":
+            param = torch.nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
+
+    with replaced(torch.nn.Module, {"register_parameter": registered}):
+        yield
+
+
+class _Bounded(TorchFunctionMode):
+    """Refuse to make tensors from sizes alone that exceed the bounds of any model, before they take memory.
+
+    Raises MemoryError.
+    """
+
+    FACTORIES = frozenset(
+        getattr(torch, name)
+        for name in ("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros")
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self.FACTORIES and "out" not in kwargs:
+            size = func(*args, **{**kwargs, "device": "meta"}).nbytes
+            if size > (MOST_PARAMETER_BYTES if func is torch.empty else MOST_TABLE_BYTES):
+                raise MemoryError(f"a tensor of {size} bytes: {func.__name__}{shown(args)}")
+        return func(*args, **kwargs)
 
 
 def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:

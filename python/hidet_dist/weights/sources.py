@@ -146,6 +146,28 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     return source if extents == list(tensor.shape) else Padded(source, extents)
 
 
+def same_elements(a: Tensor, b: Tensor) -> bool:
+    """Whether two weights with data have the same elements, bit by bit; they are read in blocks.
+
+    Raises
+    ------
+    WeightsError
+        When a file cannot be read.
+    """
+    if a.dtype.name != b.dtype.name or list(a.shape) != list(b.shape):
+        return False
+    shape = [int(size) for size in a.shape]
+    of_a, of_b = source_of(a), source_of(b)
+    rest = [slice(0, size) for size in shape[1:]]
+    rows = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * a.dtype.nbytes))
+    for row in range(0, shape[0], rows) if shape else (0,):
+        region = [slice(row, min(row + rows, shape[0])), *rest] if shape else []
+        x, y = (source.read(region).reshape(-1).view(torch.uint8) for source in (of_a, of_b))
+        if not torch.equal(x, y):
+            return False
+    return True
+
+
 def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:
     """Refuse weights without data.
 

@@ -1,0 +1,151 @@
+"""Weights of a transformers model from the files of a checkpoint: by name, with the ties that the files allow."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from hidet.graph import Tensor
+
+from hidet_dist.errors import UnusedWeightsWarning, WeightsError
+from hidet_dist.frontends.pytorch.calls import name_of_dtype
+from hidet_dist.weights.named import weight_as
+from hidet_dist.weights.sources import same_elements
+
+_NAMED = 3  # tensors that a message names
+
+
+def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tie a model's parameters as its configuration and the files say, and map its state dict to weights of the files.
+
+    A name in the files may have the prefix of the base model or lack it. Two parameters that the configuration ties are
+    one if the files have one of them, or both with the same elements; else they are two, as for transformers. A buffer
+    that the files lack stays as the module has it.
+
+    Parameters
+    ----------
+    module: transformers.PreTrainedModel
+        The model, nothing of it tied yet. Its parameters may be on the meta device.
+    files: mapping
+        The weights of the files by name, as of :func:`hidet_dist.weights.named.weights_from_safetensors`.
+
+    Returns
+    -------
+    dict
+        A weight for each parameter and persistent buffer by name; the same one for parameters that are tied.
+
+    Raises
+    ------
+    WeightsError
+        When the files lack a parameter, have a weight in another shape, or in a dtype that cannot be cast; when they
+        have two different tensors for one parameter, or tensors of one of the model's layers that it does not use.
+
+    Warns
+    -----
+    UnusedWeightsWarning
+        When the files have other tensors that the model does not use.
+    """
+    state = module.state_dict(keep_vars=True)
+    keys = _keys_of(state, files, module.base_model_prefix)
+    weights = {name: _converted(name, files[key], state[name]) for name, key in keys.items()}
+    _tie(module, weights)
+    _check_unused(module, set(files).difference(keys.values()), _missing(module, weights))
+    return _by_parameter(module, weights)
+
+
+def _keys_of(names: Iterable[str], files: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
+    """Map names of the state dict to those of the files, which may have the prefix or lack it."""
+    found = {}
+    for name in names:
+        key = next((key for key in _spellings(name, prefix) if key in files), None)
+        if key is not None:
+            found[name] = key
+    return found
+
+
+def _spellings(name: str, prefix: str) -> tuple[str, ...]:
+    return (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")) if prefix else (name,)
+
+
+def _converted(name: str, stored: Tensor, x: torch.Tensor) -> Tensor:
+    """Cast a weight to the dtype of the model's tensor, whose shape it must have. Raises WeightsError."""
+    dtype = name_of_dtype(x, f"The weight {name!r}")
+    weight = stored if stored.dtype.name == dtype else weight_as(stored, dtype)
+    if list(weight.shape) != list(x.shape):
+        raise WeightsError(
+            f"The files have the weight {name!r} in the shape {list(map(int, weight.shape))}, and the model in "
+            f"{list(x.shape)}: the files belong to another configuration."
+        )
+    return weight
+
+
+def _tie(module: Any, weights: Mapping[str, Tensor]) -> None:
+    """Tie the parameters of which the files do not have two different tensors, as transformers does."""
+    missing = {name for name, _ in module.named_parameters(remove_duplicate=False) if name not in weights}
+    for target, source in module.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if target in weights and source in weights and same_elements(weights[target], weights[source]):
+            missing.add(target)  # so that it is tied: transformers does not compare parameters without data
+    module.tie_weights(missing_keys=missing)
+
+
+def _missing(module: Any, weights: Mapping[str, Tensor]) -> list[str]:
+    """List the parameters that the files have by no name."""
+    there = {id(x) for name, x in module.named_parameters(remove_duplicate=False) if name in weights}
+    return [name for name, x in module.named_parameters() if id(x) not in there]
+
+
+def _by_parameter(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Map each name of a parameter to the weight of the parameter. Raises WeightsError if there are two of them."""
+    first: dict[int, str] = {}
+    result = dict(weights)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, x in parameters.items():
+        if name in weights:
+            known = first.setdefault(id(x), name)
+            if known != name and not same_elements(weights[known], weights[name]):
+                raise WeightsError(
+                    f"{type(module).__name__} has {known!r} and {name!r} as one weight, and the files have two "
+                    "different tensors of these names: the files belong to another configuration."
+                )
+    for name, x in parameters.items():
+        result[name] = weights[first[id(x)]]
+    return result
+
+
+def _check_unused(module: Any, unused: set[str], missing: list[str]) -> None:
+    """Report what the model lacks and what it leaves over: raise WeightsError, or warn if the model is still right."""
+    prefix = module.base_model_prefix
+    buffers = {spelling for name, _ in module.named_buffers() for spelling in _spellings(name, prefix)}
+    patterns = module._keys_to_ignore_on_load_unexpected or ()
+    # Positions and frequencies were parts of state dicts in earlier versions of transformers.
+    harmless = re.compile("|".join((*sorted(patterns), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")))
+    left = sorted(name for name in unused if name not in buffers and not harmless.search(name))
+    kind = type(module).__name__
+    if missing:
+        also = f" They have {len(left)} tensors that it does not use, such as {_some(left)}." if left else ""
+        raise WeightsError(
+            f"The files lack {len(missing)} weights of {kind}, such as {_some(missing)}.{also} Give the architecture "
+            "that the files are of; quantized files must be dequantized first."
+        )
+    layers = {
+        spelling for name, part in module.named_modules() if part._parameters for spelling in _spellings(name, prefix)
+    }
+    if inside := [name for name in left if name.rpartition(".")[0] in layers]:
+        raise WeightsError(
+            f"The files have {len(inside)} tensors of layers of {kind} that it does not use, such as {_some(inside)}: "
+            "its results would not be those of the files. They are of a quantized model, which must be dequantized "
+            "first, or of another configuration."
+        )
+    if left:
+        warnings.warn(
+            f"{kind} does not use {len(left)} tensors of the files, such as {_some(left)}.",
+            UnusedWeightsWarning,
+            stacklevel=2,
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED])

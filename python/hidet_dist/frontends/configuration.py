@@ -1,0 +1,283 @@
+"""Configurations of transformers models, which are data from outside: reading, checks, and whom errors blame.
+
+A configuration cannot have code run, ask a question, or reach for the network: see :func:`offline`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import json
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hidet_dist.checks import shown
+from hidet_dist.compat.replacing import replaced
+from hidet_dist.errors import ConfigError, HidetDistError
+from hidet_dist.files import parse_json, read_text
+from hidet_dist.limits import (
+    MOST_CONFIGURATION_BYTES,
+    MOST_CONFIGURATION_DEPTH,
+    MOST_CONFIGURATION_FIELDS,
+    MOST_ENTRIES,
+    MOST_LAYERS,
+)
+
+Made = TypeVar("Made")
+
+_COUNTS = (
+    (re.compile(r"(layer|depth|block|stage|level)s?$"), MOST_LAYERS),
+    (re.compile(r"(label|expert|head)s?$"), MOST_ENTRIES),
+)
+"""The names of numbers of things that transformers makes one by one, or lists, and the bounds of these numbers."""
+_MOST_TEXT = 400  # characters of an error of transformers
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Keep transformers from the hub, and from asking whether to run code of a model's folder, while the block runs.
+
+    Its settings are those of the process, so that one thread at a time may enter.
+    """
+    hub = importlib.import_module("huggingface_hub.constants")
+    code = importlib.import_module("transformers.dynamic_module_utils")
+    with _ONE_AT_A_TIME, replaced(hub, {"HF_HUB_OFFLINE": True}), replaced(code, {"TIME_OUT_REMOTE_CODE": 0}):
+        yield
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration.
+
+    Attributes
+    ----------
+    where: the file, or the class of the object, for errors.
+    fields: the fields that differ from the defaults of its class, by name.
+    folder: the folder of the file.
+    given: the object, if it is from no file.
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+    folder: Path | None = None
+    given: Any = None
+
+    @classmethod
+    def of(cls, model: Any) -> Configuration:
+        """Read the configuration of a folder or file, or take an object of transformers.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such file, or a field asks for something that is never done: see :func:`_check`.
+        """
+        if isinstance(model, str | Path):
+            path = Path(model)
+            file = path / "config.json" if path.is_dir() else path
+            if not file.is_file():
+                raise ConfigError(f"There is no {file}: name a folder with the config.json of a model, or such a file.")
+            result = cls(str(file), _read(file), file.parent)
+            _check_type(result.fields, result.where)
+        elif hasattr(model, "model_type") and hasattr(model, "to_diff_dict"):
+            where = type(model).__name__
+            try:
+                result = cls(where, {"model_type": model.model_type, **model.to_diff_dict()}, given=model)
+            except Exception as error:  # whatever a changed object raises
+                raise ConfigError(f"{where} cannot be read: {_one_line(error)}") from error
+        else:
+            raise ConfigError(
+                f"from_transformers takes a folder, a file or a configuration of transformers; got {shown(model)}."
+            )
+        _check(result.fields, result.where)
+        return result
+
+    def made(self, make: Callable[[Any], Made], trial: Callable[[Any], object] | None = None) -> Made:
+        """Return ``make`` of the configuration object.
+
+        Parameters
+        ----------
+        make: callable
+            Makes something of a configuration object, which it may change.
+        trial: callable, optional
+            Does the same with less work, to find the field that is to blame for an error.
+
+        Raises
+        ------
+        ConfigError
+            When transformers raises any error; the message names the field that is to blame, if it is one.
+        """
+        try:
+            return make(self._object(self.fields))
+        except HidetDistError:
+            raise
+        except Exception as error:  # transformers raises whatever a value of another type leads to
+            attempt = trial or make
+            path = self._to_blame(_one_line(error), lambda fields: attempt(self._object(fields)))
+            value = f": {path} is {shown(_value_at(self.fields, path))}, and" if path else " describes no model:"
+            raise ConfigError(f"{self.where}{value} transformers says {_one_line(error)}") from error
+
+    def _object(self, fields: Mapping[str, Any]) -> Any:
+        """Make the configuration object, with these fields."""
+        if self.given is not None and fields is self.fields:
+            return copy.deepcopy(self.given)
+        config = importlib.import_module("transformers").AutoConfig
+        if fields is self.fields:
+            return config.from_pretrained(self.where, local_files_only=True, trust_remote_code=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "config.json"
+            file.write_text(json.dumps(fields, default=str))
+            return config.from_pretrained(file, local_files_only=True, trust_remote_code=False)
+
+    def _to_blame(self, said: str, attempt: Callable[[Mapping[str, Any]], object]) -> str:
+        """Find the field, as a path such as ``text_config.vocab_size``, that alone leads to an error of ``attempt``."""
+        path: list[str] = []
+        fields: Any = self.fields
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while isinstance(fields, Mapping):
+                field = next((x for x in _suspects(fields, said) if _succeeds(attempt, self.fields, [*path, x])), None)
+                if field is None:
+                    break
+                path.append(field)
+                fields = fields[field]
+        return ".".join(path)
+
+
+def _succeeds(attempt: Callable[[Mapping[str, Any]], object], fields: Mapping[str, Any], path: list[str]) -> bool:
+    """Whether ``attempt`` raises no error for the fields without the one at ``path``, or with 1 instead of its value.
+
+    Another field may fit 1, which divides any size, and not the default.
+    """
+    for one in ({}, {path[-1]: 1}):
+        changed = dict(fields)
+        inner = changed
+        for name in path[:-1]:
+            inner[name] = dict(inner[name])
+            inner = inner[name]
+        del inner[path[-1]]
+        inner.update(one)
+        with contextlib.suppress(Exception):
+            attempt(changed)
+            return True
+    return False
+
+
+def _suspects(fields: Mapping[str, Any], said: str) -> list[str]:
+    """Order fields, those to blame for an error first: those that it names, then those whose value it has."""
+
+    words = said.replace(" ", "_")
+
+    def innocence(name: str) -> tuple[bool, bool, bool, int]:
+        value = fields[name]
+        size = abs(value) if isinstance(value, int) else 0
+        # Without its architecture a model is a smaller one, which may lack the part that raises the error.
+        return name == "architectures", name not in words, shown(value) not in said, -size
+
+    names = [name for name in fields if name not in ("model_type", "transformers_version")]
+    return sorted(names, key=innocence)[:MOST_CONFIGURATION_FIELDS]
+
+
+def _value_at(fields: Mapping[str, Any], path: str) -> Any:
+    value: Any = fields
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    """Show an error of transformers on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= _MOST_TEXT else f'{text[:_MOST_TEXT]}...'}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a configuration file. Raises ConfigError."""
+    try:
+        fields = parse_json(read_text(file, MOST_CONFIGURATION_BYTES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not a configuration that can be read: {error}.") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{file} is not a configuration: it must be a JSON object; got {shown(fields)}.")
+    return fields
+
+
+def _check_type(fields: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a ``model_type`` that transformers does not know."""
+    kind = fields.get("model_type", "")
+    if "model_type" not in fields or (
+        isinstance(kind, str) and kind in importlib.import_module("transformers").CONFIG_MAPPING
+    ):
+        return
+    own = " The code of its own that it names, as auto_map, is never run." if "auto_map" in fields else ""
+    raise ConfigError(f"{where}: model_type is {shown(kind)}, which transformers does not know.{own}")
+
+
+def _check(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse what is never done for a configuration, and what would take no end of memory, before transformers sees it.
+
+    Raises
+    ------
+    ConfigError
+        When it describes a quantized checkpoint; names files, code or kernels of another place; or counts more layers,
+        labels and the like than any model has.
+    """
+    for path, value in _all_fields(fields):
+        if path.count(".") >= MOST_CONFIGURATION_DEPTH:
+            raise ConfigError(f"{where} has objects and lists within more than {MOST_CONFIGURATION_DEPTH} others.")
+        name = path.rpartition(".")[2]
+        problem = ""
+        if _is_quantization(name, value):
+            problem = _quantization(value)
+        elif name == "use_pretrained_backbone" and value:
+            problem = "would load a backbone's weights from another place: set it to false"
+        elif name == "backbone" and isinstance(value, str) and re.search("[/:]", value):
+            problem = "names a model of another place: give its backbone_config"
+        elif name.endswith(("attn_implementation", "experts_implementation")) and any("/" in x for x in _texts(value)):
+            problem = "names code of another place: leave it out"
+        elif name == "configuration_files":
+            problem = "names other configurations, which are not read: name the file of one"
+        elif isinstance(value, int):
+            problem = next(
+                (f"is more than {most}" for names, most in _COUNTS if value > most and names.search(name)), ""
+            )
+        if problem:
+            raise ConfigError(f"{where}: {path} is {shown(value)}, which {problem}.")
+
+
+def _texts(value: Any) -> list[str]:
+    """List a text, or the texts of an object."""
+    return [x for x in (value.values() if isinstance(value, Mapping) else [value]) if isinstance(x, str)]
+
+
+def _is_quantization(name: str, value: Any) -> bool:
+    if name == "quantization":
+        return isinstance(value, Mapping) and "bits" in value
+    return name in ("quantization_config", "compression_config") and value is not None
+
+
+def _quantization(value: Any) -> str:
+    method = value.get("quant_method") if isinstance(value, Mapping) else None
+    named = f"method {shown(method)}" if method is not None else "method that it describes"
+    return (
+        f"is a quantized checkpoint's, and the {named} is not supported: use the checkpoint that it was made from, or "
+        "dequantize it and save it without this field"
+    )
+
+
+def _all_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each field and entry of a list, those within others after these."""
+    pending: list[tuple[str, Any]] = [("", fields)]
+    for path, value in pending:
+        if path:
+            yield path, value
+        if isinstance(value, Mapping | list | tuple):
+            entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+            pending += [(f"{path}.{name}" if path else str(name), part) for name, part in entries]

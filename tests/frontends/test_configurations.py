@@ -1,0 +1,217 @@
+"""Configurations of transformers models as data from outside: what they may ask for, and what errors say of them."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hidet_dist
+from hidet_dist.cli.app import app
+from hidet_dist.errors import ConfigError, HidetDistError
+from hidet_dist.frontends import pretrained
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+DETR = {"model_type": "detr", "architectures": ["DetrForObjectDetection"]}
+CLIP = {
+    "model_type": "clip",
+    "architectures": ["CLIPModel"],
+    "text_config": {**SIZES, "max_position_embeddings": 16},
+    "vision_config": {**SIZES, "image_size": 16, "patch_size": 8},
+}
+
+
+class Reached(BaseException):
+    """The network or the standard input was reached."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Reached
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(builtins, "input", refuse)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without transformers' own messages."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+def written(folder: Path, fields: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(fields if isinstance(fields, str) else json.dumps(fields))
+    return file
+
+
+def message_of(folder: Path, fields: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        hidet_dist.from_transformers(written(folder, fields), seq=4)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "torchao", "bitsandbytes", "a new one"])
+def test_quantized_checkpoints_are_refused_by_their_method(tmp_path: Path, method: str):
+    text = message_of(tmp_path, LLAMA | {"quantization_config": {"quant_method": method}})
+    assert "quantization_config is" in text
+    assert f"the method '{method}' is not supported" in text
+    assert "architecture" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (LLAMA | {"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+        (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, "quantization"),
+        (CLIP | {"text_config": {**SIZES, "quantization_config": {}}}, "text_config.quantization_config"),
+        (LLAMA | {"compression_config": {"format": "dense"}}, "compression_config"),
+    ],
+)
+def test_quantization_without_a_method_is_refused_wherever_it_is(tmp_path: Path, fields: dict[str, Any], field: str):
+    assert f"{field} is {{" in message_of(tmp_path, fields)
+
+
+def test_an_object_with_a_quantization_is_refused():
+    config = transformers.LlamaConfig(**SIZES, quantization_config={"quant_method": "awq"})
+    with pytest.raises(ConfigError, match=r"^LlamaConfig: quantization_config .* method 'awq' is not supported"):
+        hidet_dist.from_transformers(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (DETR | {"use_pretrained_backbone": True, "backbone": "resnet50"}, "use_pretrained_backbone"),
+        (DETR | {"backbone": "owner/name", "use_timm_backbone": False}, "backbone"),
+        (DETR | {"backbone": "hf-hub:owner/name"}, "backbone"),
+        (DETR | {"backbone": "resnet50", "use_timm_backbone": False, "backbone_config": None}, "backbone"),
+        (LLAMA | {"attn_implementation": "owner/name"}, "attn_implementation"),
+        (LLAMA | {"_attn_implementation": "paged|owner/name"}, "_attn_implementation"),
+        (LLAMA | {"attn_implementation": {"": "owner/name"}}, "attn_implementation"),
+        (LLAMA | {"experts_implementation": "owner/name"}, "experts_implementation"),
+        (CLIP | {"vision_config": {**SIZES, "attn_implementation": "a/b"}}, "vision_config.attn_implementation"),
+        (LLAMA | {"configuration_files": ["../config.4.0.0.json"]}, "configuration_files"),
+    ],
+)
+def test_what_would_load_from_another_place_is_refused(tmp_path: Path, fields: dict[str, Any], field: str):
+    assert f"config.json: {field} is " in message_of(tmp_path, fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "new", "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}},
+        LLAMA | {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}},
+        LLAMA | {"auto_map": {"AutoConfig": "owner/name--evil.Config"}},
+        # The decoder's model is made from its own configuration.
+        {
+            "model_type": "llava",
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": {"model_type": "clip_vision_model", "auto_map": {"AutoModel": "evil.Model"}, **SIZES},
+            "vision_config": {"model_type": "siglip", "auto_map": {"AutoModel": "evil.Model"}},
+        },
+    ],
+    ids=["new", "known", "elsewhere", "nested"],
+)
+def test_code_of_a_folder_is_never_run_and_nothing_is_asked(
+    tmp_path: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: type(module).__name__)
+    file = written(tmp_path, fields)
+    if "evil" in str(fields.get("auto_map")) and fields["model_type"] == "llama":
+        assert hidet_dist.from_transformers(file, seq=4) == "LlamaForCausalLM"
+    else:
+        with pytest.raises(ConfigError, match=r"config\.json") as caught:
+            hidet_dist.from_transformers(file, seq=4)
+        assert ("auto_map" in str(caught.value)) == (fields["model_type"] == "new")
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "ran").exists()
+    assert "evil" not in sys.modules
+
+
+HOSTILE = (None, -7, 0, 10**12, 1.5, "load" * 1000, ["a"], {"a": 1})
+
+
+def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: None
+):
+    """The value of one field at a time; up to the trace, in which transformers has no part."""
+    monkeypatch.setattr(pretrained, "from_torch", lambda *_, **__: None)
+    plain = json.loads(transformers.LlamaConfig(**LLAMA).to_json_string(use_diff=False)) | {"torch_dtype": None}
+    cases = [(LLAMA | {name: value}, name) for name in plain | {"layer_types": None} for value in HOSTILE]
+    inner = ("hidden_size", "image_size", "hidden_act")
+    cases += [
+        (CLIP | {"vision_config": CLIP["vision_config"] | {name: value}}, name) for name in inner for value in HOSTILE
+    ]
+    cases += [(CLIP | {"text_config": value}, "text_config") for value in HOSTILE]
+    made = 0
+    for fields, name in cases:
+        file = written(tmp_path, fields)
+        try:
+            hidet_dist.from_transformers(file, seq=4)
+        except HidetDistError as error:
+            assert name.removeprefix("torch_") in str(error), (name, fields)
+            assert len(str(error)) < 2000
+        else:
+            made += 1
+    assert made < len(cases) / 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("[" * 10**5 + "]" * 10**5, "is not a configuration"),
+        ('{"a":' * 10**5 + "1" + "}" * 10**5, "is not a configuration"),
+        (LLAMA | {"a": json.loads("[" * 40 + "]" * 40)}, "within more than 16 others"),
+        ("[1, 2]", "must be a JSON object"),
+        ("{", "cannot be read|can be read"),
+        (LLAMA | {"architectures": ["BertModel"]}, "BertModel takes a BertConfig, .* 'llama' .* a LlamaConfig"),
+        (LLAMA | {"architectures": ["Trainer"]}, "no architecture 'Trainer'.* architectures"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than 4096"),
+        (LLAMA | {"num_labels": 10**9}, "num_labels is 1000000000, which is more than"),
+        (LLAMA | {"vocab_size": -7}, r"vocab_size is -7, and transformers says RuntimeError: .*negative dimension -7"),
+        (LLAMA | {"hidden_act": "loud"}, r"hidden_act is 'loud', and transformers says KeyError"),
+        (LLAMA | {"dtype": "load"}, "dtype is 'load', and"),
+        (LLAMA | {"num_attention_heads": -7}, "num_attention_heads is -7, and"),
+        (LLAMA | {"hidden_size": "16"}, "hidden_size is '16', and transformers says"),
+        (CLIP | {"text_config": {**SIZES, "vocab_size": -7}}, r"text_config\.vocab_size is -7, and"),
+        ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said(tmp_path: Path, fields: Any, message: str):
+    assert re.search(message, message_of(tmp_path, fields))
+
+
+def test_the_command_prints_one_line(tmp_path: Path):
+    file = written(tmp_path, LLAMA | {"hidden_act": "loud"})
+    done = CliRunner().invoke(app, ["plan", str(file), "--mesh", "2"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"hidet-dist: {file}: hidden_act is 'loud', and transformers says KeyError")
+    assert done.stderr.count("\n") == 1
