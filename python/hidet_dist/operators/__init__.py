@@ -9,7 +9,7 @@ built-in functions.
 """
 
 from hidet_dist.operators.attention import scaled_dot_product_attention
-from hidet_dist.operators.convolution import conv_transpose, convolution
+from hidet_dist.operators.convolution import conv_transpose, convolution, integer_convolution
 from hidet_dist.operators.dtypes import promoted_dtype, to_dtype
 from hidet_dist.operators.indexing import (
     bincount,
@@ -38,9 +38,10 @@ from hidet_dist.operators.normalization import (
     rms_norm,
 )
 from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from hidet_dist.operators.products import addmm, einsum, grouped_matmul, linear, matmul
+from hidet_dist.operators.products import addmm, einsum, grouped_matmul, integer_matmul, linear, matmul
 from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
 from hidet_dist.operators.resampling import interpolate
+from hidet_dist.operators.sampling import grid_sample
 from hidet_dist.operators.shaping import (
     channel_shuffle,
     constant_pad_nd,
@@ -79,6 +80,7 @@ __all__ = [
     "embedding",
     "flip",
     "gather",
+    "grid_sample",
     "group_norm",
     "grouped_matmul",
     "histc",
@@ -89,6 +91,8 @@ __all__ = [
     "index_put",
     "index_select",
     "instance_norm",
+    "integer_convolution",
+    "integer_matmul",
     "interpolate",
     "layer_norm",
     "linear",

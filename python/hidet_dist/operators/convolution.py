@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 from hidet import ops
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.utils import Task, compute, input_like, reduce
+from hidet.ir.dtypes import int32
+from hidet.ir.expr import Expr, cast
 
 from hidet_dist.operators import elementwise, shaping
 
@@ -59,6 +62,58 @@ def _convolved(
     x = shaping.constant_pad_nd(x, [size for pair in reversed(padding) for size in pair])
     build = {1: ops.conv1d, 2: ops.conv2d, 3: ops.conv3d}[dims]
     return build(x, weight, list(stride), list(dilation), groups)
+
+
+class IntegerConvolutionOp(Operator):
+    """A convolution of integers without padding, summed up in int32; hidet's sum up in float32.
+
+    Parameters
+    ----------
+    x: Tensor
+        [batch, channels, *inner].
+    weight: Tensor
+        [out, channels / groups, *kernel].
+    stride, dilation: sequence of int
+        One number for each spatial dim.
+    groups: int
+        The groups of channels.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int):
+        data, filters, dims = input_like(x, "x"), input_like(weight, "weight"), len(stride)
+        out, channels, *kernel = filters.shape
+        sizes = [
+            (size - d * (k - 1) - 1) // s + 1
+            for size, k, s, d in zip(data.shape[2:], kernel, stride, dilation, strict=True)
+        ]
+
+        def element(image: Expr, filter: Expr, *place: Expr) -> Expr:
+            def term(channel: Expr, *window: Expr) -> Expr:
+                at = [place[n] * stride[n] + window[n] * dilation[n] for n in range(dims)]
+                source = channel if groups == 1 else (filter // (out // groups)) * channels + channel
+                return cast(data[[image, source, *at]], int32) * cast(filters[[filter, channel, *window]], int32)
+
+            return reduce([channels, *kernel], term, "sum", accumulate_dtype="int32")
+
+        attributes = {"stride": list(stride), "dilation": list(dilation), "groups": groups}
+        y = compute("y", [data.shape[0], out, *sizes], element)
+        super().__init__([x, weight], attributes, Task("integer_conv", [data, filters], [y], attributes=attributes))
+
+
+def integer_convolution(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Convolve integers ``x[batch, channels, ...]`` with ``weight[out, channels / groups, ...]``: int32.
+
+    ``padding`` has the zeros before and after each spatial dim.
+    """
+    x = shaping.constant_pad_nd(x, [size for pair in reversed(padding) for size in pair])
+    return IntegerConvolutionOp(x, weight, stride, dilation, groups).outputs[0]
 
 
 def _transposed(

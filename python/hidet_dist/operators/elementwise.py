@@ -26,7 +26,7 @@ from hidet.graph.ops.utils import input_like
 from hidet.ir import expr as ir
 from hidet.ir import primitives
 from hidet.ir.dtypes import boolean
-from hidet.ir.expr import BitwiseAnd, BitwiseOr, BitwiseXor, Expr, if_then_else
+from hidet.ir.expr import BitwiseAnd, BitwiseOr, BitwiseXor, Expr, LeftShift, RightShift, cast, if_then_else
 from hidet.ir.type import DataType, data_type
 
 from hidet_dist.operators.dtypes import Operand, Scalar, category, floating, promoted_dtype, to_dtype
@@ -149,6 +149,21 @@ def _truncate_divide(a: Expr, b: Expr, d: DataType) -> Expr:
     return a / b if d.is_integer() else primitives.trunc(a / b)
 
 
+def _within_bits(b: Expr, d: DataType) -> Expr:
+    """Whether a value of ``d`` can be shifted by ``b``: other shifts are undefined in C."""
+    within = b < d(8 * int(d.nbytes))
+    return ir.logical_and(b >= d.zero, within) if d.signedness() else within
+
+
+def _left_shift(a: Expr, b: Expr, d: DataType) -> Expr:
+    return if_then_else(_within_bits(b, d), cast(LeftShift(a, b), d), d.zero)
+
+
+def _right_shift(a: Expr, b: Expr, d: DataType) -> Expr:
+    beyond = if_then_else(a < d.zero, d(-1), d.zero) if d.signedness() else d.zero
+    return if_then_else(_within_bits(b, d), cast(RightShift(a, b), d), beyond)
+
+
 _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "add": lambda a, b, d: ir.logical_or(a, b) if d.is_boolean() else a + b,
     "sub": lambda a, b, d: a - b,
@@ -176,6 +191,8 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "bitwise_and": lambda a, b, d: BitwiseAnd(a, b),
     "bitwise_or": lambda a, b, d: BitwiseOr(a, b),
     "bitwise_xor": lambda a, b, d: BitwiseXor(a, b),
+    "left_shift": _left_shift,
+    "right_shift": _right_shift,
 }
 
 
@@ -396,6 +413,24 @@ def _bitwise(function: str) -> Callable[[Operand, Operand], Tensor]:
 
 
 bitwise_and, bitwise_or, bitwise_xor = map(_bitwise, ("and", "or", "xor"))
+
+
+def _shift(function: str) -> Callable[[Operand, Operand], Tensor]:
+    def shift(x: Operand, y: Operand) -> Tensor:
+        dtype = promoted_dtype(x, y)
+        if category(dtype) != 1:
+            raise ValueError(f"{function} is defined of integers, and not of {dtype.name}.")
+        return _combined(function, x, y, dtype)
+
+    shift.__name__ = f"bitwise_{function}"
+    shift.__doc__ = (
+        "The bits of integers, moved by ``y`` places; by as many as there are or more, none is left, except for copies "
+        "of the sign to the right. Raises ValueError for other dtypes."
+    )
+    return shift
+
+
+bitwise_left_shift, bitwise_right_shift = map(_shift, ("left_shift", "right_shift"))
 
 
 def bitwise_not(x: Tensor) -> Tensor:

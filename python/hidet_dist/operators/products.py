@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from hidet import ops
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import PermuteDimsOp
+from hidet.graph.ops.utils import Task, compute, input_like, reduce
+from hidet.ir.dtypes import int32
+from hidet.ir.expr import Expr, cast
+from hidet.ir.type import DataType, data_type
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
@@ -27,16 +31,51 @@ def matmul(x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
         if not transposed and (source := _swapped_from(y)) is not None:
             y, transposed = source, True  # what was transposed only to be multiplied by is read as it lies
         return MatmulOp(x, y, transpose_b=transposed).outputs[0]
-    # hidet sums integers up in float32.
     if transposed:
-        rank = len(y.shape)
-        y = ops.permute_dims(y, [*range(rank - 2), rank - 1, rank - 2])
+        y = permuted(y, [*range(len(y.shape) - 2), len(y.shape) - 1, len(y.shape) - 2])
+    return integer_matmul(x, y, x.dtype)
+
+
+def integer_matmul(x: Tensor, y: Tensor, dtype: DataType | str) -> Tensor:
+    """``x @ y`` of integers, summed up in ``dtype``; hidet's products sum up in float32."""
     if len(x.shape) == 1:
-        return ops.squeeze(matmul(ops.unsqueeze(x, 0), y), len(y.shape) - 2)
+        return ops.squeeze(integer_matmul(ops.unsqueeze(x, 0), y, dtype), len(y.shape) - 2)
     if len(y.shape) == 1:
-        return reductions.sum(elementwise.mul(x, y), -1, dtype=x.dtype)
-    products = elementwise.mul(ops.unsqueeze(x, len(x.shape)), ops.unsqueeze(y, len(y.shape) - 2))
-    return reductions.sum(products, -2, dtype=x.dtype)
+        return ops.squeeze(integer_matmul(x, ops.unsqueeze(y, 1), dtype), len(x.shape) - 1)
+    rank = max(len(x.shape), len(y.shape))
+    x, y = (reshaped(v, [*[1] * (rank - len(v.shape)), *extents_of(v)]) for v in (x, y))
+    return IntegerMatmulOp(x, y, data_type(dtype).name).outputs[0]
+
+
+class IntegerMatmulOp(Operator):
+    """Products of matrices of integers [..., m, k] and [..., k, n] of one rank, summed up in ``dtype``.
+
+    Leading dims of one element are broadcast.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, dtype: str):
+        a, b, kind = input_like(x, "x"), input_like(y, "y"), data_type(dtype)
+        pairs = list(zip(extents_of(x)[:-2], extents_of(y)[:-2], strict=True))
+        # A dim of one element is broadcast, unless both have one.
+        wide = [[p == 1 and q != 1, q == 1 and p != 1] for p, q in pairs]
+        batch = [q if broadcast else p for (p, q), (broadcast, _) in zip(pairs, wide, strict=True)]
+
+        def element(*position: Expr) -> Expr:
+            *outer, row, column = position
+            left, right = (
+                [int32(0) if broadcast[side] else at for at, broadcast in zip(outer, wide, strict=True)]
+                for side in range(2)
+            )
+            return reduce(
+                [a.shape[-1]],
+                lambda k: cast(a[[*left, row, k]], kind) * cast(b[[*right, k, column]], kind),
+                "sum",
+                accumulate_dtype=dtype,
+            )
+
+        attributes = {"dtype": dtype}
+        product = compute("z", [*batch, a.shape[-2], b.shape[-1]], element)
+        super().__init__([x, y], attributes, Task("integer_matmul", [a, b], [product], attributes=attributes))
 
 
 mm = bmm = mv = dot = matmul

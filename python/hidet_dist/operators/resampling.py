@@ -7,6 +7,7 @@ factor is an integer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,6 +92,61 @@ def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> 
         places = np.clip(left.astype(np.int64) + offset, 0, size - 1)
         np.add.at(weights, (places, np.arange(out)), share)
     return weights
+
+
+def _cubic_kernel(d: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel at distances ``d`` (Keys 1981)."""
+    d = np.abs(d)
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+def stretched_weights(
+    size: int, source: np.ndarray, stretch: float, coefficient: float | None = None, within: bool = True
+) -> np.ndarray:
+    """float64[size, out]: the weights of interpolation by a kernel that is ``stretch`` times as wide.
+
+    A kernel as wide as the step between two outputs takes all elements in between into account (antialiasing).
+
+    Parameters
+    ----------
+    size: int
+        The elements of the input.
+    source: array
+        Where each element of the output lies in the input.
+    stretch: float
+        The factor of the kernel's width, at least 1.
+    coefficient: float, optional
+        That of a cubic kernel; without it the kernel is linear.
+    within: bool
+        Whether elements beyond the borders have no weight; otherwise they equal the element at the border.
+    """
+    radius = (1.0 if coefficient is None else 2.0) * stretch
+    source = np.asarray(source, np.float64)
+    first = np.floor(source - radius).astype(np.int64) + 1
+    places = first + np.arange(math.ceil(2 * radius) + 1).reshape(-1, 1)
+    distance = (places - source) / stretch
+    share = np.maximum(1 - np.abs(distance), 0) if coefficient is None else _cubic_kernel(distance, coefficient)
+    if within:
+        share = np.where((places >= 0) & (places < size), share, 0.0)
+    weights = np.zeros([size, len(source)])
+    columns = np.broadcast_to(np.arange(len(source)), places.shape)
+    np.add.at(weights, (np.clip(places, 0, size - 1), columns), share / share.sum(0))
+    return weights
+
+
+def upsample_antialiased(
+    x: Tensor, sizes: Sequence[int], align_corners: bool, scales: Sequence[float | None] | float | None, cubic: bool
+) -> Tensor:
+    """Resample the last dims to ``sizes`` by linear or cubic interpolation that is wide enough for the step."""
+    dims, rank = len(sizes), len(x.shape)
+    for number, (out, step) in enumerate(zip(sizes, _steps(x, sizes, scales, align_corners), strict=True)):
+        dim = rank - dims + number
+        source = float(step) * (np.arange(out) + 0.5) - 0.5
+        matrix = stretched_weights(int(x.shape[dim]), source, max(float(step), 1.0), -0.5 if cubic else None)
+        if matrix.shape[0] != matrix.shape[1] or (matrix != np.eye(len(matrix))).any():
+            x = along_dim(x, dim, matrix)
+    return x
 
 
 def upsample_linear(

@@ -52,8 +52,10 @@ from hidet.graph.ops.special import BarrierOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 
 from hidet_dist.operators import elementwise as elementwise_operators
+from hidet_dist.operators.convolution import IntegerConvolutionOp
 from hidet_dist.operators.indexing import HistogramOp, ScatterElementsOp, ScatterRowsOp
 from hidet_dist.operators.pooling import WindowPoolOp
+from hidet_dist.operators.products import IntegerMatmulOp
 from hidet_dist.operators.reductions import CumulativeOp, ReduceOp
 from hidet_dist.operators.sorting import ArgsortOp
 
@@ -888,6 +890,23 @@ MAKERS[elementwise_operators.CombineOp] = _combine
 def _combine_scalar(rng: Rng, cls: Any) -> Operator:
     x = _symbol(_shape(rng), str(_pick(rng, _FLOATS)))
     return cls(x, str(_pick(rng, _COMBINED)), int(_pick(rng, (2, 3))), False)
+
+
+@_makes(IntegerMatmulOp)
+def _integer_matmul(rng: Rng, cls: Any) -> Operator:
+    batch, (m, k, n) = [int(_pick(rng, (2, 4)))] * int(rng.integers(2)), (_size(rng) for _ in range(3))
+    left, right = ([size if rng.integers(2) else 1 for size in batch] for _ in range(2))
+    x, y = (_symbol(shape, str(_pick(rng, ("int8", "uint8")))) for shape in ([*left, m, k], [*right, k, n]))
+    return cls(x, y, "int32")
+
+
+@_makes(IntegerConvolutionOp)
+def _integer_convolution(rng: Rng, cls: Any) -> Operator:
+    dims = int(rng.integers(1, 3))
+    groups, channels, out = _channels(rng)
+    x = _symbol([int(_pick(rng, (2, 3))), channels, *[int(_pick(rng, (4, 6, 7)))] * dims], "int32")
+    weight = _symbol([out, channels // groups, *[2] * dims], "int8")
+    return cls(x, weight, [int(_pick(rng, (1, 2)))] * dims, [int(_pick(rng, (1, 2)))] * dims, groups)
 
 
 @_makes(elementwise_operators.SelectOp)
