@@ -72,9 +72,7 @@ def test_convolutions_of_integers():
         padded = functional.pad(a.double(), [1, 0, 0, 2])
         return functional.conv2d(padded, b.double(), stride=[2, 1], dilation=[1, 2], groups=2).to(torch.int32)
 
-    compare(
-        lambda a, b: operators.integer_convolution(a, b, [2, 1], [(0, 2), (1, 0)], [1, 2], 2), reference, x, weight
-    )
+    compare(lambda a, b: operators.integer_convolution(a, b, [2, 1], [(0, 2), (1, 0)], [1, 2], 2), reference, x, weight)
 
 
 def test_weights_of_stretched_kernels_add_up_to_one():
