@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from hidet import ops
 from hidet.graph import Tensor
+from hidet.ir.dtypes import float32, float64
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import to_dtype
@@ -84,8 +86,14 @@ def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, e
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """``x`` divided by the root of the mean of its squares over the last dims, and scaled."""
+    """``x`` divided by the root of the mean of its squares over the last dims, and scaled.
+
+    Halves are computed in float32, in which their squares do not overflow. ``eps`` is the machine epsilon of the dtype
+    of the computation by default.
+    """
     dims = [len(x.shape) - len(normalized_shape) + d for d in range(len(normalized_shape))]
-    eps = float(x.dtype.finfo().eps) if eps is None else eps
-    squares = reductions.mean(ops.square(x), dims, keepdim=True)
-    return _affine(elementwise.mul(x, ops.rsqrt(elementwise.add(squares, eps))), weight, None)
+    wide = x if x.dtype == float64 else to_dtype(x, float32)
+    eps = float(np.finfo(wide.dtype.name).eps) if eps is None else eps
+    squares = reductions.mean(ops.square(wide), dims, keepdim=True)
+    normal = elementwise.mul(wide, ops.rsqrt(elementwise.add(squares, eps)))
+    return to_dtype(_affine(normal, weight, None), x.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import hidet
@@ -45,29 +45,70 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
     ValueError
         When the extent is anything but an expression of symbols by ``+ - * / % < <= ?:``.
     """
-    if isinstance(extent, int | Constant):
-        return int(extent)
-    if isinstance(extent, SymbolVar) and extent.name in sizes:
-        return sizes[extent.name]
-    if isinstance(extent, ir.Cast):
-        return evaluate(extent.expr, sizes)
-    if isinstance(extent, ir.IfThenElse):
-        return evaluate(extent.then_expr if evaluate(extent.cond, sizes) else extent.else_expr, sizes)
-    if isinstance(extent, ir.LessThan | ir.LessEqual):
-        a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
-        return int(a < b or (a == b and isinstance(extent, ir.LessEqual)))
-    if isinstance(extent, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
-        a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
-        if isinstance(extent, ir.Add):
+    value = evaluate_number(extent, sizes)
+    if isinstance(value, float):
+        raise ValueError(f"the size {extent} is no integer")
+    return value
+
+
+def evaluate_number(expression: int | float | Expr, sizes: Mapping[str, int]) -> int | float:
+    """Compute the value of a number, an expression of symbols such as ``1.0 / n``, given the sizes of the symbols.
+
+    Raises
+    ------
+    ValueError
+        As :func:`evaluate`; beside integers there are floats, their powers, and functions of one operand.
+    """
+    if isinstance(expression, int | float):
+        return expression
+    if isinstance(expression, Constant):
+        return float(expression) if expression.type.is_float() else int(expression)
+    if isinstance(expression, SymbolVar) and expression.name in sizes:
+        return sizes[expression.name]
+    if isinstance(expression, ir.Cast):
+        kind = expression.target_type
+        value = evaluate_number(expression.expr, sizes)
+        return float(value) if kind.is_data_type() and kind.is_float() else int(value)
+    if isinstance(expression, ir.IfThenElse):
+        return evaluate_number(
+            expression.then_expr if evaluate_number(expression.cond, sizes) else expression.else_expr, sizes
+        )
+    if isinstance(expression, ir.Call):
+        return _call(expression, sizes)
+    if isinstance(expression, ir.LessThan | ir.LessEqual):
+        a, b = evaluate_number(expression.a, sizes), evaluate_number(expression.b, sizes)
+        return int(a < b or (a == b and isinstance(expression, ir.LessEqual)))
+    if isinstance(expression, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+        a, b = evaluate_number(expression.a, sizes), evaluate_number(expression.b, sizes)
+        if isinstance(expression, ir.Add):
             return a + b
-        if isinstance(extent, ir.Sub):
+        if isinstance(expression, ir.Sub):
             return a - b
-        if isinstance(extent, ir.Multiply):
+        if isinstance(expression, ir.Multiply):
             return a * b
-        if b <= 0:
-            raise ValueError(f"the size {extent} divides by {b}")
-        return a % b if isinstance(extent, ir.Mod) else a // b
-    raise ValueError(f"the size {extent} is not arithmetic of symbolic dims")
+        if isinstance(a, float) or isinstance(b, float):
+            if isinstance(expression, ir.Div) and b:
+                return a / b
+        elif b <= 0:
+            raise ValueError(f"the size {expression} divides by {b}")
+        else:
+            return a % b if isinstance(expression, ir.Mod) else a // b
+    raise ValueError(f"the size {expression} is not arithmetic of symbolic dims")
+
+
+def _call(call: ir.Call, sizes: Mapping[str, int]) -> float:
+    """Compute a function of numbers, such as a square root."""
+    name = str(call.func_var.name).removeprefix("generic_")
+    arguments = [float(evaluate_number(argument, sizes)) for argument in call.args]
+    if name not in _FUNCTIONS:
+        raise ValueError(f"the number {call} is not arithmetic of symbolic dims")
+    return float(_FUNCTIONS[name](*arguments))
+
+
+_FUNCTIONS: Mapping[str, Callable[..., float]] = {
+    "pow": math.pow,
+    **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "sin", "cos", "tanh")},
+}
 
 
 def same_extent(a: Extent, b: Extent) -> bool:

@@ -16,7 +16,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.extents import evaluate, extents_of
+from hidet_dist.spec.extents import evaluate, evaluate_number, extents_of
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 
@@ -88,7 +88,7 @@ def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
         return type(value)(_substituted(part, sizes) for part in value)
     if isinstance(value, Expr) and not isinstance(value, Constant):
         try:
-            return evaluate(value, sizes)
+            return evaluate_number(value, sizes)
         except ValueError:
             return value
     return value

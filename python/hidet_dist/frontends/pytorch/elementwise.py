@@ -53,6 +53,12 @@ _BINARY = {
     },
 }
 
+_OF_SIZES = (
+    *("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "maximum", "minimum", "pow"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+)
+"""Those whose second operand, or first one, may be a number computed from symbolic dims."""
+
 _OTHER_NAMES = {"_prelu_kernel": "prelu", "clip": "clamp", "sgn": "sign"}
 
 
@@ -60,18 +66,33 @@ def _plain(function: Callable[..., Tensor]) -> Lowering:
     return lambda call, *args, **options: function(*args, **options)
 
 
+def _of_numbers(function: Callable[..., Tensor]) -> Lowering:
+    """Lower a function that takes numbers; one computed from symbolic dims is passed as a tensor without dims."""
+
+    def lowering(call: Call, *args: Any, **options: Any) -> Tensor:
+        if any(isinstance(value, Expr) for value in options.values()):
+            raise Refused(f"{', '.join(options)} computed from symbolic dims is not supported")
+        if any(isinstance(x, Expr) for x in args):
+            dtype = call.common_dtype(*(place for place, x in enumerate(args) if x is not None))
+            args = tuple(ops.full([], constant(x, dtype), dtype) if isinstance(x, Expr) else x for x in args)
+        return function(*args, **options)
+
+    return lowering
+
+
 def _binary(name: str, function: Callable[..., Tensor]) -> Lowering:
     """Lower a function of two operands, one of which may be a number computed from symbolic dims."""
 
     def lowering(call: Call, x: Any, y: Any, *rest: Any, **options: Any) -> Tensor:
-        if not any(isinstance(operand, Expr) for operand in (x, y)):
+        if not any(isinstance(operand, Expr) for operand in (x, y, *rest, *options.values())):
             return function(x, y, *rest, **options)
-        if rest or options:
-            raise Refused("alpha or rounding_mode beside a number computed from symbolic dims is not supported")
+        if name not in _OF_SIZES or rest or options:
+            raise Refused(f"{name} of numbers computed from symbolic dims is not supported with these arguments")
         dtype = call.common_dtype(0, 1) if name in ("eq", "ne", "lt", "le", "gt", "ge") else call.dtype
-        swapped = not isinstance(x, Tensor)
-        tensor, number = (y, x) if swapped else (x, y)
-        return CombineScalarOp(to_dtype(tensor, dtype), name, number, swapped).outputs[0]
+        swapped = (not isinstance(x, Tensor)) != (name == "rsub")
+        tensor, number = (x, y) if isinstance(x, Tensor) else (y, x)
+        combined = "sub" if name == "rsub" else name
+        return CombineScalarOp(to_dtype(tensor, dtype), combined, number, swapped).outputs[0]
 
     return lowering
 
@@ -79,7 +100,9 @@ def _binary(name: str, function: Callable[..., Tensor]) -> Lowering:
 def _register() -> None:
     for entry in _UNARY:
         name, _, overload = entry.partition(".")
-        lowers(f"{name}.{overload or 'default'}", numbers=name in _OF_NUMBERS)(_plain(getattr(elementwise, name)))
+        numbers = name in _OF_NUMBERS
+        lowering = (_of_numbers if numbers else _plain)(getattr(elementwise, name))
+        lowers(f"{name}.{overload or 'default'}", numbers=numbers)(lowering)
     for other, name in _OTHER_NAMES.items():
         lowers(f"{other}.default")(_plain(getattr(elementwise, name)))
     for name, overloads in _BINARY.items():

@@ -258,10 +258,12 @@ class _Lowerer:
         """Convert a number of PyTorch, which may be symbolic. Raises ValueError for one that hidet cannot express."""
         if isinstance(meta, torch.SymInt):
             return self.dims.extent(meta)
-        if isinstance(meta, torch.SymFloat | torch.SymBool):
-            constant = meta.node.maybe_as_float() if isinstance(meta, torch.SymFloat) else meta.node.maybe_as_bool()
+        if isinstance(meta, torch.SymFloat):
+            return self.dims.number(meta)
+        if isinstance(meta, torch.SymBool):
+            constant = meta.node.maybe_as_bool()
             if constant is None:
-                raise ValueError(f"the number {meta} depends on symbolic dims")
+                raise ValueError(f"the truth value {meta} depends on symbolic dims")
             return constant
         return meta
 
@@ -446,7 +448,8 @@ class _Lowerer:
 
     def refuse(self, node: torch.fx.Node, reason: str) -> None:
         """Record a call of an unsupported operator."""
-        self.missing.append(MissingOperator(str(node.target), reason, _module_path(node), _line(node)))
+        name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _name_of(node.target)
+        self.missing.append(MissingOperator(name, reason, _module_path(node), _line(node)))
 
 
 def _identity(leaf: Any) -> Any:
@@ -456,6 +459,12 @@ def _identity(leaf: Any) -> Any:
     if isinstance(leaf, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return leaf
     return id(leaf)
+
+
+def _name_of(target: Any) -> str:
+    """Return the name of a function in a graph of PyTorch, such as ``torch.sym_max``."""
+    name = getattr(target, "__name__", None)
+    return f"{target.__module__.removeprefix('_')}.{name}" if name else str(target)
 
 
 def _operands(args: Sequence[Any]) -> list[Any]:

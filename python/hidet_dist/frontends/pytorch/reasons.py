@@ -13,7 +13,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 _CONSTANT = re.compile(r"You marked (.+?) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _FOREIGN = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _GUARD = re.compile(
-    r"Not all values of (\w+) = (.+?) in the specified range satisfy the generated guard (.+?)\.?$", re.MULTILINE
+    r"Not all values of (\w+) = (.+?) in the specified range satisfy the generated guard (.+?)(?:\.Special.*|\.)?$",
+    re.MULTILINE,
 )
 
 
