@@ -12,6 +12,7 @@ import pytest
 
 from hidet_dist.runtime import native
 from hidet_dist.runtime.native.signatures import COLLECTIVES
+from hidet_dist.spec.collectives import REDUCED_DTYPES
 
 F32 = native.dtype_code("float32")
 SUM = native.reduce_op_code("sum")
@@ -47,6 +48,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_codes_are_those_of_the_dtypes_with_their_names() -> None:
+    assert set(native.DTYPE_CODES) == set(REDUCED_DTYPES)
     values = COLLECTIVES.constants
     short = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
     for name, code in native.DTYPE_CODES.items():

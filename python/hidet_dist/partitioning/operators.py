@@ -15,7 +15,7 @@ from hidet.ir.expr import if_then_else, is_constant
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.runtime import native
-from hidet_dist.spec.collectives import COLLECTIVES
+from hidet_dist.spec.collectives import COLLECTIVES, REDUCED_DTYPES
 from hidet_dist.spec.extents import Extent, extents_of
 
 Placement = tuple[int, Extent]
@@ -78,12 +78,14 @@ class CommunicationOp(NativeCallOp):
             shape = block = _block(kind, shape, group_size, sent)
         if collective.receives_blocks:
             shape = [group_size, *block] if received is None else _with_extent(block, *received)
-        codes = [native.dtype_code(x.dtype.name)]
+        moves_bytes = not reduce_op and x.dtype.name not in REDUCED_DTYPES
+        codes = [native.dtype_code("uint8" if moves_bytes else x.dtype.name)]
+        unit = [int(x.dtype.nbytes)] if moves_bytes else []  # what an element has of what is counted below
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
         send, recv = ("send", "recv") if only_starts else ("{}", "{}")
-        values: dict[str, Extent] = {"count": _product(block)}
+        values: dict[str, Extent] = {"count": _product([*block, *unit])}
         blocks = ""
         arguments = [send, recv, "count"]
         if sent is not None or received is not None:
@@ -93,8 +95,8 @@ class CommunicationOp(NativeCallOp):
                     dim = place[0]
                     whole = extents_of(x)[dim] if name == "sent" else place[1]
                     values[f"{name}_rows"] = _product(block[:dim])
-                    values[f"{name}_row"] = _product(block[dim:])
-                    values[f"{name}_whole"] = _product([whole, *block[dim + 1 :]])
+                    values[f"{name}_row"] = _product([*block[dim:], *unit])
+                    values[f"{name}_whole"] = _product([whole, *block[dim + 1 :], *unit])
                     blocks += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
             arguments = collective.arguments(
                 send, recv, "&sent" if sent else "nullptr", "&received" if received else "nullptr"

@@ -24,6 +24,8 @@ from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, Scala
 from hidet.ir.task import Task
 from hidet.ir.type import DataType
 
+from hidet_dist.spec.collectives import REDUCED_DTYPES
+
 
 class UnsupportedDefinition(Exception):
     """A compute definition that the analysis does not model: the operator gets no rule."""
@@ -503,6 +505,8 @@ class _Walker:
         dtype = self.task.outputs[root].type.dtype
         if dtype.is_boolean():
             return _BOOLEAN_REDUCE_OPS.get(op)
+        if dtype.name not in REDUCED_DTYPES:
+            return None
         # An average of integers is rounded, so an average of averages is a different number.
         return None if op == "average" and dtype.is_integer() else _REDUCE_OPS.get(op)
 

@@ -152,6 +152,9 @@ COLLECTIVES: dict[str, Collective] = {
 }
 """The kinds by name. A slice is the local kind, the inverse of an all-gather."""
 
+REDUCED_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool")
+"""The dtypes that collectives reduce. Tensors of other dtypes are moved as bytes."""
+
 COMMUNICATING = tuple(kind.name for kind in COLLECTIVES.values() if kind.communicates)
 """The names of the kinds that communicate."""
 
