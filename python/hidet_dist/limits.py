@@ -76,3 +76,6 @@ MOST_PROTOBUF_BYTES = 2**31 - 1
 
 MOST_NESTED = 200
 """Lists and objects of JSON in one another: artifacts have about ten levels, arguments of a model a few more."""
+
+MOST_NODES = 2**18
+"""Nodes of an ONNX model with its functions inlined: those of hundreds of layers have some 10,000."""

@@ -13,7 +13,7 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import Node, Refused, lowers, rank_of
+from hidet_dist.frontends.onnx.nodes import Node, Refused, dim_of, lowers, rank_of
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import to_dtype
 
@@ -68,6 +68,10 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Tan": elementwise.tan,
     "Tanh": elementwise.tanh,
 }
+
+
+ELEMENTWISE = (*_BINARY, *_UNARY)
+"""Operators that compute each element of their output from one of each input."""
 
 
 @lowers(*_BINARY)
@@ -216,11 +220,20 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+# What reductions compute of each element where no dim is reduced; the others leave it as it is.
+_ON_ELEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceL1": elementwise.abs,
+    "ReduceL2": elementwise.abs,
+    "ReduceLogSum": elementwise.log,
+    "ReduceSumSquare": lambda x: elementwise.mul(x, x),
+}
+
+
 @lowers(*_REDUCTIONS)
 def _reduce(node: Node) -> Tensor:
     x, axes = node.tensor(0), node.integers(1, "axes")
     if not axes and node.get("noop_with_empty_axes", 0):
-        return x
+        return _ON_ELEMENTS.get(node.operator, lambda x: x)(x)
     return _REDUCTIONS[node.operator](x, axes or None, bool(node.get("keepdims", 1)))
 
 
@@ -240,9 +253,10 @@ def _softmax(node: Node) -> Tensor:
 
 @lowers("CumSum")
 def _cumsum(node: Node) -> Tensor:
-    x, (dim,) = node.tensor(0), node.known(1, "the axis of a running sum").reshape(-1)
+    x = node.tensor(0)
+    dim = dim_of(int(node.known(1, "the axis of a running sum").item()), rank_of(x))
     options = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
-    return reductions.cumsum(x, int(dim), x.dtype, **options)
+    return reductions.cumsum(x, dim, x.dtype, **options)
 
 
 @lowers("TopK")
@@ -279,7 +293,7 @@ def _einsum(node: Node) -> Tensor:
 
 @lowers("LpNormalization")
 def _lp_normalization(node: Node) -> Tensor:
-    x, dim = node.tensor(0), node.get("axis", -1)
-    size = reductions.linalg_vector_norm(x, node.get("p", 2), dim % rank_of(x), keepdim=True)
+    x = node.tensor(0)
+    size = reductions.linalg_vector_norm(x, node.get("p", 2), node.axis(rank_of(x), -1), keepdim=True)
     # In the standard vectors of length 0 stay zero.
     return elementwise.where(elementwise.eq(size, 0), elementwise.mul(x, 0), elementwise.div(x, size))

@@ -11,7 +11,18 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Node, Refused, Value, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import (
+    MOST_ELEMENTS,
+    Invalid,
+    Node,
+    Refused,
+    Value,
+    bounded,
+    dim_of,
+    lowers,
+    rank_of,
+    static,
+)
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.dtypes import to_dtype
 from hidet_dist.spec.extents import Extent, extents_of
@@ -91,7 +102,7 @@ def _transpose(node: Node) -> Tensor:
 @lowers("Concat")
 def _concat(node: Node) -> Tensor:
     tensors = [node.tensor(n) for n in range(len(node.inputs))]
-    axis = node.get("axis", 0) % rank_of(tensors[0])
+    axis = node.axis(rank_of(tensors[0]), 0)
     tensors = [x for x in tensors if extents_of(x)[axis] != 0]
     return tensors[0] if len(tensors) == 1 else ops.concat(tensors, axis)
 
@@ -99,7 +110,7 @@ def _concat(node: Node) -> Tensor:
 @lowers("Split")
 def _split(node: Node) -> tuple[Tensor, ...]:
     x, sizes = node.tensor(0), node.integers(1, "split")
-    axis = node.get("axis", 0) % rank_of(x)
+    axis = node.axis(rank_of(x), 0)
     count = len(node.outputs)
     size = static(x, axis, "the dim that is split")
     if sizes is None:
@@ -121,7 +132,7 @@ def _slice(node: Node) -> Tensor:
     axes = node.integers(3, "axes") or list(range(len(starts)))
     steps = node.integers(4, "steps") or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        x = _sliced(x, start, end, axis % rank_of(x), step)
+        x = _sliced(x, start, end, dim_of(axis, rank_of(x)), step)
     return x
 
 
@@ -143,6 +154,7 @@ def _sliced(x: Tensor, start: int, end: int, dim: int, step: int) -> Tensor:
         return ops.strided_slice(x, [indices[0]], [indices[-1] + 1], [dim], [step])
     if len(indices) == size and step == -1:
         return shaping.flip(x, dim)
+    bounded(len(indices), "the indices of a slice in reverse")
     return shaping.take_along(x, list(indices), dim)
 
 
@@ -175,7 +187,8 @@ def _pad(node: Node) -> Tensor:
         value = node.known(2, "the elements of the padding").item()
     before, after = [0] * rank, [0] * rank
     for n, axis in enumerate(axes):
-        before[axis % rank], after[axis % rank] = pads[n], pads[n + len(axes)]
+        dim = dim_of(axis, rank)
+        before[dim], after[dim] = pads[n], pads[n + len(axes)]
     flat = [n for dim in reversed(range(rank)) for n in (before[dim], after[dim])]
     return shaping.pad(x, flat, modes[mode], value)
 
@@ -183,11 +196,20 @@ def _pad(node: Node) -> Tensor:
 # Lookups
 
 
+def _check_indices(indices: Value, size: Extent) -> None:
+    """Refuse known indices that a dim of ``size`` elements lacks. Raises Invalid."""
+    if isinstance(indices, np.ndarray) and indices.dtype != object and isinstance(size, int):
+        outside = indices[(indices < -size) | (indices >= size)]
+        if outside.size:
+            raise Invalid(f"the index {outside.reshape(-1)[0]} is not one of a dim of {size} elements")
+
+
 @lowers("Gather")
 def _gather(node: Node) -> Tensor:
-    x, axis = node.tensor(0), node.get("axis", 0)
-    axis %= rank_of(x)
+    x = node.tensor(0)
+    axis = node.axis(rank_of(x), 0)
     indices = node.value(1)
+    _check_indices(indices, extents_of(x)[axis])
     if isinstance(indices, np.ndarray) and indices.size == 1 and isinstance(extents_of(x)[axis], int):
         # A single known index is a slice, which can be sharded in more ways than a lookup.
         index = int(indices.reshape(-1)[0]) % static(x, axis, "a dim")
@@ -199,7 +221,10 @@ def _gather(node: Node) -> Tensor:
 
 @lowers("GatherElements")
 def _gather_elements(node: Node) -> Tensor:
-    return indexing.gather(node.tensor(0), node.get("axis", 0), node.tensor(1))
+    x = node.tensor(0)
+    axis = node.axis(rank_of(x), 0)
+    _check_indices(node.value(1), extents_of(x)[axis])
+    return indexing.gather(x, axis, node.tensor(1))
 
 
 def _coordinates(index: Tensor, count: int) -> list[Tensor]:
@@ -229,7 +254,7 @@ def _scatter_nd(node: Node) -> Tensor:
 @lowers("ScatterElements")
 def _scatter_elements(node: Node) -> Tensor:
     x, index, updates = (node.tensor(n) for n in range(3))
-    axis = node.get("axis", 0) % rank_of(x)
+    axis = node.axis(rank_of(x), 0)
     size = static(x, axis, "the dim that is scattered along")
     index = elementwise.where(elementwise.lt(index, 0), elementwise.add(index, size), index)
     reductions = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -243,7 +268,7 @@ def _scatter_elements(node: Node) -> Tensor:
 
 @lowers("OneHot")
 def _one_hot(node: Node) -> Tensor:
-    x, depth = node.tensor(0), int(node.known(1, "the depth of OneHot").item())
+    x, depth = node.tensor(0), bounded(int(node.known(1, "the depth of OneHot").item()), "the classes of OneHot")
     off, on = (v.item() for v in node.known(2, "the values of OneHot"))
     dtype = node.known(2, "the values of OneHot").dtype.name
     axis = node.get("axis", -1)

@@ -11,7 +11,7 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.onnx.nodes import Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import Invalid, Node, Refused, bounded, dim_of, lowers, rank_of, static
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.pooling import along_dim
 from hidet_dist.operators.recurrent import gru, lstm
@@ -117,7 +117,7 @@ def _instance_normalization(node: Node) -> Tensor:
 @lowers("LayerNormalization")
 def _layer_normalization(node: Node) -> Any:
     x = node.tensor(0)
-    axis = node.get("axis", -1) % rank_of(x)
+    axis = node.axis(rank_of(x), -1)
     shape = list(extents_of(x)[axis:])
     weight, bias, eps = node.optional(1), node.optional(2), node.get("epsilon", 1e-5)
     if len([name for name in node.outputs if name]) > 1:
@@ -128,7 +128,7 @@ def _layer_normalization(node: Node) -> Any:
 @lowers("RMSNormalization")
 def _rms_normalization(node: Node) -> Tensor:
     x = node.tensor(0)
-    shape = list(extents_of(x)[node.get("axis", -1) % rank_of(x) :])
+    shape = list(extents_of(x)[node.axis(rank_of(x), -1) :])
     return operators.rms_norm(x, shape, node.optional(1), node.get("epsilon", 1e-5))
 
 
@@ -143,6 +143,8 @@ def _group_normalization(node: Node) -> Tensor:
 
 
 # Resampling
+
+_MOST_WEIGHTS = 2**26  # of a dim that is interpolated: as of one of 4,096 elements that is made 16,384
 
 
 def _input_coordinates(output_size: int, size: int, factor: float, transformation: str) -> np.ndarray:
@@ -185,7 +187,7 @@ def _nearest(coordinates: np.ndarray, size: int, rounding: str) -> np.ndarray:
 def _resize(node: Node) -> Tensor:
     x = node.tensor(0)
     rank = rank_of(x)
-    axes = [axis % rank for axis in node.get("axes", range(rank))]
+    axes = [dim_of(axis, rank) for axis in node.get("axes", range(rank))]
     scales, requested = node.value(2), node.value(3)
     sizes = [static(x, axis, "a dim that is resized") for axis in axes]
     if requested is not None and len(node.known(3, "the sizes of Resize")):
@@ -195,6 +197,8 @@ def _resize(node: Node) -> Tensor:
         factors = [output_size / size for output_size, size in zip(output_sizes, sizes, strict=True)]
     elif scales is not None:
         factors = [float(f) for f in node.known(2, "the scales of Resize")]
+        if not all(0 < factor < math.inf for factor in factors):
+            raise Invalid(f"the scales {factors} are not all positive numbers")
         output_sizes = [math.floor(size * factor) for size, factor in zip(sizes, factors, strict=True)]
     else:
         raise Refused("Resize has neither sizes nor scales")
@@ -207,6 +211,9 @@ def _resize(node: Node) -> Tensor:
     for axis, size, output_size, factor in zip(axes, sizes, output_sizes, factors, strict=True):
         if output_size == size and factor == 1:
             continue
+        bounded(output_size, "the coordinates of Resize")
+        if mode != "nearest":
+            bounded(size * output_size, "the weights of Resize", _MOST_WEIGHTS)
         coordinates = _input_coordinates(output_size, size, factor, transformation)
         if mode == "nearest":
             indices = _nearest(coordinates, size, node.text("nearest_mode", "round_prefer_floor"))
@@ -225,6 +232,8 @@ def _resize(node: Node) -> Tensor:
 
 # Recurrent layers
 
+_MOST_STEPS = 2**14  # each of which becomes operators of the graph
+
 
 def _directions(node: Node) -> list[list[Tensor | None]]:
     """List the weight, recurrence, bias and initial states of each direction of a recurrent layer.
@@ -234,6 +243,7 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
     Refused
         When the layer has options that are not supported.
     """
+    bounded(static(node.tensor(0), 0, "the length of a sequence"), "the steps of a recurrent layer", _MOST_STEPS)
     if node.get("layout", 0):
         raise Refused("a recurrent layer with layout=1 (the batch first) is not supported")
     if node.value(4) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import hidet
 import numpy as np
 import onnx
-import onnx.inliner
 from hidet.graph import FlowGraph, Tensor
 from onnx.reference import ReferenceEvaluator
 
@@ -21,14 +20,26 @@ from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
 from hidet_dist.frontends.onnx import arithmetic, arrangement, layers  # noqa: F401  # they register lowerings
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Invalid, Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.standard import Described, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
+from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 21
-_STANDARD = ("", "ai.onnx")  # names of the domain of ONNX's operators
-_ENLARGING = ("Expand", "Tile")  # operators whose outputs may be much larger than their inputs
-_NOT_FOLDED = ("If", "Constant", "ConstantOfShape", "Range", "Shape")  # their lowerings compute known values
+# Operators that are computed while tracing where their inputs are known: those that models compute shapes, indices and
+# masks with. Their work is about that of reading the inputs and writing the outputs, which are bounded.
+_FOLDED = frozenset(
+    [
+        *arithmetic.ELEMENTWISE,
+        *("ArgMax", "ArgMin", "Cast", "CastLike", "Clip", "Compress", "Concat", "CumSum", "Div", "Expand", "Flatten"),
+        *("Gather", "GatherElements", "GatherND", "IsInf", "MatMul", "Max", "Mean", "Min", "Mod", "NonZero", "OneHot"),
+        *("Pad", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape"),
+        *("ScatterElements", "ScatterND", "Size", "Slice", "Split", "Squeeze", "Sum", "Tile", "TopK", "Transpose"),
+        *("Trilu", "Unique", "Unsqueeze", "Where"),
+    ]
+)
+_NO_LARGER = ("Compress", "NonZero", "Unique")  # folded operators whose outputs' sizes depend on data, but are bounded
 
 
 def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGraph:
@@ -62,25 +73,24 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     WeightsError
         When the data of an initializer is not where the model says.
     """
-    file = ModelFile(Path(path))
-    _check_opset(file)
+    file, opset = _checked(Path(path))
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        return _Lowerer(file, dict(dims or {})).graph()
+        return _Lowerer(file, opset, dict(dims or {})).graph()
 
 
-def _check_opset(file: ModelFile) -> None:
-    versions = {entry.domain: entry.version for entry in file.model.opset_import}
-    version = next((versions[domain] for domain in _STANDARD if domain in versions), None)
-    if version is None or not file.model.graph.node:
-        raise TraceError(f"{file.path} has no nodes of ONNX's operators.")
-    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+def _checked(path: Path) -> tuple[ModelFile, int]:
+    """Read a file, check its model, and inline its functions; return it and its opset."""
+    file = ModelFile(path)
+    opset = opset_of(file)
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         raise TraceError(
-            f"{file.path} is of opset {version}; from_onnx reads {OLDEST_OPSET} to {NEWEST_OPSET}. Export it again, or "
+            f"{path} is of opset {opset}; from_onnx reads {OLDEST_OPSET} to {NEWEST_OPSET}. Export it again, or "
             "convert it with onnx.version_converter."
         )
-    if file.model.functions:
-        file.model = onnx.inliner.inline_local_functions(file.model)
+    check_model(file)
+    inline_functions(file)
+    return file, opset
 
 
 class _Unsupported:
@@ -106,7 +116,7 @@ class _Scope:
 class _Lowerer:
     """The lowering of one model."""
 
-    def __init__(self, file: ModelFile, dims: dict[str, int]):
+    def __init__(self, file: ModelFile, opset: int, dims: dict[str, int]):
         self.file = file
         self.dims = dims
         self.missing: list[MissingOperator] = []
@@ -115,7 +125,7 @@ class _Lowerer:
         self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
         self.outermost = self._initializers(file.model.graph)
         self.weight_names = set(self.outermost)
-        self.opset = max(entry.version for entry in file.model.opset_import if entry.domain in _STANDARD)
+        self.opset = opset
         self.like = hidet.symbol([1], "float32", "cpu")
 
     def graph(self) -> FlowGraph:
@@ -233,6 +243,10 @@ class _Lowerer:
             outputs = self._outputs(proto, scope)
         except (Refused, NotImplementedError) as error:
             self._refuse(number, proto, str(error) or "it is not implemented")
+        except Invalid as error:
+            raise TraceError(
+                f"Node {number} ({proto.op_type} {proto.name!r}) of {self.file.path} is invalid: {error}."
+            ) from error
         except HidetDistError:
             raise
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -246,7 +260,7 @@ class _Lowerer:
                 scope.values[name] = value
 
     def _refuse(self, number: int, proto: onnx.NodeProto, reason: str) -> None:
-        domain = proto.domain if proto.domain not in _STANDARD else "onnx"
+        domain = proto.domain if proto.domain not in STANDARD else "onnx"
         self.missing.append(
             MissingOperator(
                 f"{domain}.{proto.op_type}", reason, f"node {number}" + (f" {proto.name}" if proto.name else "")
@@ -255,7 +269,7 @@ class _Lowerer:
 
     def _outputs(self, proto: onnx.NodeProto, scope: _Scope) -> Iterable[Any]:
         """Compute or lower a node; return its outputs. Raises Refused for unsupported nodes."""
-        lowering = lowering_of(proto.op_type) if proto.domain in _STANDARD else None
+        lowering = lowering_of(proto.op_type) if proto.domain in STANDARD else None
         if lowering is None:
             raise Refused("it has no lowering")
         inputs = [self._value(name, scope) if name else None for name in proto.input]
@@ -263,8 +277,9 @@ class _Lowerer:
             return itertools.repeat(_UNSUPPORTED)
         if proto.op_type == "Constant" and (tensor := _external_value(proto)) is not None:
             return [self._stored(proto.output[0], tensor, False)]
+        described = describe(proto, self.opset, inputs)
         attributes = {item.name: self._attribute(item) for item in proto.attribute}
-        folded = self._folded(proto, inputs, attributes)
+        folded = self._folded(proto, inputs, attributes, described)
         if folded is not None:
             return folded
         node = Node(
@@ -278,7 +293,9 @@ class _Lowerer:
             self._weight_values,
         )
         outputs = lowering(node)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        check_outputs(proto.op_type, outputs, described)
+        return outputs
 
     def _lower_subgraph(self, model: onnx.GraphProto, outer: _Scope) -> list[Value]:
         """Lower the nodes of a subgraph; return the values of its outputs."""
@@ -294,7 +311,13 @@ class _Lowerer:
             return self._few_values(value) if is_external else self.file.values(value)
         return list(value) if proto.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS) else value
 
-    def _folded(self, proto: onnx.NodeProto, inputs: list[Value], attributes: Mapping[str, Any]) -> list[Any] | None:
+    def _folded(
+        self,
+        proto: onnx.NodeProto,
+        inputs: list[Value],
+        attributes: Mapping[str, Any],
+        described: Sequence[Described] | None,
+    ) -> list[Any] | None:
         """Compute a node's outputs if all its inputs are known; None if they are not, or if outputs are too large.
 
         Shapes with symbolic dims are computed as expressions, all else by ONNX's reference evaluator.
@@ -302,16 +325,15 @@ class _Lowerer:
         present = [value for value in inputs if value is not None]
         if not present or not all(isinstance(value, np.ndarray) for value in present):
             return None
-        if proto.op_type in _NOT_FOLDED:
+        if proto.op_type not in _FOLDED or sum(value.size for value in present) > MOST_ELEMENTS:
+            return None
+        counts = [own.count for own in described or ()] or [None]
+        if any(count > MOST_ELEMENTS for count in counts if count is not None):
             return None
         if any(value.dtype == object for value in present):
             return evaluate_shapes(proto.op_type, inputs, attributes)
-        if sum(value.size for value in present) > MOST_ELEMENTS:
+        if None in counts and proto.op_type not in _NO_LARGER:
             return None
-        if proto.op_type in _ENLARGING:
-            factors = map(int, present[1].reshape(-1))
-            if present[0].size * math.prod(factors) > MOST_ELEMENTS:
-                return None
         names = [name for name in proto.input if name]
         feed = dict(zip(names, present, strict=True))
         single = onnx.helper.make_graph(

@@ -25,6 +25,10 @@ class Refused(Exception):
     """An unsupported operator, or an unsupported use of one; the message is the reason."""
 
 
+class Invalid(Exception):
+    """A node that the standard does not allow; the message is the reason."""
+
+
 MOST_ELEMENTS = 2**20
 """The most elements of a value that is computed while tracing. A larger one is computed in the graph, or refused."""
 
@@ -115,6 +119,10 @@ class Node:
         numbers = self.attributes.get(name)
         return None if numbers is None else [int(n) for n in numbers]
 
+    def axis(self, rank: int, default: int, name: str = "axis") -> int:
+        """Return an attribute that is a dim of a tensor with ``rank`` dims, counted from 0. Raises Invalid."""
+        return dim_of(self.get(name, default), rank)
+
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or ``default`` if it is not given."""
         return self.attributes.get(name, default)
@@ -123,6 +131,20 @@ class Node:
         """Return an attribute as text."""
         value = self.get(name, default)
         return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def dim_of(axis: int, rank: int) -> int:
+    """Return a dim of a tensor, of which negative ones are counted from the end. Raises Invalid for one it lacks."""
+    if not -rank <= axis < rank:
+        raise Invalid(f"the axis {axis} is not one of a tensor with {rank} dims")
+    return axis % rank
+
+
+def bounded(count: int, what: str, most: int = MOST_ELEMENTS) -> int:
+    """Return a number of things that are made while tracing. Raises Refused if they are more than ``most``."""
+    if count > most:
+        raise Refused(f"{what} would be {count}; at most {most} are made while tracing")
+    return count
 
 
 _LOWERINGS: dict[str, Lowering] = {}

@@ -1,0 +1,163 @@
+"""ONNX models that are invalid, or whose values would not fit any memory: refused before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import hidet_dist
+from hidet_dist.errors import TraceError, UnsupportedModelError
+from hidet_dist.soundness.plans import evaluate_graph
+
+MATRIX = {"x": (2, 3)}
+IMAGE = {"x": (1, 1, 2, 2)}
+
+
+def node(operator: str, inputs: str = "x", outputs: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs.split(","), outputs.split(","), **attributes)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: dict[str, tuple[int, ...]],
+    known: dict[str, Any] | None = None,
+    functions: Sequence[onnx.FunctionProto] = (),
+    domains: Sequence[tuple[str, int]] = (("", 18),),
+    element_type: int = TensorProto.FLOAT,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info(name, element_type, shape) for name, shape in inputs.items()],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in (known or {}).items()],
+    )
+    imports = [helper.make_opsetid(domain, version) for domain, version in domains]
+    return helper.make_model(graph, opset_imports=imports, functions=list(functions))
+
+
+def read(tmp_path: Path, own: onnx.ModelProto) -> Any:
+    (tmp_path / "model.onnx").write_bytes(own.SerializeToString())
+    return hidet_dist.from_onnx(tmp_path / "model.onnx")
+
+
+def scales(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
+    "perm out of range": (model([node("Transpose", perm=[0, 2])], MATRIX), "perm"),
+    "perm repeated": (model([node("Transpose", perm=[0, 0])], MATRIX), "repeated"),
+    "perm too short": (model([node("Transpose", perm=[0])], MATRIX), "by the standard"),
+    "softmax": (model([node("Softmax", axis=5)], MATRIX), "axis"),
+    "concat": (model([node("Concat", "x,x", axis=5)], MATRIX), "axis"),
+    "gather": (model([node("Gather", "x,i", axis=5)], MATRIX, {"i": [0, 1]}), "axis"),
+    "index": (model([node("Gather", "x,i")], MATRIX, {"i": 7}), "the index 7"),
+    "indices": (model([node("Gather", "x,i")], MATRIX, {"i": [0, -3]}), "the index -3"),
+    "gather elements": (model([node("GatherElements", "x,i", axis=5)], MATRIX, {"i": [[0]]}), "axis 5"),
+    "layer norm": (model([node("LayerNormalization", "x,w", axis=4)], MATRIX, {"w": scales(1, 1, 1)}), "axis 4"),
+    "running sum": (model([node("CumSum", "x,a")], MATRIX, {"a": 6}), "axis 6"),
+    "norm": (model([node("LpNormalization", axis=-3)], MATRIX), "axis -3"),
+    "reduction": (model([node("ReduceSum", "x,a")], MATRIX, {"a": [6]}), "axis"),
+    "squeeze": (model([node("Squeeze", "x,a")], MATRIX, {"a": [1]}), "must be 1"),
+    "unsqueeze": (model([node("Unsqueeze", "x,a")], MATRIX, {"a": [9]}), "axis"),
+    "slice": (model([node("Slice", "x,a,b,c")], MATRIX, {"a": [0], "b": [1], "c": [7]}), "axis"),
+    "negative count": (model([node("TopK", "x,k", "y,i")], MATRIX, {"k": [-1]}), "-1"),
+    "large count": (model([node("TopK", "x,k", "y,i")], MATRIX, {"k": [9]}), "less than"),
+    "negative repeats": (model([node("Tile", "x,r")], MATRIX, {"r": [-1, -1]}), "negative"),
+    "negative parts": (model([node("Split", "x,s", "y,z")], {"x": (4, 3)}, {"s": [-1, 5]}), "-1"),
+    "negative size": (model([node("Expand", "x,r")], {"x": (1,)}, {"r": [-3]}), "-3"),
+    "negative scale": (model([node("Resize", "x,,s")], IMAGE, {"s": scales(1, 1, -2, 1)}), "scales"),
+    "no scale": (model([node("Resize", "x,,s")], IMAGE, {"s": scales(1, 1, np.nan, 1)}), "scales"),
+    "too many inputs": (model([node("Add", "x,x,x")], MATRIX), "input size 3"),
+    "a name twice": (model([node("Relu"), node("Abs")], MATRIX), "SSA"),
+    "an input twice": (model([node("Relu", "x", "x"), node("Abs")], MATRIX), "SSA"),
+    "two versions": (model([node("Relu")], MATRIX, domains=[("", 18), ("", 17)]), "two versions"),
+    "two names": (model([node("Relu")], MATRIX, domains=[("", 18), ("ai.onnx", 17)]), "two versions"),
+    "two dtypes": (model([node("Add", "x,i")], MATRIX, {"i": [1]}), "inconsistent type"),
+    "an unknown attribute": (model([node("Relu", to=1)], MATRIX), "attribute"),
+    "group norm": (model([node("InstanceNormalization", "x,w,w")], IMAGE, {"w": scales(*[0] * 7)}), "by the standard"),
+    # What would not fit any memory.
+    "input": (model([node("Relu")], {"x": (2**40, 2**40)}), "more than"),
+    "product": (model([node("MatMul", "x,z")], {"x": (2**40, 1), "z": (1, 2**40)}), "more than"),
+    "expand": (model([node("Expand", "x,r")], {"x": (1,)}, {"r": [2**40, 2**40]}), "more than"),
+    "padding": (model([node("Pad", "x,p")], {"x": (3,)}, {"p": [0, 2**62]}), "more than"),
+    "tile": (model([node("Tile", "x,r")], {"x": (3,)}, {"r": [2**62]}), "overflow"),
+    "reshape": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2**62, 4]}), "overflow"),
+    "nearest": (model([node("Resize", "x,,s")], IMAGE, {"s": scales(1, 1, 1e9, 1)}), "2000000000"),
+    "linear": (model([node("Resize", "x,,s", mode="linear")], IMAGE, {"s": scales(1, 1, 1e38, 1)}), "coordinates"),
+    "classes": (
+        model([node("OneHot", "x,d,v")], {"x": (2,)}, {"d": 2**40, "v": scales(0, 1)}, element_type=TensorProto.INT64),
+        str(2**40),
+    ),
+    "backwards": (
+        model([node("Slice", "x,a,b,c,d")], {"x": (2**40,)}, {"a": [-1], "b": [-(2**62)], "c": [0], "d": [-3]}),
+        "indices",
+    ),
+    "sequence": (
+        model([node("LSTM", "x,w,r", hidden_size=1)], {"x": (2**30, 1, 1)}, dict.fromkeys("wr", np.zeros((1, 4, 1), "f"))),
+        "steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(INVALID))
+def test_invalid_nodes_and_values_without_bounds_are_refused(tmp_path, name):
+    own, message = INVALID[name]
+    with pytest.raises(TraceError, match=message):
+        read(tmp_path, own)
+
+
+# Of known values: each would have terabytes, or take forever, if it were computed while the model is read.
+GROWING = {
+    "Pad": ([node("Pad", "c,p", "t")], {"c": [1], "p": [0, 2**40]}),
+    "Tile": ([node("Tile", "c,r", "t")], {"c": [1], "r": [2**40]}),
+    "Add": ([node("Add", "a,b", "t")], {"a": np.ones((1000, 1, 1000), int), "b": np.ones((1000, 1), int)}),
+    "MatMul": ([node("MatMul", "a,b", "t")], {"a": np.ones((1024, 1), int), "b": np.ones((1, 1025), int)}),
+    "Einsum": ([node("Einsum", "a,a,a,a,a,a,a", "t", equation="a,b,c,d,e,f,g->abcd")], {"a": np.ones(1000, int)}),
+    "Gather": ([node("Gather", "a,i", "t")], {"a": np.ones((2, 1000), int), "i": np.zeros((40, 40), int)}),
+    "Concat": (
+        [node("Concat", f"t{n},t{n}", f"t{n + 1}" if n < 40 else "t", axis=0) for n in range(41)],
+        {"t0": np.ones(1000, int)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(GROWING))
+def test_known_values_that_grow_are_not_computed_while_a_model_is_read(tmp_path, name):
+    nodes, known = GROWING[name]
+    nodes = [*nodes, node("Shape", "t", "s"), node("ReduceProd", "s", "n", keepdims=0), node("Add", "x,n")]
+    graph = read(tmp_path, model(nodes, {"x": (1,)}, known, element_type=TensorProto.INT64))
+    assert graph.outputs[0].shape == (1,)
+
+
+def functions(count: int, last: onnx.NodeProto) -> list[onnx.FunctionProto]:
+    """Functions, each of which calls the next one twice."""
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    bodies = [
+        [node(f"f{n + 1}", "x", "t", domain="own"), node(f"f{n + 1}", "t", "y", domain="own")] for n in range(count - 1)
+    ]
+    return [
+        helper.make_function("own", f"f{n}", ["x"], ["y"], body, imports) for n, body in enumerate([*bodies, [last]])
+    ]
+
+
+def test_functions_are_inlined_within_bounds(tmp_path):
+    def calling(own: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
+        return model([node("f0", domain="own")], MATRIX, functions=own, domains=[("", 18), ("own", 1)])
+
+    graph = read(tmp_path, calling(functions(4, node("Neg"))))
+    x = np.ones((2, 3))
+    np.testing.assert_array_equal(evaluate_graph(graph, [x])[0], x)  # eight times
+    with pytest.raises(TraceError, match="functions inlined; at most"):
+        read(tmp_path, calling(functions(40, node("Neg"))))
+    with pytest.raises(TraceError, match=r"[Cc]ycle|circle"):
+        read(tmp_path, calling(functions(3, node("f0", domain="own"))))
+    with pytest.raises(UnsupportedModelError, match="own.missing"):
+        read(tmp_path, calling(functions(2, node("missing", domain="own"))))
