@@ -47,10 +47,9 @@ LAYERS: tuple[str, ...] = (
     "weights",
     "transfer",
     "patterns",
+    "traits",
     "spec",
     # Helpers.
-    "elementwise",
-    "renaming",
     "rewriting",
     "toolchain",
     "progress",

@@ -12,29 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import AddScalarOp, SubScalarOp
-from hidet.graph.ops.transform import (
-    BroadcastOp,
-    CastOp,
-    ConcatOp,
-    GatherOp,
-    StridedSliceOp,
-)
-from hidet.graph.ops.transpose2d import TransposeOp2D
+from hidet.graph.ops.transform import CastOp, ConcatOp, GatherOp, StridedSliceOp
 from hidet.ir.expr import Constant, SymbolVar
 
 from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
-from hidet_dist.partitioning.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
+from hidet_dist.partitioning.operators import CommunicationOp, CopyOp
 from hidet_dist.partitioning.program import Program
-from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp
-from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
-
-_MOVES = (
-    *(BroadcastOp, ConcatOp, CopyOp, TransposeOp2D, *RENAMINGS),
-    *(JoinShardsOp, ShardSliceOp, StackShardsOp, CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp),
-)
+from hidet_dist.traits import traits_of
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:
@@ -129,7 +116,7 @@ def _added(op: Operator) -> int:
 
 def _moves(op: Operator) -> bool:
     """Whether an operator's output has only zeros and elements of its inputs, each of these on some rank."""
-    return isinstance(op, _MOVES) or (isinstance(op, CommunicationOp) and not op.reduce_op)
+    return traits_of(op).keeps_all or (isinstance(op, CommunicationOp) and not op.reduce_op)
 
 
 def _check(view: View, shift: int, rows: Product, number: int) -> IndexCheck | None:

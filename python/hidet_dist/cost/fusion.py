@@ -18,26 +18,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hidet.graph.ops.conv1d.conv1d import Conv1dOp
-from hidet.graph.ops.conv2d.conv2d import Conv2dOp
-from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.transform import (
-    PadOp,
-    StridedSliceOp,
-)
+from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.compat.half_products import is_taken
 from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
-from hidet_dist.elementwise import ELEMENTWISE
-from hidet_dist.renaming import RENAMINGS
 from hidet_dist.spec import OpShardSpec, TensorShardSpec
+from hidet_dist.traits import Moves, traits_of
 from hidet_dist.view import GraphView
-
-_CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
-_VIEWS = (*RENAMINGS, StridedSliceOp)
-
 
 HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
 
@@ -251,7 +240,7 @@ class _Fusion:
         self.members.setdefault(anchor, []).append(number)
 
     def _library(self, number: int) -> bool:
-        return self.library_products and isinstance(self.view.operators[number], (MatmulOp, *_CONVOLUTIONS))
+        return self.library_products and traits_of(self.view.operators[number]).is_product
 
     def _epilogue(self, anchor: int) -> None:
         open_ = [self.view.names[y] for y in self.view.operators[anchor].outputs]
@@ -281,7 +270,7 @@ class _Fusion:
             return None
         if self._library(self.group[self.maker[name]]):
             same = self.view.shape(self.view.names[op.outputs[0]]) == self.view.shape(name)
-            if not isinstance(op, ELEMENTWISE) or not same:
+            if not traits_of(op).elementwise or not same:
                 return None
         others = {self.view.names[x] for x in op.inputs} - {name}
         return None if others & set(open_) else reader
@@ -313,7 +302,10 @@ class _Fusion:
         op = self.view.operators[maker]
         if library is None:
             return not isinstance(op, NOT_FUSIBLE)
-        return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _VIEWS)
+        if traits_of(self.view.operators[library]).kernel == "convolution":
+            return isinstance(op, PadOp)
+        traits = traits_of(op)
+        return traits.renames or traits.moves is Moves.SLICE
 
     def _free(self, number: int) -> bool:
         """Tell whether an operator is a view, which costs nothing alone: its output shares its input's memory."""

@@ -6,58 +6,24 @@ import math
 from collections.abc import Mapping
 
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops import transform
-from hidet.graph.ops.arithmetic import BinaryElementwiseOp, CompositeElementwiseOp, UnaryElementwiseOp
-from hidet.graph.ops.conv1d.conv1d import Conv1dOp
-from hidet.graph.ops.conv2d.conv2d import Conv2dOp
-from hidet.graph.ops.conv3d.conv3d import Conv3dOp
-from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.normalize.norm import NormalizeOp
-from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
-from hidet.graph.ops.reduce.reduce import ReduceBaseOp
 
 from hidet_dist.machine.kernels import Work
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
+from hidet_dist.traits import traits_of
 from hidet_dist.weights.named import is_weight
 
 MEASURED_DTYPES = ("float32", "float16", "bfloat16")
 """The dtypes to which measured costs of kernels apply. Kernels are measured in float32. Kernels of half-precision types
 compute in float32 too, and move fewer bytes."""
 
-_CLASSES: dict[type[Operator], str] = {
-    MatmulOp: "matmul",
-    **dict.fromkeys((Conv1dOp, Conv2dOp, Conv3dOp), "convolution"),
-    NormalizeOp: "normalization",
-    **dict.fromkeys((AvgPoolNdOp, MaxPoolNdOp, AdaptivePoolNdOp), "pooling"),
-    **dict.fromkeys((BinaryElementwiseOp, CompositeElementwiseOp, UnaryElementwiseOp), "elementwise"),
-    ReduceBaseOp: "reduction",
-    **dict.fromkeys((transform.TakeOp, transform.GatherOp), "lookup"),
-    **dict.fromkeys(
-        (
-            transform.PermuteDimsOp,
-            transform.RearrangeOp,
-            transform.ConcatOp,
-            transform.StridedSliceOp,
-            transform.BroadcastOp,
-            transform.PadOp,
-            transform.TileOp,
-            transform.FlipOp,
-            transform.Im2ColOp,
-        ),
-        "copy",
-    ),
-}
-
 
 def kernel_class(op: Operator) -> str:
-    """Return the class of an operator's kernel, by its type, or else by its definition."""
-    for base in type(op).__mro__:
-        if base in _CLASSES:
-            return _CLASSES[base]
-    return "elementwise" if op.task.is_injective() else "reduction"
+    """Return the class of an operator's kernel: that of its traits, or by its definition if its class is not known."""
+    stated = traits_of(op).kernel
+    return stated or ("elementwise" if op.task.is_injective() else "reduction")
 
 
 def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | None = None) -> Work:

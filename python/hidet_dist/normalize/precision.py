@@ -24,80 +24,17 @@ from typing import Any
 import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.activation import GeluOp, ReluOp, SigmoidOp, SiluOp
-from hidet.graph.ops.arithmetic import (
-    AddOp,
-    AddScalarOp,
-    DivideOp,
-    DivideScalarOp,
-    MultiplyOp,
-    MultiplyScalarOp,
-    NegativeOp,
-    RSubScalarOp,
-    SubScalarOp,
-    SubtractOp,
-    TanhOp,
-)
-from hidet.graph.ops.conv1d import Conv1dOp
-from hidet.graph.ops.conv2d.conv2d import Conv2dOp
-from hidet.graph.ops.conv3d import Conv3dOp
-from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.transform import (
-    BroadcastOp,
-    CastOp,
-    ConcatOp,
-    FlattenOp,
-    GatherOp,
-    PermuteDimsOp,
-    RearrangeOp,
-    RepeatInterleaveOp,
-    ReshapeOp,
-    SqueezeOp,
-    StridedSliceOp,
-    TakeOp,
-    TileOp,
-    UnsqueezeOp,
-)
-from hidet.graph.ops.transpose2d import TransposeOp2D
+from hidet.graph.ops.arithmetic import MultiplyOp
+from hidet.graph.ops.transform import CastOp
 from hidet.ir import data_type
 
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import extents_of
+from hidet_dist.traits import Half, traits_of
 from hidet_dist.weights.named import is_weight, weight_as
 from hidet_dist.weights.sources import cast_within
 
 PRECISIONS = ("float16", "bfloat16")
-
-_PRODUCTS = (MatmulOp, Conv1dOp, Conv2dOp, Conv3dOp)
-_MOVES = (
-    BroadcastOp,
-    ConcatOp,
-    FlattenOp,
-    GatherOp,
-    PermuteDimsOp,
-    RearrangeOp,
-    RepeatInterleaveOp,
-    ReshapeOp,
-    SqueezeOp,
-    StridedSliceOp,
-    TakeOp,
-    TileOp,
-    TransposeOp2D,
-    UnsqueezeOp,
-)
-_SCALARS = (AddScalarOp, DivideScalarOp, MultiplyScalarOp, RSubScalarOp, SubScalarOp)
-_ELEMENTWISE = (
-    AddOp,
-    DivideOp,
-    GeluOp,
-    MultiplyOp,
-    NegativeOp,
-    ReluOp,
-    SigmoidOp,
-    SiluOp,
-    SubtractOp,
-    TanhOp,
-)
 
 
 @dataclass(frozen=True)
@@ -137,11 +74,12 @@ class _Decisions:
             return None
         if not floats:
             return None
-        if isinstance(op, _PRODUCTS):
+        half = traits_of(op).half
+        if half is Half.ALWAYS:
             return self.dtype
         if isinstance(op, MultiplyOp) and op.inputs[0] is op.inputs[1]:
             return "float32"  # a power: its base may only be as large as the root of the dtype's largest value
-        if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
+        if half is Half.FOLLOW and self.holds(op.attrs.get("scalar", 0)):
             return self.dtype if {self.now(x) for x in floats} == {self.dtype} else "float32"
         return "float32"
 
@@ -207,7 +145,7 @@ class _Rewriter:
         ]
         if [x.dtype.name for x in inputs] == [x.dtype.name for x in op.inputs]:
             return rebuild(op, inputs, [extents_of(y) for y in op.outputs])
-        scalar = {"scalar": data_type(dtype)(float(op.attrs["scalar"]))} if isinstance(op, _SCALARS) else None
+        scalar = {"scalar": data_type(dtype)(float(op.attrs["scalar"]))} if "scalar" in op.attrs else None
         return list(op.reforward(inputs, scalar))
 
     def at_hand(self, x: Tensor, dtype: str) -> Tensor:

@@ -28,10 +28,10 @@ from hidet.graph.ops.transform import (
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
-from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import Repeated, rewrite, uses_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
+from hidet_dist.traits import Moves, traits_of
 from hidet_dist.weights import is_weight, part_of_weight
 
 
@@ -151,7 +151,7 @@ class _Cutter:
 
 def _with_shape(op: Operator, inputs: list[Tensor], shape: tuple[Extent, ...]) -> Tensor:
     """Build the operator on other inputs, with an output of this shape."""
-    if isinstance(op, RESHAPES):
+    if traits_of(op).moves is Moves.RESHAPE:
         reshaped: Tensor = hidet.ops.reshape(inputs[0], list(shape))
         return reshaped
     return rebuild(op, inputs, [shape])[0]
@@ -173,7 +173,7 @@ def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
         return (Cut(op.attrs["axes"][cut.dim], cut.start, cut.stop),)
     if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
         return (Cut(op.attrs["plan"][cut.dim][0], cut.start, cut.stop),)
-    if isinstance(op, RESHAPES):
+    if traits_of(op).moves is Moves.RESHAPE:
         moved = _reshaped(extents_of(op.inputs[0]), shape, cut)
         return None if moved is None else (moved,)
     return None

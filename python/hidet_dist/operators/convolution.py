@@ -12,6 +12,7 @@ from hidet.ir.dtypes import int32
 from hidet.ir.expr import Expr, cast
 
 from hidet_dist.operators import elementwise, shaping
+from hidet_dist.traits import has_traits
 
 
 def _each(value: int | Sequence[int], dims: int) -> list[int]:
@@ -64,6 +65,7 @@ def _convolved(
     return build(x, weight, list(stride), list(dilation), groups)
 
 
+@has_traits(kernel="reduction")
 class IntegerConvolutionOp(Operator):
     """A convolution of integers without padding, summed up in int32; hidet's sum up in float32.
 

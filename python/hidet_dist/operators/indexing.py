@@ -13,6 +13,7 @@ from hidet.ir.expr import Expr, cast, if_then_else, logical_and
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
+from hidet_dist.traits import has_traits
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
@@ -94,6 +95,7 @@ def _flat_index(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return flat
 
 
+@has_traits(kernel="reduction")
 class ScatterRowsOp(Operator):
     """Replace rows of ``x[rows, ...]`` at ``index`` by those of ``values[count, ...]``, or add these to them.
 
@@ -187,6 +189,7 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return index_put(x, [*[None] * (dim % len(x.shape)), index], source)
 
 
+@has_traits(kernel="reduction")
 class ScatterElementsOp(Operator):
     """Replace elements of ``x`` at ``index`` along ``dim`` by those of ``source``, or combine both.
 
@@ -320,6 +323,7 @@ def one_hot(x: Tensor, num_classes: int) -> Tensor:
     return to_dtype(elementwise.eq(ops.unsqueeze(x, len(x.shape)), classes), int64)
 
 
+@has_traits(kernel="reduction")
 class HistogramOp(Operator):
     """The number of elements of ``x`` in each of ``bins`` equal parts of [low, high], in the dtype of ``x``."""
 

@@ -16,6 +16,7 @@ from hidet.ir.expr import Expr, cast, convert, if_then_else, logical_and
 
 from hidet_dist.operators import reductions
 from hidet_dist.operators.dtypes import constant
+from hidet_dist.traits import has_traits
 
 
 def _each(value: int | Sequence[int], dims: int) -> list[int]:
@@ -23,6 +24,7 @@ def _each(value: int | Sequence[int], dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
+@has_traits(kernel="reduction")
 class WindowPoolOp(Operator):
     """The maximum or the mean of windows over the last dims of ``x``.
 

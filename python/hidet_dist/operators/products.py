@@ -19,6 +19,7 @@ from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
 from hidet_dist.operators.shaping import permuted, reshaped
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
+from hidet_dist.traits import has_traits
 
 _ELLIPSIS = "..."
 
@@ -47,6 +48,7 @@ def integer_matmul(x: Tensor, y: Tensor, dtype: DataType | str) -> Tensor:
     return IntegerMatmulOp(x, y, data_type(dtype).name).outputs[0]
 
 
+@has_traits(kernel="reduction")
 class IntegerMatmulOp(Operator):
     """Products of matrices of integers [..., m, k] and [..., k, n] of one rank, summed up in ``dtype``.
 

@@ -17,6 +17,7 @@ from hidet.ir.type import DataType
 
 from hidet_dist.operators import elementwise
 from hidet_dist.operators.dtypes import category, floating, to_dtype
+from hidet_dist.traits import has_traits
 
 Dims = int | Sequence[int] | None
 
@@ -28,6 +29,7 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return sorted(d % rank for d in dims) if rank else []
 
 
+@has_traits(kernel="reduction")
 class ReduceOp(Operator):
     """A reduction in the dtype of its operand; hidet's accumulate in float32, which cannot represent all integers."""
 
@@ -199,6 +201,7 @@ def log_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Ten
     return _along(ops.logsoftmax, x, dim)
 
 
+@has_traits(kernel="reduction")
 class CumulativeOp(Operator):
     """Cumulative reductions along a dim: of all elements up to each, or with ``reverse`` from it on.
 

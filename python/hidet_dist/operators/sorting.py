@@ -15,8 +15,10 @@ from hidet.ir.dtypes import int32, int64
 from hidet.ir.expr import Expr, cast, if_then_else, logical_and, logical_not, logical_or
 
 from hidet_dist.operators.dtypes import to_dtype
+from hidet_dist.traits import has_traits
 
 
+@has_traits(kernel="reduction")
 class ArgsortOp(Operator):
     """The indices of the first ``count`` elements along ``dim`` in sorted order: int64."""
 

@@ -17,6 +17,7 @@ from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.runtime import native
 from hidet_dist.spec.collectives import COLLECTIVES, REDUCED_DTYPES
 from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.traits import Moves, has_traits
 
 Placement = tuple[int, Extent]
 """A dim along which the ranks' blocks are contiguous to each other, and an extent along it."""
@@ -221,6 +222,7 @@ class ShardSliceTask(Task, metaclass=MadeOnce):
         super().__init__("shard_slice", [x, coordinate], [y], attributes=attributes)
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class ShardSliceOp(Operator):
     """The device's shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 
@@ -293,6 +295,7 @@ class StackShardsTask(Task, metaclass=MadeOnce):
         super().__init__("stack_shards", [x], [y], attributes={"dim": dim, **order.attributes()})
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class StackShardsOp(Operator):
     """Stack the parts of ``x`` along ``dim`` in a new first dim, as reduce-scatters and all-to-alls send them."""
 
@@ -318,6 +321,7 @@ class JoinShardsTask(Task, metaclass=MadeOnce):
         super().__init__("join_shards", [x], [y], attributes={"dim": dim, "extent": extent, **order.attributes()})
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class JoinShardsOp(Operator):
     """Join the stacked shards that all-gathers and all-to-alls receive along ``dim``, up to ``extent``."""
 
@@ -333,6 +337,7 @@ class CopyTask(Task, metaclass=MadeOnce):
         super().__init__("copy", [x], [compute("y", x.shape, lambda *indices: x[indices])])
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class CopyOp(Operator):
     """A copy, for a graph output that would share memory with a graph input, a weight or another output."""
 

@@ -19,6 +19,7 @@ from hidet.ir.expr import if_then_else
 from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import Extent, choose, part_interval
+from hidet_dist.traits import Moves, has_traits
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class CutPartTask(Task, metaclass=MadeOnce):
         super().__init__("cut_part", [x, coordinate], [y], attributes=attributes)
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class CutPartOp(Operator):
     """Cut the device's part, of ``extent``, out of dim ``dim`` of ``x``."""
 
@@ -116,6 +118,7 @@ class StackPartsTask(Task, metaclass=MadeOnce):
         super().__init__("stack_parts", [x], [y], attributes={"dim": dim, **split.attributes()})
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class StackPartsOp(Operator):
     """Stack the parts of ``x`` along ``dim`` in a new first dim, as a reduce-scatter sends them."""
 
@@ -141,6 +144,7 @@ class ResizeTask(Task, metaclass=MadeOnce):
         super().__init__("resize", [x], [y], attributes={"dim": dim, "extent": extent, "grows": grows})
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class ResizeOp(Operator):
     """Resize the end of dim ``dim`` of ``x`` to ``extent``: with zeros if it ``grows``."""
 
@@ -164,6 +168,7 @@ class JoinPartsTask(Task, metaclass=MadeOnce):
         super().__init__("join_parts", [x], [y], attributes={"dim": dim, "extent": extent, **split.attributes()})
 
 
+@has_traits(kernel="copy", moves=Moves.SPREAD)
 class JoinPartsOp(Operator):
     """Join the stacked parts that an all-gather receives along ``dim``, to the whole dim of ``extent``."""
 

@@ -20,11 +20,10 @@ from hidet.graph.ops.transform import (
 )
 from hidet.ir.expr import is_constant
 
-from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.patterns.rows import softmax_of
-from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rewriting import Uses, only_user
 from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.traits import traits_of
 
 DTYPES = ("float16", "bfloat16", "float32")
 LONGEST_HEAD = 128
@@ -163,11 +162,8 @@ def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
     """Whether a tensor is a product, with an epilogue at most, that is written to memory in its layout."""
     while x.op is not None and not isinstance(x.op, MatmulOp):
         computed = [y for y in x.op.inputs if y.op is not None]
-        if (
-            not isinstance(x.op, (*ELEMENTWISE, *RENAMINGS))
-            or len(computed) != 1
-            or only_user(computed[0], uses) is None
-        ):
+        traits = traits_of(x.op)
+        if not (traits.elementwise or traits.renames) or len(computed) != 1 or only_user(computed[0], uses) is None:
             return False
         x = computed[0]
     return x.op is not None

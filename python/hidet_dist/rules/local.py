@@ -5,103 +5,21 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import hidet
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask, WhereScalarScalarOp
-from hidet.graph.ops.conv1d import Conv1dOp
-from hidet.graph.ops.conv1d_transpose.conv1d_transpose import Conv1dTransposeOp
-from hidet.graph.ops.conv2d.conv2d import Conv2dOp
-from hidet.graph.ops.conv2d_transpose.conv2d_transpose import Conv2dTransposeOp
-from hidet.graph.ops.conv3d import Conv3dOp
-from hidet.graph.ops.conv3d_transpose.conv3d_transpose import Conv3dTransposeOp
-from hidet.graph.ops.create import FullOp
-from hidet.graph.ops.transform import (
-    AsStridedOp,
-    BroadcastOp,
-    RepeatInterleaveOp,
-    ReshapeOp,
-    StridedSliceOp,
-    TileOp,
-)
+from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask
 from hidet.graph.ops.utils import input_like
 from hidet.ir.expr import Constant
 from hidet.ir.type import DataType
 
 from hidet_dist.rules.lookup import row_axes, sharded_lookup
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
-from hidet_dist.spec.extents import Extent, extents_of, same_extent, same_shape
-
-Shape = tuple[Extent, ...]
-_Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
-
-
-def _output_shape(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    return {"shape": list(outs[0])}
-
-
-def _slice_ends(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """Adjust the end of each dim that is taken whole; any other dim is not sharded and keeps its bounds."""
-    ends_of_whole_dims = {
-        i: ins[0][axis]
-        for i, axis in enumerate(op.attrs["axes"])
-        if op.attrs["starts"][i] == 0
-        and op.attrs["strides"][i] == 1
-        and same_extent(op.attrs["ends"][i], op.inputs[0].shape[axis])
-    }
-    return {"ends": [ends_of_whole_dims.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
-
-
-def _groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """Keep the channels per group of a grouped convolution: the number of groups follows from the local channels."""
-    if op.attrs["groups"] == 1:
-        return {}
-    return {"groups": ins[0][1] // ins[1][1]}
-
-
-def _scalars(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """Convert attributes from hidet's constants to Python numbers, which the operator's constructor takes."""
-    return {name: op.attrs[name].value for name in ("x", "y")}
-
-
-def _transposed_groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """Derive the groups of a transposed convolution from its weight, which has the output channels per group."""
-    return {"groups": outs[0][1] // ins[1][1]} if op.attrs["groups"] > 1 else {}
-
-
-def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    before, after = ([size for size in shape if isinstance(size, int)] for shape in (ins[0], outs[0]))
-    if (len(before), len(after)) != (len(ins[0]), len(outs[0])):
-        return {}  # a symbolic dim is repeated equally often on a shard
-    if isinstance(op.attrs["repeats"], int):
-        return {"repeats": math.prod(after) // math.prod(before)}
-    return {"repeats": [b // a for a, b in zip(before, after, strict=True)]}
-
-
-def _output_size(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    return {"size": list(outs[0])}
-
-
-_UPDATES: dict[type[Operator], _Update] = {
-    ReshapeOp: _output_shape,
-    BroadcastOp: _output_shape,
-    FullOp: _output_shape,
-    StridedSliceOp: _slice_ends,
-    Conv1dOp: _groups,
-    Conv2dOp: _groups,
-    Conv3dOp: _groups,
-    Conv1dTransposeOp: _transposed_groups,
-    Conv2dTransposeOp: _transposed_groups,
-    Conv3dTransposeOp: _transposed_groups,
-    TileOp: _repeats,
-    RepeatInterleaveOp: _repeats,
-    AsStridedOp: _output_size,
-    WhereScalarScalarOp: _scalars,
-}
+from hidet_dist.spec.extents import extents_of, same_shape
+from hidet_dist.traits import Shape, traits_of
 
 
 def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
@@ -192,7 +110,7 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     ValueError
         When the operator cannot be built on these inputs, or its outputs come out in other shapes.
     """
-    update = next((_UPDATES[base] for base in type(op).__mro__ if base in _UPDATES), None)
+    update = traits_of(op).local_attributes
     in_shapes = [extents_of(tensor) for tensor in inputs]
     known = _locals_of(op)
     key = str(

@@ -20,6 +20,7 @@ from hidet.ir.type import DataType
 from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.extents import part_interval
+from hidet_dist.traits import has_traits
 
 _ROWS = 1 << 20  # the number of the row factor, above the numbers of a definition's variables
 
@@ -112,6 +113,7 @@ def _attributes(
     return even | ({"shares": list(map(list, shares))} if shares else {})
 
 
+@has_traits(kernel="lookup")
 class ShardedLookupOp(Operator):
     """A lookup in the device's rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 

@@ -19,6 +19,7 @@ from hidet.ir.expr import if_then_else
 from hidet_dist.rules.access import Definition, Digit, Form
 from hidet_dist.rules.declared import DECLARED
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.traits import has_traits
 
 _DIVISIONS = ("Div", "FloorDiv", "Mod")
 _ARITHMETIC = (*_DIVISIONS, "Add", "Sub", "Multiply")
@@ -159,6 +160,7 @@ class MaskPaddingTask(Task):
         super().__init__("mask_padding", [x, coordinate], [compute("y", x.shape, element)], attributes=attributes)
 
 
+@has_traits(kernel="elementwise")
 class MaskPaddingOp(Operator):
     """The operator that sets the padding of ``dim`` to zero, of which ``mesh_axes`` split ``size`` elements.
 

@@ -19,11 +19,12 @@ from hidet_dist.rules.declared import REPLICATED, definition_of
 from hidet_dist.rules.local import localize, plain_value, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
-from hidet_dist.rules.templates import Dims, counted_dims, pattern
+from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, part_shape
 from hidet_dist.spec.tensor import padded_shard
+from hidet_dist.traits import Dims, traits_of
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
 
@@ -81,7 +82,8 @@ class Rule:
 
     @cached_property
     def _counted(self) -> Dims | None:
-        return counted_dims(self.op)
+        counted = traits_of(self.op).counted_dims
+        return None if counted is None else counted(self.op)
 
     @cached_property
     def _digits(self) -> tuple[Digit, ...]:

@@ -18,12 +18,10 @@ from hidet.ir.tools import rewrite, simplify
 from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, identity_epilogue, store_of, wide
-from hidet_dist.elementwise import ELEMENTWISE
-from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import Uses, copy_operator, only_user, uses_of
 from hidet_dist.spec.extents import extents_of, same_shape
+from hidet_dist.traits import Moves, traits_of
 
-_SMALL = (*ELEMENTWISE, *RESHAPES)
 _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
@@ -64,7 +62,7 @@ class _Chain:
 
     def reshape(self, op: Operator) -> bool:
         """Absorb a reshape of the product that keeps its rows; return whether it did."""
-        if not isinstance(op, RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
+        if traits_of(op).moves is not Moves.RESHAPE or self.product.reshaped(extents_of(op.outputs[0])) is None:
             return False
         self.start(op.outputs[0])
         self.inside.append(op)
@@ -73,7 +71,7 @@ class _Chain:
     def add(self, op: Operator) -> bool:
         """Absorb the only user of the last tensor into the loop, if possible; return whether it did."""
         y = op.outputs[0]
-        if len(op.outputs) != 1 or not isinstance(op, ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
+        if len(op.outputs) != 1 or not traits_of(op).elementwise or len(self.epilogue.steps) == _MOST_STEPS:
             return False
         if not same_shape(extents_of(y), self.shape):
             return False
@@ -139,7 +137,11 @@ class _Chain:
         If another loop computes it, that loop would have to remain, and read everything before it as before.
         """
         op = x.op
-        if not isinstance(op, _SMALL) or op in self.absorbed or len(op.outputs) != 1 or len(self.uses[x]) != 1:
+        if op is None or op in self.absorbed or len(op.outputs) != 1 or len(self.uses[x]) != 1:
+            return False
+        traits = traits_of(op)
+        if not traits.elementwise and traits.moves is not Moves.RESHAPE:
+            return False
             return False
         inner = len(self.shape) - self.row_dims
         return all(isinstance(size, int) and size == 1 for size in extents_of(x)[-inner:])

@@ -15,8 +15,8 @@ from hidet.graph.ops.transform import (
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.utils import prod
 
-from hidet_dist.renaming import RESHAPES
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
+from hidet_dist.traits import Moves, traits_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
     """Apply an operator to a strided tensor; None if the result is not a view of it."""
     shape = [int(size) for size in op.outputs[0].shape]
     try:
-        if isinstance(op, RESHAPES):
+        if traits_of(op).moves is Moves.RESHAPE:
             return x.view(shape)
         if isinstance(op, PermuteDimsOp):
             return x.permute(tuple(op.attrs["axes"]))
@@ -134,7 +134,7 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
 def _apply_symbolic(op: Operator, view: View) -> View | None:
     """Apply an operator to a view with symbolic dims, as :func:`_apply` does."""
     shape = extents_of(op.outputs[0])
-    if isinstance(op, RESHAPES):
+    if traits_of(op).moves is Moves.RESHAPE:
         return view.reshaped(shape)
     axes: list[int] | None = None
     if isinstance(op, PermuteDimsOp):
