@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from hidet_dist.rules import rule as rules
 from hidet_dist.rules.rule import derive
-from hidet_dist.rules.templates import counted_dims, pattern
+from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.traits import traits_of
 
 EXTENTS = st.sampled_from([1, 2, 4, 6, 8])
 
@@ -58,7 +59,7 @@ def test_a_proof_by_patterns_finds_what_proofs_for_all_shapes_find(
     kind: str, a: int, b: int, c: int, d: int, mesh: tuple[int, ...]
 ) -> None:
     op = _operator(kind, a, b, c, d)
-    assert counted_dims(op) is not None
+    assert traits_of(op).counted_dims is not None
     by_patterns, by_shapes = derive(op), derive(op)
     vars(by_shapes)["_counted"] = None
     assert by_patterns.choices(DeviceMesh(mesh)) == by_shapes.choices(DeviceMesh(mesh))
@@ -92,5 +93,5 @@ def test_a_class_that_is_not_hidets_is_no_template() -> None:
         def __init__(self, x: hidet.Tensor):
             super().__init__(x, op=lambda e: e * x.shape[0], name="own")
 
-    assert counted_dims(Own(tensor(4, 6))) is None
-    assert counted_dims(ops.reshape(tensor(4, 6), [24]).op) is None
+    assert traits_of(Own(tensor(4, 6))).counted_dims is None
+    assert traits_of(ops.reshape(tensor(4, 6), [24]).op).counted_dims is None
