@@ -142,7 +142,6 @@ class _Chain:
         traits = traits_of(op)
         if not traits.elementwise and traits.moves is not Moves.RESHAPE:
             return False
-            return False
         inner = len(self.shape) - self.row_dims
         return all(isinstance(size, int) and size == 1 for size in extents_of(x)[-inner:])
 
