@@ -116,6 +116,7 @@ def _explain(plan: Plan) -> PlanExplanation:
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
     from hidet_dist.compat import (
+        exported_tensors,
         infinities,
         lookups,
         matmul_definition,
@@ -138,6 +139,7 @@ def _extend_hidet() -> None:
     task_inputs.install()
     lookups.install()
     named_weights.install()
+    exported_tensors.install()
     distributed = importlib.import_module("hidet.distributed")
 
     def find(name: str) -> Any:
