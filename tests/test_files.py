@@ -1,14 +1,20 @@
-"""JSON text: the first levels an entry a line, the same values as Python's encoder; nesting bounded."""
+"""JSON text: an entry a line in the first levels, equal to Python's, nesting bounded. Permissions of written files."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_dist.files import json_text, parse_json
+from hidet_dist.cli.running import write_arrays
+from hidet_dist.export.write import replacing
+from hidet_dist.files import json_text, parse_json, write_text
 from hidet_dist.limits import MOST_NESTED
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -52,3 +58,21 @@ def test_brackets_in_strings_and_beside_one_another_are_not_nested() -> None:
         [[]] * 5 * MOST_NESTED,
     ):
         assert parse_json(json.dumps(value)) == value
+
+
+@pytest.fixture(params=[0o077, 0o027, 0o022])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_written_files_and_folders_have_the_permissions_of_the_umask(umask: int, tmp_path: Path) -> None:
+    write_text(tmp_path / "plan.json", "{}")
+    write_arrays(tmp_path / "results.npz", {"y": np.zeros(2)})
+    with replacing(tmp_path / "artifacts") as folder:
+        write_text(folder / "manifest.json", "{}")
+    written = sorted(tmp_path.rglob("*"))
+    assert [path.name for path in written] == ["artifacts", "manifest.json", "plan.json", "results.npz"]
+    for path in written:
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and reading of regular files up to a size limit."""
+"""Atomic writing of files, with the umask's permissions, and reading of regular files up to a size limit."""
 
 from __future__ import annotations
 
@@ -9,27 +9,50 @@ import itertools
 import json
 import os
 import re
+import secrets
 import stat
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hidet_dist.limits import MOST_NESTED
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, atomically."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that replaces ``path`` atomically when the block succeeds.
+
+    It has the permissions that the process's umask leaves, as any new file.
+    """
+    name = _beside(path)
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
+
+
+def folder_beside(path: Path) -> Path:
+    """Make a folder of a new hidden name beside ``path``, with the permissions that the process's umask leaves."""
+    folder = _beside(path)
+    folder.mkdir()
+    return folder
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, atomically."""
+    with writing(path) as file:
+        file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -22,6 +22,7 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.checks import shown
 from hidet_dist.cli.request import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
+from hidet_dist.files import writing
 from hidet_dist.runtime.partition import load_partition
 from hidet_dist.runtime.profile import merge_traces
 from hidet_dist.spec import Plan
@@ -129,18 +130,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def write_arrays(path: Path, arrays: _Arrays) -> None:
     """Write arrays to a .npz file, atomically, under any names."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            with zipfile.ZipFile(file, "w") as archive:  # numpy.savez has parameters of its own, such as "file"
-                for name, array in arrays.items():
-                    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                        np.lib.format.write_array(entry, array, allow_pickle=False)
-            file.flush()
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    # numpy.savez has parameters of its own, such as "file".
+    with writing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def _call(folder: Path) -> _Call:

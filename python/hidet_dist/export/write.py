@@ -20,7 +20,7 @@ from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.explain import StageExplanation, explanation_file
-from hidet_dist.files import exchange, sha256, write_text
+from hidet_dist.files import exchange, folder_beside, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
@@ -89,10 +89,9 @@ def replacing(out_dir: Path) -> Iterator[Path]:
     """
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
+        staging = folder_beside(out_dir)
         try:
             yield staging
-            staging.chmod(0o755)
             has_artifacts = holds_artifacts(out_dir)
             if has_artifacts and exchange(staging, out_dir):
                 return  # the staging folder, removed below, now has the old artifacts

@@ -12,13 +12,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from hidet_dist.errors import CompileError
+from hidet_dist.files import folder_beside
 
 HOW_TO_GET = (
     "Install the CUDA toolkit (13.0 is known to work) and put its bin folder on PATH or its root into CUDA_HOME, or "
@@ -98,7 +98,7 @@ def link_folder(toolkit: Toolkit, folder: Path) -> Path:
     """Make the folder for the linker, once: CUDA's runtime, and a ``libcuda.so`` with the real one's soname."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        staging = folder_beside(folder)
         try:
             (staging / "libcudart.so").symlink_to(sorted(toolkit.runtime.glob("libcudart.so*"))[0])
             (staging / "libcudadevrt.a").symlink_to(toolkit.runtime / "libcudadevrt.a")
@@ -106,7 +106,6 @@ def link_folder(toolkit: Toolkit, folder: Path) -> Path:
             source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in _DRIVER_FUNCTIONS))
             compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
             _output(*compiler, "-o", staging / "libcuda.so", source)
-            staging.chmod(0o755)
             os.rename(staging, folder)
         except subprocess.CalledProcessError as error:
             raise CompileError(f"g++ does not make a shared library: {error.stdout}") from error
