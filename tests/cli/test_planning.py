@@ -262,9 +262,11 @@ def test_a_configuration_is_planned_without_weights(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_is_built_and_run(model, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_built_and_run(model, tmp_path, dtype):
     out = tmp_path / "artifacts"
-    built = run("build", str(model), "--mesh", "2", "--batch", "2", "--seq", "8", "--random-weights", "--out", str(out))
+    sizes = ("--mesh", "2", "--batch", "2", "--seq", "8", "--dtype", dtype)
+    built = run("build", str(model), *sizes, "--random-weights", "--out", str(out))
     assert built.returncode == 0, built.stderr
     ids = np.arange(16).reshape(2, 8)
     np.savez(tmp_path / "x.npz", input_ids=ids)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import hidet
 import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
-from hidet_dist.cli.running import read_arrays, write_arrays
+import hidet_dist
+from hidet_dist.cli.app import app
+from hidet_dist.cli.running import main, read_arrays, write_arrays
 from hidet_dist.errors import ConfigError
 
 
@@ -40,3 +45,20 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path.write_text("no arrays")
     with pytest.raises(ConfigError, match="Cannot read arrays"):
         read_arrays(path)
+
+
+def test_bfloat16_is_float32_in_files(tmp_path: Path) -> None:
+    x = hidet.symbol([2, 4], "bfloat16", "cpu")
+    graph = hidet.trace_from(x * x, [x])
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {}, tmp_path / "artifacts")
+    values = torch.arange(8).reshape(2, 4).to(torch.bfloat16) / 3
+    # Numbers, and the bytes that an array of the ml_dtypes package is saved as.
+    for number, given in enumerate((values.float().numpy(), values.view(torch.uint16).numpy().view("V2"))):
+        np.savez(tmp_path / f"{number}.npz", x0=given)
+        assert main(str(tmp_path / "artifacts"), str(tmp_path / f"{number}.npz"), str(tmp_path / "y.npz")) == 0
+        with np.load(tmp_path / "y.npz") as arrays:
+            np.testing.assert_array_equal(arrays["y0"], (values * values).float().numpy())
+    np.savez(tmp_path / "wrong.npz", x0=np.zeros((2, 4)))
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "artifacts"), "--input", str(tmp_path / "wrong.npz")])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "'x0' of the dtype float64; the program takes bfloat16, which a .npz file has as float32." in done.stderr

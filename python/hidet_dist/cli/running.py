@@ -28,6 +28,9 @@ from hidet_dist.runtime.profile import merge_traces
 from hidet_dist.spec import Plan
 
 _Arrays = Mapping[str, np.ndarray]
+_BFLOAT16 = "bfloat16"
+_AS_BFLOAT16 = (np.dtype("float32"), np.dtype("V2"))
+"""The dtypes of arrays for bfloat16: numbers, which are rounded to it, or bytes, as arrays of ml_dtypes are saved."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,17 @@ class _Call:
     Attributes
     ----------
     input_names: the names that each input may have: the model's, if any, and the plan's.
+    input_dtypes: the dtype of each input, by hidet's name.
     output_names: the name of each output.
+    output_dtypes: the dtype of each output.
     ranks: the number of ranks.
     result_rank: the lowest rank that returns the outputs.
     """
 
     input_names: Sequence[Sequence[str]]
+    input_dtypes: Sequence[str]
     output_names: Sequence[str]
+    output_dtypes: Sequence[str]
     ranks: int
     result_rank: int
 
@@ -86,7 +93,7 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
         raise ConfigError(f"{folder} is for {call.ranks} ranks; run it with -n {call.ranks}, or without -n.")
     for path in (output, profile):
         check_destination(path)
-    _ordered(read_arrays(given), call.input_names, given)
+    _inputs(read_arrays(given), call, given)
     with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as scratch:
         result, traces = Path(scratch) / "outputs.npz", Path(scratch) / "traces"
         arguments = ["-n", str(call.ranks), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
@@ -165,26 +172,56 @@ def _call(folder: Path) -> _Call:
         input_names, output_names = list(interface.input_names), list(interface.output_names)
     return _Call(
         [[name for name in (label, f"x{number}") if name] for number, label in enumerate(input_names)],
+        [shards[0].dtype for shards in inputs],
         [name or f"y{number}" for number, name in enumerate(output_names)],
+        [y.dtype for y in outputs],
         manifest.world_size,
         result_rank,
     )
 
 
-def _ordered(arrays: _Arrays, names: Sequence[Sequence[str]], path: Path) -> list[np.ndarray]:
-    """Put arrays in the order of the inputs. Raises InputError for missing and for other arrays."""
-    expected = ", ".join(allowed[0] for allowed in names)
-    ordered = []
-    for allowed in names:
+def _inputs(arrays: _Arrays, call: _Call, path: Path) -> list[Any]:
+    """Put arrays in the order of the inputs; those of bfloat16, which NumPy lacks, become tensors of PyTorch.
+
+    If an output is of bfloat16, all become such tensors, since a program's outputs are of its inputs' library.
+
+    Raises
+    ------
+    InputError
+        For missing and other arrays, and arrays of another dtype.
+    """
+    expected = ", ".join(allowed[0] for allowed in call.input_names)
+    ordered: list[Any] = []
+    for allowed, dtype in zip(call.input_names, call.input_dtypes, strict=True):
         name = next((name for name in allowed if name in arrays), None)
         if name is None:
             raise InputError(f"{path} has no array {allowed[0]!r}; the inputs are {expected}.")
-        ordered.append(arrays[name])
-    known = {name for allowed in names for name in allowed}
+        x = arrays[name]
+        if str(x.dtype) != dtype and (dtype != _BFLOAT16 or x.dtype not in _AS_BFLOAT16):
+            written = "bfloat16, which a .npz file has as float32" if dtype == _BFLOAT16 else dtype
+            raise InputError(f"{path} has the array {shown(name)} of the dtype {x.dtype}; the program takes {written}.")
+        ordered.append(x)
+    known = {name for allowed in call.input_names for name in allowed}
     for name in arrays:
         if name not in known:
             raise InputError(f"{path} has the array {shown(name)}; the inputs are {expected}.")
-    return ordered
+    if _BFLOAT16 not in (*call.input_dtypes, *call.output_dtypes):
+        return ordered
+    return [_tensor(x, dtype) for x, dtype in zip(ordered, call.input_dtypes, strict=True)]
+
+
+def _tensor(x: np.ndarray, dtype: str) -> Any:
+    """Convert an array to a tensor of PyTorch of a dtype."""
+    import torch
+
+    if x.dtype.kind == "V":
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(x).to(getattr(torch, dtype))
+
+
+def _array(y: Any) -> np.ndarray:
+    """Convert an output to an array; bfloat16 becomes float32."""
+    return np.asarray(y.float() if str(y.dtype) == f"torch.{_BFLOAT16}" else y)
 
 
 def main(folder: str, given: str, output: str, traces: str | None = None) -> int:
@@ -192,10 +229,10 @@ def main(folder: str, given: str, output: str, traces: str | None = None) -> int
     try:
         call = _call(Path(folder))
         with load_partition(folder) as model:
-            arrays = _ordered(read_arrays(Path(given)), call.input_names, Path(given))
+            arrays = _inputs(read_arrays(Path(given)), call, Path(given))
             results = model.run(arrays)
             if model.rank == call.result_rank:
-                write_arrays(Path(output), dict(zip(call.output_names, map(np.asarray, results), strict=True)))
+                write_arrays(Path(output), dict(zip(call.output_names, map(_array, results), strict=True)))
             if traces is not None:
                 model.profile(*arrays).save(Path(traces) / f"{model.rank}.json")
     except HidetDistError as error:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from hidet.ffi import runtime_api
 
 from hidet_dist.partitioning import Program
-from hidet_dist.simulate.simulator import assemble, check_inputs, simulate_shards, split
+from hidet_dist.simulate.simulator import assemble, checked_inputs, simulate_shards, split
 from hidet_dist.spec.formula import evaluate_formula
 from hidet_dist.spec.pipeline import Pipeline, PipelineInput, Port
 from hidet_dist.spec.symbols import LocalSymbol, known_sizes, local_sizes, micro_sizes
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 
 
-def simulate_pipeline(
-    pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+def simulate_pipeline(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[Any]) -> list[np.ndarray]:
     """Run a pipeline on the CPU for all ranks of all stages, and assemble its whole outputs.
 
     One micro-batch goes through all stages, then the next. A tensor that crosses between stages is transferred in the
@@ -29,8 +28,8 @@ def simulate_pipeline(
         The pipeline.
     programs: sequence of Program
         The program of each stage.
-    inputs: sequence of np.ndarray
-        The whole inputs of the graph, of all micro-batches.
+    inputs: sequence of arrays
+        The whole inputs of the graph, of all micro-batches, as for :func:`hidet_dist.simulate.simulate`.
 
     Returns
     -------
@@ -44,8 +43,9 @@ def simulate_pipeline(
         When two ranks hold the same piece of an output with different values.
     """
     count = pipeline.micro_batches
-    check_inputs("pipeline", inputs, [list(_expected(entry, programs, count)) for entry in pipeline.inputs])
-    sizes, batch = _sizes(pipeline, programs, inputs)
+    expected = [list(_expected(entry, programs, count)) for entry in pipeline.inputs]
+    arrays = checked_inputs("pipeline", inputs, expected)
+    sizes, batch = _sizes(pipeline, programs, arrays)
     symbols = {symbol.name: symbol for symbol in programs[0].symbols}
     if batch is None:
         of_micro = [sizes] * count
@@ -57,7 +57,7 @@ def simulate_pipeline(
         [x] * len(of_micro)
         if entry.batch_dim is None
         else np.split(x, count if extents is None else np.cumsum(extents)[:-1], entry.batch_dim)
-        for x, entry in zip(inputs, pipeline.inputs, strict=True)
+        for x, entry in zip(arrays, pipeline.inputs, strict=True)
     ]
     results = [
         _micro_batch(pipeline, programs, [entry[number] for entry in parts], own) for number, own in enumerate(of_micro)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import reduce as fold
+from typing import Any
 
 import hidet
 import numpy as np
 import torch
 from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
-from hidet.graph.frontend.torch.utils import dtype_to_torch
 
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.cpu_build import precompile_headers
@@ -24,21 +24,22 @@ from hidet_dist.spec import DeviceMesh, TensorPlan
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
 
-def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | None = None) -> list[np.ndarray]:
+def simulate(program: Program, inputs: Sequence[Any], graph: FlowGraph | None = None) -> list[np.ndarray]:
     """Run a program on the CPU for all ranks and assemble its whole outputs.
 
     Parameters
     ----------
     program: Program
         The program. Each operator's compiled CPU kernel runs once per rank.
-    inputs: sequence of np.ndarray
-        The whole graph inputs; each rank receives its shards.
+    inputs: sequence of arrays
+        The whole graph inputs, of NumPy or PyTorch; each rank receives its shards. NumPy has no bfloat16: arrays of
+        float32 are rounded to it.
     graph: FlowGraph, optional
         An optimized form of ``program.graph``, with the same inputs and outputs, to run instead.
 
     Returns
     -------
-    The whole graph outputs.
+    The whole graph outputs; those of bfloat16 as float32.
 
     Raises
     ------
@@ -48,26 +49,28 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         When two ranks disagree on a piece of an output that both hold.
     """
     mesh = program.mesh
-    check_inputs("program", inputs, [[(plan.dtype, plan.written or plan.shape)] for plan in program.inputs])
-    sizes = program.sizes([x.shape for x in inputs])
+    arrays = checked_inputs("program", inputs, [[(plan.dtype, plan.written or plan.shape)] for plan in program.inputs])
+    sizes = program.sizes([x.shape for x in arrays])
     for name, size in sizes.items():
         runtime_api.set_symbol_value(name, size)
-    shards = [split(plan, mesh, x) for x, plan in zip(inputs, program.inputs, strict=True)]
+    shards = [split(plan, mesh, x) for x, plan in zip(arrays, program.inputs, strict=True)]
     outputs = simulate_shards(program, shards, graph)
     return [assemble(plan, mesh, parts) for plan, parts in zip(program.outputs, outputs, strict=True)]
 
 
-def check_inputs(
-    what: str, inputs: Sequence[np.ndarray], expected: Sequence[Sequence[tuple[str, Sequence[int | str]]]]
-) -> None:
-    """Check whole inputs against the dtypes and shapes that each of their readers requires.
+def checked_inputs(
+    what: str, inputs: Sequence[Any], expected: Sequence[Sequence[tuple[str, Sequence[int | str]]]]
+) -> list[np.ndarray]:
+    """Check whole inputs against the dtypes and shapes that each of their readers requires; return them as arrays.
+
+    Arrays of bfloat16, which NumPy lacks, are of float32 here.
 
     Parameters
     ----------
     what: str
         The name of what is run, for errors.
-    inputs: sequence of np.ndarray
-        The inputs.
+    inputs: sequence of arrays
+        The inputs, of NumPy or PyTorch.
     expected: sequence of sequences
         For each input, the dtype and the shape by each reader. A symbolic dim, a string, may have any size.
 
@@ -83,9 +86,26 @@ def check_inputs(
             fits = len(x.shape) == len(shape) and all(
                 isinstance(extent, str) or extent == size for extent, size in zip(shape, x.shape, strict=True)
             )
-            if not fits or str(x.dtype) != dtype:
+            own = str(x.dtype).removeprefix("torch.")
+            if not fits or (own != dtype and (own, dtype) != ("float32", "bfloat16")):
                 text = ", ".join(map(str, shape))
-                raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {dtype}[{text}].")
+                raise InputError(f"Input {number} is {own}{list(x.shape)}, not {dtype}[{text}].")
+    return [_as_array(x) for x in inputs]
+
+
+def _as_array(x: Any) -> np.ndarray:
+    """Convert a tensor of any library to an array; bfloat16 becomes float32."""
+    if isinstance(x, Tensor):
+        x = x.torch() if x.dtype.name == "bfloat16" else x.numpy()
+    if isinstance(x, torch.Tensor):
+        x = (x.float() if x.dtype is torch.bfloat16 else x).detach().cpu().numpy()
+    values: np.ndarray = x.astype(np.float32) if str(x.dtype) == "bfloat16" else x
+    return values
+
+
+def _as_tensor(values: np.ndarray, dtype: str) -> Tensor:
+    """Convert an array to a tensor of a dtype; NumPy has no bfloat16, so that such values are float32 before."""
+    return hidet.from_torch(torch.from_numpy(np.array(values, order="C")).to(getattr(torch, dtype)))
 
 
 def simulate_shards(
@@ -105,7 +125,10 @@ def simulate_shards(
         data = program.data_of(rank)
         local: dict[Tensor, Tensor] = {}
         for number, shards in enumerate(inputs):
-            local[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shards[rank]))
+            x = program.graph.inputs[number]
+            is_bfloat16 = x.dtype.name == "bfloat16"
+            shard = shards[rank]
+            local[x] = _as_tensor(shard, "bfloat16") if is_bfloat16 else hidet.asarray(np.ascontiguousarray(shard))
         for name, placeholder in program.weight_placeholders.items():
             local[placeholder] = hidet.from_torch(data[name])
         if program.coordinate is not None:
@@ -119,7 +142,7 @@ def simulate_shards(
     for node in graph.nodes:
         arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
         if isinstance(node, CommunicationOp):
-            results = [[y] for y in _communicate(mesh, node, [a[0].numpy() for a in arguments])]
+            results = [[y] for y in _communicate(mesh, node, [_as_array(a[0]) for a in arguments])]
         elif isinstance(node, WaitOp):  # the simulated collective has ended already
             results = [a[:1] for a in arguments]
         else:
@@ -130,7 +153,7 @@ def simulate_shards(
                 results.append([node.block_of(*own)] if isinstance(node, BlockOp) else kernels[node].run_async(own))
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
-    return [[values[r][y].numpy() for r in ranks] for y in graph.outputs]
+    return [[_as_array(values[r][y]) for r in ranks] for y in graph.outputs]
 
 
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) -> list[Tensor]:
@@ -144,9 +167,7 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
             lambda part: _split_blocks(part, op),
             lambda blocks: _join_blocks(blocks, op),
         )
-        # NumPy has no bfloat16: such tensors were sent as float32.
-        whole = torch.from_numpy(np.array(y, order="C"))
-        received.append(hidet.from_torch(whole.to(dtype_to_torch(op.outputs[0].dtype))))
+        received.append(_as_tensor(y, op.outputs[0].dtype.name))
     return received
 
 
