@@ -277,6 +277,20 @@ def test_communication_is_never_fused_away():
     np.testing.assert_allclose(simulate(program, [X], optimized)[0], whole(graph, X)[0], atol=1e-5)
 
 
+def test_not_even_filled_tensors_are_communicated_while_a_program_is_optimized():
+    """hidet computes an operator at once where it knows the values of all inputs."""
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        x = hidet.symbol([4, 8], "float32", "cpu")
+        y = hidet.ops.add(x, hidet.ops.full([4, 8], 2.0, "float32", "cpu"))
+        graph = normalize(hidet.trace_from(y, [x]))
+    plan = plan_for(graph, DeviceMesh((2,)), ["-> (S0, R)", "(R, R), (R, R) -> (R, R)"])
+    program = partition_graph(graph, plan.stages[0])
+    optimized = optimize_program(program)
+    assert kinds(optimized) == kinds(program.graph) == ["all_gather"]
+    np.testing.assert_array_equal(simulate(program, [X], optimized)[0], X + 2)
+
+
 def test_outputs_that_alias_inputs_weights_or_each_other_get_separate_memory():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.relu(x)
