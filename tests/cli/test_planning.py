@@ -285,10 +285,16 @@ def test_a_model_is_built_and_run(model, tmp_path, dtype):
         (logits,) = (arrays[name] for name in arrays.files)
     assert logits.shape == (2, 8, 48)
     assert np.isfinite(logits).all()
-    np.savez(tmp_path / "bad.npz", ids=ids)
-    bad = run("run", str(out), "--input", str(tmp_path / "bad.npz"))
-    assert bad.returncode == 1
-    assert "has no array 'input_ids'" in bad.stderr
+    for arrays, reason in (
+        ({"ids": ids}, "has no array 'input_ids'"),
+        ({"input_ids": ids.astype("int32")}, "'input_ids' of the dtype int32; the program takes int64."),
+        ({"input_ids": ids[:, :5]}, "'input_ids' of the shape [2, 5]; the program takes [2, 8]."),
+    ):
+        np.savez(tmp_path / "bad.npz", **arrays)
+        bad = run("run", str(out), "--input", str(tmp_path / "bad.npz"))
+        assert bad.returncode == 1
+        assert reason in bad.stderr
+        assert len(bad.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from pathlib import Path
 
 import hidet
@@ -13,8 +14,14 @@ from typer.testing import CliRunner
 
 import hidet_dist
 from hidet_dist.cli.app import app
-from hidet_dist.cli.running import main, read_arrays, write_arrays
+from hidet_dist.cli.arrays import opened_arrays, write_arrays
+from hidet_dist.cli.running import main
 from hidet_dist.errors import ConfigError
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    with opened_arrays(path) as arrays:
+        return {name: arrays.read(name) for name in arrays.names}
 
 
 def test_arrays_of_any_name_are_written_and_read(tmp_path: Path) -> None:
@@ -25,7 +32,7 @@ def test_arrays_of_any_name_are_written_and_read(tmp_path: Path) -> None:
         write_arrays(path, arrays)
         digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
     assert len(digests) == 1
-    found = read_arrays(path)
+    found = read(path)
     assert list(found) == list(arrays)
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype
@@ -40,11 +47,46 @@ def test_nothing_is_left_of_arrays_that_cannot_be_written(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def archive(path: Path, entry: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", entry)
+
+
+def header(descr: str, shape: str) -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        header("'<f4'", "(1000000000000, 1000000)") + bytes(16),  # more than any memory
+        header("'<f4'", f"({'1, ' * 2000})") + bytes(4),
+        header("'<f4'", "(-1, -4)") + bytes(16),
+        header("'<f4'", "(4") + bytes(16),
+        header("'|O'", "(2,)") + bytes(16),
+        header("[('a', '<f4')]", "(4,)") + bytes(12),
+        header("'<f4'", "(4,)") + bytes(20),
+        b"\x93NUMPY\x03\x00",
+        b"",
+    ],
+)
+def test_headers_that_lie_are_refused_before_anything_is_allocated(tmp_path: Path, entry: bytes) -> None:
+    archive(tmp_path / "x.npz", entry)
+    with pytest.raises(ConfigError, match="Cannot read arrays"):
+        read(tmp_path / "x.npz")
+
+
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
-    path.write_text("no arrays")
+    archive(path, header("'<f4'", "(4,)") + bytes(16))
+    whole = path.read_bytes()
+    for data in (b"no arrays", b"", whole[:-30], whole[:60] + b"\1" + whole[61:], np.zeros(3).tobytes()):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="Cannot read arrays"):
+            read(path)
     with pytest.raises(ConfigError, match="Cannot read arrays"):
-        read_arrays(path)
+        read(tmp_path)
 
 
 def test_bfloat16_is_float32_in_files(tmp_path: Path) -> None:

@@ -98,6 +98,29 @@ def test_measured_times_are_on_the_page(report, tmp_path):
         read_traces([tmp_path / "bad.json"])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ts", "1e999"),
+        ("ts", "1" + "0" * 400),
+        ("ts", "true"),
+        ("ts", '"1"'),
+        ("dur", "-1"),
+        ("dur", "NaN"),
+        ("dur", "null"),
+        ("pid", "-1"),
+        ("pid", "1" + "0" * 400),
+        ("pid", "1.0"),
+    ],
+)
+def test_traces_with_odd_numbers_are_refused(tmp_path, key, value):
+    event = {"ph": '"X"', "pid": "0", "ts": "0", "dur": "1", "cat": '"compute"', "name": '"a"', key: value}
+    text = ", ".join(f'"{name}": {entry}' for name, entry in event.items())
+    (tmp_path / "odd.json").write_text(f'{{"traceEvents": [{{{text}}}]}}')
+    with pytest.raises(PlanError, match=r"odd\.json is not a trace"):
+        read_traces([tmp_path / "odd.json"])
+
+
 @pytest.mark.slow
 def test_the_page_of_a_model_of_eight_billion_parameters_is_small():
     graph = normalize(shapes.llama(shapes.LLAMA3_8B))

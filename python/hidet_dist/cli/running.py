@@ -9,8 +9,7 @@ import itertools
 import json
 import sys
 import tempfile
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,54 @@ import numpy as np
 from hidet_dist import launch
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.checks import shown
+from hidet_dist.cli.arrays import Header, opened_arrays, write_arrays
 from hidet_dist.cli.request import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
-from hidet_dist.files import writing
 from hidet_dist.runtime.partition import load_partition
 from hidet_dist.runtime.profile import merge_traces
-from hidet_dist.spec import Plan
+from hidet_dist.spec import Plan, TensorPlan
 
-_Arrays = Mapping[str, np.ndarray]
 _BFLOAT16 = "bfloat16"
 _AS_BFLOAT16 = (np.dtype("float32"), np.dtype("V2"))
 """The dtypes of arrays for bfloat16: numbers, which are rounded to it, or bytes, as arrays of ml_dtypes are saved."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input of artifacts.
+
+    Attributes
+    ----------
+    names: the names that it may have: the model's, if any, and the plan's.
+    dtype: its dtype, by NumPy's name or bfloat16; None if no stage reads it.
+    shape: its shape, as far as it is known; None for dims that a call decides.
+    """
+
+    names: Sequence[str]
+    dtype: str | None
+    shape: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, number: int, label: str, shards: Sequence[TensorPlan], whole: bool) -> _Input:
+        """Describe an input that tensors of stages take, ``whole`` or in micro-batches."""
+        names = [name for name in (label, f"x{number}") if name]
+        if not shards:
+            return cls(names, None, ())
+        x = shards[0]
+        shape = tuple(extent if whole and isinstance(extent, int) else None for extent in x.written or x.shape)
+        return cls(names, "bool" if x.dtype == "boolean" else x.dtype, shape)
+
+    def check(self, found: Header, what: str) -> None:
+        """Raise InputError for an array of another dtype or shape; ``what`` begins the sentence."""
+        if self.dtype is None:
+            return
+        if found.dtype.name != self.dtype and (self.dtype != _BFLOAT16 or found.dtype not in _AS_BFLOAT16):
+            written = "bfloat16, which a .npz file has as float32" if self.dtype == _BFLOAT16 else self.dtype
+            raise InputError(f"{what} of the dtype {found.dtype}; the program takes {written}.")
+        fits = len(found.shape) == len(self.shape)
+        if not fits or any(extent not in (None, size) for size, extent in zip(found.shape, self.shape, strict=True)):
+            wanted = ", ".join("any" if extent is None else str(extent) for extent in self.shape)
+            raise InputError(f"{what} of the shape {list(found.shape)}; the program takes [{wanted}].")
 
 
 @dataclass(frozen=True)
@@ -39,16 +75,14 @@ class _Call:
 
     Attributes
     ----------
-    input_names: the names that each input may have: the model's, if any, and the plan's.
-    input_dtypes: the dtype of each input, by hidet's name.
+    inputs: the inputs.
     output_names: the name of each output.
     output_dtypes: the dtype of each output.
     ranks: the number of ranks.
     result_rank: the lowest rank that returns the outputs.
     """
 
-    input_names: Sequence[Sequence[str]]
-    input_dtypes: Sequence[str]
+    inputs: Sequence[_Input]
     output_names: Sequence[str]
     output_dtypes: Sequence[str]
     ranks: int
@@ -86,14 +120,14 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
     ConfigError
         When the artifacts are for another number of ranks, or ``given`` cannot be read.
     InputError
-        When ``given`` lacks an input, or has another array.
+        When ``given`` lacks an input, has another array, or has an input of another dtype or shape.
     """
     call = _call(folder)
     if ranks is not None and ranks != call.ranks:
         raise ConfigError(f"{folder} is for {call.ranks} ranks; run it with -n {call.ranks}, or without -n.")
     for path in (output, profile):
         check_destination(path)
-    _inputs(read_arrays(given), call, given)
+    _inputs(given, call)
     with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as scratch:
         result, traces = Path(scratch) / "outputs.npz", Path(scratch) / "traces"
         arguments = ["-n", str(call.ranks), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
@@ -103,7 +137,8 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
         status = launch.main(arguments, "hidet-dist run")
         if status:
             return status
-        arrays = read_arrays(result)
+        with opened_arrays(result) as results:
+            arrays = {name: results.read(name) for name in results.names}
         if profile is not None:
             merge_traces(sorted(traces.iterdir()), profile)
     if output is not None:
@@ -124,24 +159,6 @@ def _summary(array: np.ndarray) -> dict[str, Any]:
     """Return the dtype, shape and range of an array. A bound that is not finite is None, as JSON has no such number."""
     least, most = (float(value) if np.isfinite(value) else None for value in (array.min(), array.max()))
     return {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "most": most}
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a .npz file; nothing in it is unpickled. Raises ConfigError."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"Cannot read arrays from {path}: {error}. Write it with numpy.savez.") from error
-
-
-def write_arrays(path: Path, arrays: _Arrays) -> None:
-    """Write arrays to a .npz file, atomically, under any names."""
-    # numpy.savez has parameters of its own, such as "file".
-    with writing(path) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def _call(folder: Path) -> _Call:
@@ -171,8 +188,10 @@ def _call(folder: Path) -> _Call:
     if interface is not None:
         input_names, output_names = list(interface.input_names), list(interface.output_names)
     return _Call(
-        [[name for name in (label, f"x{number}") if name] for number, label in enumerate(input_names)],
-        [shards[0].dtype for shards in inputs],
+        [
+            _Input.of(number, label, shards, whole=pipeline is None)
+            for number, (label, shards) in enumerate(zip(input_names, inputs, strict=True))
+        ],
         [name or f"y{number}" for number, name in enumerate(output_names)],
         [y.dtype for y in outputs],
         manifest.world_size,
@@ -180,34 +199,36 @@ def _call(folder: Path) -> _Call:
     )
 
 
-def _inputs(arrays: _Arrays, call: _Call, path: Path) -> list[Any]:
-    """Put arrays in the order of the inputs; those of bfloat16, which NumPy lacks, become tensors of PyTorch.
+def _inputs(path: Path, call: _Call) -> list[Any]:
+    """Read the inputs from a .npz file; those of bfloat16, which NumPy lacks, become tensors of PyTorch.
 
-    If an output is of bfloat16, all become such tensors, since a program's outputs are of its inputs' library.
+    If an output is of bfloat16, all become such tensors, since a program's outputs are of its inputs' library. All
+    arrays are checked before one is read.
 
     Raises
     ------
+    ConfigError
+        When the file cannot be read.
     InputError
-        For missing and other arrays, and arrays of another dtype.
+        For missing and other arrays, and arrays of another dtype or shape.
     """
-    expected = ", ".join(allowed[0] for allowed in call.input_names)
-    ordered: list[Any] = []
-    for allowed, dtype in zip(call.input_names, call.input_dtypes, strict=True):
-        name = next((name for name in allowed if name in arrays), None)
-        if name is None:
-            raise InputError(f"{path} has no array {allowed[0]!r}; the inputs are {expected}.")
-        x = arrays[name]
-        if str(x.dtype) != dtype and (dtype != _BFLOAT16 or x.dtype not in _AS_BFLOAT16):
-            written = "bfloat16, which a .npz file has as float32" if dtype == _BFLOAT16 else dtype
-            raise InputError(f"{path} has the array {shown(name)} of the dtype {x.dtype}; the program takes {written}.")
-        ordered.append(x)
-    known = {name for allowed in call.input_names for name in allowed}
-    for name in arrays:
-        if name not in known:
-            raise InputError(f"{path} has the array {shown(name)}; the inputs are {expected}.")
-    if _BFLOAT16 not in (*call.input_dtypes, *call.output_dtypes):
+    with opened_arrays(path) as arrays:
+        expected = ", ".join(x.names[0] for x in call.inputs)
+        found = []
+        for x in call.inputs:
+            name = next((name for name in x.names if name in arrays.names), None)
+            if name is None:
+                raise InputError(f"{path} has no array {x.names[0]!r}; the inputs are {expected}.")
+            found.append(name)
+        for name in arrays.names:
+            if name not in found:
+                raise InputError(f"{path} has the array {shown(name)}; the inputs are {expected}.")
+        for x, name in zip(call.inputs, found, strict=True):
+            x.check(arrays.header(name), f"{path} has the array {shown(name)}")
+        ordered = [arrays.read(name) for name in found]
+    if _BFLOAT16 not in (*(x.dtype for x in call.inputs), *call.output_dtypes):
         return ordered
-    return [_tensor(x, dtype) for x, dtype in zip(ordered, call.input_dtypes, strict=True)]
+    return [_tensor(array, x.dtype or array.dtype.name) for array, x in zip(ordered, call.inputs, strict=True)]
 
 
 def _tensor(x: np.ndarray, dtype: str) -> Any:
@@ -229,7 +250,7 @@ def main(folder: str, given: str, output: str, traces: str | None = None) -> int
     try:
         call = _call(Path(folder))
         with load_partition(folder) as model:
-            arrays = _inputs(read_arrays(Path(given)), call, Path(given))
+            arrays = _inputs(Path(given), call)
             results = model.run(arrays)
             if model.rank == call.result_rank:
                 write_arrays(Path(output), dict(zip(call.output_names, map(_array, results), strict=True)))

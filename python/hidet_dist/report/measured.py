@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import PlanError
 from hidet_dist.files import parse_json, read_text
-from hidet_dist.limits import MOST_PLAN_BYTES
+from hidet_dist.limits import MOST_DEVICES, MOST_PLAN_BYTES
 from hidet_dist.report.data import COMMUNICATION, COMPUTE
 
 _MICROSECONDS = 1e6  # in a second: the unit of times in a trace
@@ -65,10 +65,10 @@ def _traces(events: list[dict[str, Any]]) -> list[Trace]:
     for event in events:
         if event["ph"] != "X":
             continue
-        rank = event["pid"]
-        begin, seconds = event["ts"] / _MICROSECONDS, event["dur"] / _MICROSECONDS
-        if isinstance(rank, bool) or not isinstance(rank, int) or not (math.isfinite(begin) and math.isfinite(seconds)):
-            raise ValueError(f"an event of rank {rank!r} at {begin} s of {seconds} s")
+        rank, begin, lasts = (event[key] for key in ("pid", "ts", "dur"))
+        if not is_whole(rank, 0, MOST_DEVICES) or not is_finite(begin) or not is_finite(lasts) or lasts < 0:
+            raise ValueError(f"an event of rank {shown(rank)} at {shown(begin)} us of {shown(lasts)} us")
+        begin, seconds = begin / _MICROSECONDS, lasts / _MICROSECONDS
         if event["cat"] == "call":
             calls[rank] = begin, seconds
         elif event["cat"] in (COMPUTE, COMMUNICATION):
