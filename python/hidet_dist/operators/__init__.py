@@ -14,6 +14,7 @@ from hidet_dist.operators.dtypes import promoted_dtype, to_dtype
 from hidet_dist.operators.indexing import (
     bincount,
     embedding,
+    embedding_bag,
     gather,
     histc,
     index,
@@ -78,6 +79,7 @@ __all__ = [
     "diagonal",
     "einsum",
     "embedding",
+    "embedding_bag",
     "flip",
     "gather",
     "grid_sample",

@@ -10,9 +10,11 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
 from hidet.ir.dtypes import int32, int64
 from hidet.ir.expr import Expr, cast, if_then_else, logical_and
+from hidet.ir.type import DataType
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
+from hidet_dist.spec.extents import extents_of
 from hidet_dist.traits import has_traits
 
 
@@ -24,6 +26,48 @@ def _wrapped(index: Tensor, size: int) -> Tensor:
 def embedding(weight: Tensor, indices: Tensor, *_: object) -> Tensor:
     """Look up rows of a table ``weight[rows, ...]``; the shape is ``indices.shape + weight.shape[1:]``."""
     return ops.take(weight, indices, 0)
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    bags: Tensor,
+    count: int,
+    mode: str,
+    weights: Tensor | None = None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """Look up rows of a table ``weight[rows, columns]``, and reduce those of each bag: [count, columns].
+
+    Parameters
+    ----------
+    indices, bags: Tensor
+        int[n]: rows of the table, and the bag that each is in.
+    count: int
+        The number of bags; an empty one is 0.
+    mode: str
+        ``"sum"``, ``"mean"`` or ``"max"``.
+    weights: Tensor, optional
+        [n], factors of the rows.
+    padding_idx: int
+        A row that is in no bag; -1 for none.
+    """
+    found = embedding(weight, indices)
+    if weights is not None:
+        found = elementwise.mul(found, ops.unsqueeze(weights, 1))
+    bags = to_dtype(bags, int64)
+    if padding_idx >= 0:
+        bags = elementwise.where(elementwise.eq(indices, padding_idx), -1, bags)  # what is out of range has no effect
+    none = ops.full([count, *found.shape[1:]], weight.dtype.zero, weight.dtype)
+    if mode == "max":
+        wide = ops.broadcast(ops.unsqueeze(bags, 1), list(found.shape))
+        return scatter_reduce(none, 0, wide, found, "amax", include_self=False)
+    y = ScatterRowsOp(none, bags, found, "sum").outputs[0]
+    if mode == "sum":
+        return y
+    ones = ops.full(list(bags.shape), weight.dtype.one, weight.dtype)
+    sizes = ScatterRowsOp(ops.full([count], weight.dtype.zero, weight.dtype), bags, ones, "sum").outputs[0]
+    return elementwise.div(y, ops.unsqueeze(elementwise.clamp_min(sizes, 1), 1))
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -189,6 +233,16 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return index_put(x, [*[None] * (dim % len(x.shape)), index], source)
 
 
+def _least(dtype: DataType) -> Expr:
+    """The least value of a dtype: of floats, minus infinity."""
+    return dtype(-math.inf) if dtype.is_float() else dtype.min_value
+
+
+def _greatest(dtype: DataType) -> Expr:
+    """The greatest value of a dtype: of floats, infinity."""
+    return dtype(math.inf) if dtype.is_float() else dtype.max_value
+
+
 @has_traits(kernel="reduction")
 class ScatterElementsOp(Operator):
     """Replace elements of ``x`` at ``index`` along ``dim`` by those of ``source``, or combine both.
@@ -230,7 +284,7 @@ class ScatterElementsOp(Operator):
             )
             if reduction == "replace":
                 return if_then_else(last >= 0, along(source_node, position, last), old)
-            bound = combined(position, dtype.min_value if reduction == "max" else dtype.max_value, reduction)
+            bound = combined(position, _least(dtype) if reduction == "max" else _greatest(dtype), reduction)
             better = bound > old if reduction == "max" else bound < old
             return if_then_else(logical_and(last >= 0, better), bound, old)
 
@@ -277,13 +331,27 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Tensor:
-    """``x`` reduced with ``source`` at ``index`` along ``dim``: sum, prod, amax or amin.
+    """``x`` reduced with ``source`` at ``index`` along ``dim``: sum, prod, mean, amax or amin.
 
-    Raises ValueError for other reductions, and if ``include_self`` is false.
+    Without ``include_self`` an element of ``x`` has no part in what is reduced at its place.
+
+    Raises ValueError for other reductions.
     """
-    if reduce not in ("sum", "prod", "amax", "amin") or not include_self:
-        raise ValueError(f"scatter_reduce of {reduce!r} with include_self={include_self} is not supported.")
-    return _scattered(x, dim, index, source, _REDUCTIONS[reduce])
+    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
+        raise ValueError(f"scatter_reduce has no reduction {reduce!r}: give sum, prod, mean, amax or amin.")
+    kind = "sum" if reduce == "mean" else _REDUCTIONS[reduce]
+    if include_self and reduce != "mean":
+        return _scattered(x, dim, index, source, kind)
+    none, one = (ops.full(extents_of(y), int64(n), "int64") for y, n in ((x, 0), (index, 1)))
+    count = _scattered(none, dim, index, one, "sum")  # of the elements that are reduced at each place
+    if not include_self:
+        neutral = {"sum": x.dtype.zero, "prod": x.dtype.one, "max": _least(x.dtype), "min": _greatest(x.dtype)}[kind]
+        x = elementwise.where(elementwise.eq(count, 0), x, neutral.value)
+    y = _scattered(x, dim, index, source, kind)
+    if reduce != "mean":
+        return y
+    total = elementwise.add(count, 1) if include_self else elementwise.clamp_min(count, 1)
+    return to_dtype(elementwise.div(y, total, None if x.dtype.is_float() else "floor"), x.dtype)
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:

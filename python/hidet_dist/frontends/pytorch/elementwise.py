@@ -43,6 +43,13 @@ _BINARY = {
     "atan2": ("atan2.default",),
     "pow": ("pow.Tensor_Scalar", "pow.Scalar", "pow.Tensor_Tensor"),
     **{name: (f"{name}.Tensor", f"{name}.Scalar") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{
+        f"bitwise_{side}_shift": (
+            *(f"bitwise_{side}_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+            *(f"__{side[0]}shift__.{kind}" for kind in ("Tensor", "Scalar")),
+        )
+        for side in ("left", "right")
+    },
     **{f"logical_{name}": (f"logical_{name}.default",) for name in ("and", "or", "xor")},
     **{
         f"bitwise_{name}": (

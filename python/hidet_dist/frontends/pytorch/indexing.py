@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
 from hidet_dist.operators import elementwise, reductions, to_dtype
+from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of
 
@@ -17,6 +19,43 @@ from hidet_dist.spec.extents import extents_of
 @lowers("embedding.default")
 def _embedding(call: Call, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
     return ops.take(weight, indices, 0)
+
+
+@lowers("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def _embedding_bag(
+    call: Call,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, None, None, None]:
+    count = static(call.shape[0], "the number of bags")
+    number = static(extents_of(indices)[0], "the number of indices")
+    known, size = call.known(offsets), number // max(count, 1)
+    is_even = known is not None and number == count * size and (known[:count].numpy() == np.arange(count) * size).all()
+    if is_even and size and padding_idx < 0:
+        found = operators.embedding(weight, indices)  # all bags are of one size
+        if per_sample_weights is not None:
+            found = elementwise.mul(found, ops.unsqueeze(per_sample_weights, [1]))
+        whole = reshaped(found, [count, size, extents_of(found)[1]])
+        return (reductions.sum, reductions.mean, reductions.amax)[mode](whole, 1), None, None, None
+    if known is not None:
+        inner = known[1:count].numpy()  # where the second bag begins, and the others
+        bags = constant(np.searchsorted(inner, np.arange(number), "right"), "int64", indices)
+    else:
+        begins = offsets if not include_last_offset else ops.strided_slice(offsets, [0], [count], [0])
+        place = constant(np.arange(number).reshape(-1, 1), "int64", indices)
+        begun = elementwise.le(ops.unsqueeze(to_dtype(begins, "int64"), 0), place)
+        bags = elementwise.sub(reductions.sum(begun, 1), 1)
+    reduced = operators.embedding_bag(
+        weight, indices, bags, count, ("sum", "mean", "max")[mode], per_sample_weights, padding_idx
+    )
+    return reduced, None, None, None
 
 
 @lowers("index_select.default")

@@ -157,6 +157,11 @@ class _Lowerer:
                 raise TraceError(
                     f"{name} returns {spec.arg.name!r}, which is neither a tensor nor a constant: make it a tensor."
                 )
+            if 0 in extents_of(y):
+                raise TraceError(
+                    f"{name} returns {spec.arg.name!r}, which has no elements (its shape is {list(extents_of(y))}): "
+                    "leave it out of the results."
+                )
             results.append(y)
         return results
 
@@ -401,6 +406,9 @@ class _Lowerer:
     def constant(self, known: _Known) -> Tensor | None:
         """Convert a known tensor to a constant of the graph; a broadcast one, to a broadcast of a smaller constant."""
         value = known.value.detach()
+        if not value.numel():  # hidet cannot hold it
+            kind = hidet.ir.data_type(name_of_dtype(value, "A constant"))
+            return hidet.ops.full(list(value.shape), kind.zero, kind)
         strides = zip(value.shape, value.stride(), strict=True)
         broadcast = [dim for dim, (size, stride) in enumerate(strides) if size > 1 and stride == 0]
         small = value[tuple(slice(0, 1) if dim in broadcast else slice(None) for dim in range(value.dim()))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,32 @@ def _linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 @lowers("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
 def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return operators.matmul(a, b)
+
+
+@lowers("_int_mm.default")
+def _int_mm(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return operators.integer_matmul(a, b, call.dtype)
+
+
+@lowers("_trilinear.default")
+def _trilinear(
+    call: Call,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """Multiply three tensors, each without the dims of its ``expand``, and sum over ``sumdim``."""
+    letters = string.ascii_lowercase[: len(a.shape) + len(expand1)]
+    *terms, result = (
+        "".join(letter for dim, letter in enumerate(letters) if dim not in without)
+        for without in (expand1, expand2, expand3, sumdim)
+    )
+    return operators.einsum(f"{','.join(terms)}->{result}", [a, b, c])
 
 
 @lowers("addmm.default", "baddbmm.default", "addmv.default")

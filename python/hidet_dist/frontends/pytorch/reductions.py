@@ -26,6 +26,11 @@ def _plain(function: Callable[..., Any]) -> Lowering:
     return lambda call, x, *args, **options: function(x, *args, **options)
 
 
+def _as_result(function: Callable[..., Tensor]) -> Lowering:
+    """Lower a reduction whose result is cast: ``any`` and ``all`` are uint8 of uint8, and bool of all others."""
+    return lambda call, x, *args, **options: to_dtype(function(x, *args, **options), call.dtype)
+
+
 def _register() -> None:
     lowers("sum.dim_IntList", "sum.default")(_in_result_dtype(reductions.sum))
     lowers("mean.dim", "mean.default")(_in_result_dtype(reductions.mean))
@@ -35,7 +40,7 @@ def _register() -> None:
     for name in ("max", "min"):
         lowers(f"{name}.default", f"{name}.dim")(_plain(getattr(reductions, name)))
     for name in ("any", "all"):
-        lowers(f"{name}.default", f"{name}.dim", f"{name}.dims")(_plain(getattr(reductions, name)))
+        lowers(f"{name}.default", f"{name}.dim", f"{name}.dims")(_as_result(getattr(reductions, name)))
 
 
 _register()

@@ -9,6 +9,8 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, lowers
 from hidet_dist.operators import reductions
+from hidet_dist.operators.resampling import upsample_antialiased
+from hidet_dist.operators.sampling import MODES, PADDINGS
 from hidet_dist.spec.extents import extents_of, same_extent, same_shape
 
 
@@ -76,6 +78,22 @@ def _linear(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, *
 @lowers("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
 def _bicubic(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, **_: Any) -> Tensor:
     return _resized(call, x, "bicubic", align_corners, _scales(call, (size, *args)))
+
+
+@lowers(
+    *(f"_upsample_bilinear2d_aa.{kind}" for kind in ("vec", "default")),
+    *(f"_upsample_bicubic2d_aa.{kind}" for kind in ("vec", "default")),
+)
+def _antialiased(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, **_: Any) -> Tensor:
+    scales = _scales(call, (size, *args))
+    return upsample_antialiased(x, call.shape[2:], align_corners, scales, cubic="bicubic" in call.name)
+
+
+@lowers("grid_sampler_2d.default", "grid_sampler_3d.default", "grid_sampler.default")
+def _grid_sample(
+    call: Call, x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    return operators.grid_sample(x, grid, MODES[interpolation_mode], PADDINGS[padding_mode], align_corners)
 
 
 def _scales(call: Call, args: Any) -> list[float] | None:
