@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hidet
+from hidet.backend.build import CompilationFailed
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.task import Task
@@ -34,6 +36,9 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.weights import Layout, UnevenLayout
+
+_FAILURES = (RuntimeError, ValueError, OSError, CompilationFailed)  # of processes that compile kernels
+_MOST_LINES = 3  # of a compiler's errors in a message
 
 
 @dataclass
@@ -74,11 +79,24 @@ class CompiledProgram:
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
     """Set hidet's options, and the target's, while a program is optimized and built, whatever the user has set."""
+    # g++ looks for its linker in PATH. Others look in the default where there is none, as in an empty environment.
+    os.environ.setdefault("PATH", os.defpath)
     with hidet.option.context(), quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks():
         hidet.option.save_lower_ir(False)
         hidet.option.debug_cache_tuning(False)
         with target:
             yield
+
+
+@contextmanager
+def _compile_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds, of a kernel that does not compile, as CompileError with the compiler's reason."""
+    try:
+        yield
+    except kinds as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        said = [line for line in lines if "error:" in line or "No space left" in line]
+        raise CompileError(f"A kernel does not compile: {' '.join(said[:_MOST_LINES] or lines)}") from error
 
 
 def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
@@ -88,11 +106,12 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     ------
     CompileError
         When a pass loses or changes a communication operator, so that the program would compute another result, or
-        computes a product twice.
+        computes a product twice; or when a kernel that computes a constant does not compile.
     """
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
-        fused = hidet.graph.optimize(rewritten)
+        with _compile_errors(CompilationFailed):  # constants are computed
+            fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
     with shared_tasks():
         graph = target.after_fusion(fused)
@@ -164,19 +183,16 @@ def compile_program(
         missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
         for _ in range(len(nodes) - len(missing)):
             advance()
-        try:
-            if missing:
-                target.before_build()
+        if missing:
+            target.before_build()
 
-                def one_built() -> None:
-                    advance()
-                    other_work.begin()
+            def one_built() -> None:
+                advance()
+                other_work.begin()
 
-                # All processes that compile are started before the first kernel is done.
-                with quiet_builds(one_built), locked_builds():
-                    build_task_batch([(node.task, target.name) for node in missing])
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CompileError(f"A kernel does not compile: {error}") from error
+            # All processes that compile are started before the first kernel is done.
+            with _compile_errors(*_FAILURES), quiet_builds(one_built), locked_builds():
+                build_task_batch([(node.task, target.name) for node in missing])
     other_work.finish()
 
     inputs = graph.inputs[: len(program.inputs)]
