@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hidet import ops
@@ -19,7 +19,7 @@ from hidet_dist.operators.resampling import cubic_weights, linear_weights
 from hidet_dist.spec.extents import extents_of
 
 
-def _pads(node: Node, x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def pads_of(node: Node, x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """Return the padding of the spatial dims as the attribute ``pads`` has it: all beginnings, then all ends."""
     dims, auto_pad = len(kernel), node.text("auto_pad", "NOTSET")
     if auto_pad == "NOTSET":
@@ -50,7 +50,7 @@ def _conv(node: Node) -> Tensor:
     kernel = [int(n) for n in extents_of(weight)[2:]]
     ones = [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
-    pads = _pads(node, x, kernel, stride, dilation)
+    pads = pads_of(node, x, kernel, stride, dilation)
     before, after = pads[: len(kernel)], pads[len(kernel) :]
     if before != after:
         x, before = _padded(x, pads), [0] * len(kernel)
@@ -72,24 +72,53 @@ def _conv_transpose(node: Node) -> Tensor:
     return y if bias is None else elementwise.add(y, ops.reshape(bias, [-1, *ones]))
 
 
-@lowers("MaxPool", "AveragePool")
-def _pool(node: Node) -> Tensor:
-    x, kernel = node.tensor(0), [int(n) for n in node.attributes["kernel_shape"]]
+@lowers("MaxPool")
+def _max_pool(node: Node) -> Tensor:
     if len([name for name in node.outputs if name]) > 1:
         raise Refused("the output Indices of a maximum pooling is not supported")
+    x, window = node.tensor(0), _window(node, node.tensor(0))
+    dims = len(window.kernel)
+    padding = window.before
+    if window.before != window.after:
+        lowest = -math.inf if x.dtype.is_float() else int(np.iinfo(x.dtype.name).min)
+        x, padding = _padded(x, [*window.before, *window.after], lowest), [0] * dims
+    return operators.max_pool(x, dims, window.kernel, window.stride, padding, window.dilation, window.ceil_mode)
+
+
+class _Window(NamedTuple):
+    """The attributes of a pooling operator, one number for each spatial dim."""
+
+    kernel: list[int]
+    stride: list[int]
+    dilation: list[int]
+    before: list[int]
+    after: list[int]
+    ceil_mode: bool
+
+
+def _window(node: Node, x: Tensor) -> _Window:
+    kernel = [int(n) for n in node.attributes["kernel_shape"]]
     ones = [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
-    pads = _pads(node, x, kernel, stride, dilation)
+    pads = pads_of(node, x, kernel, stride, dilation)
     before, after = pads[: len(kernel)], pads[len(kernel) :]
-    ceil_mode, is_max = bool(node.get("ceil_mode", 0)), node.operator == "MaxPool"
+    return _Window(kernel, stride, dilation, before, after, bool(node.get("ceil_mode", 0)))
+
+
+@lowers("AveragePool")
+def _average_pool(node: Node) -> Tensor:
+    return average_pool(node, node.tensor(0))
+
+
+def average_pool(node: Node, x: Tensor) -> Tensor:
+    """Average a tensor over the windows of a node. Raises Refused for unsupported ones."""
+    kernel, stride, dilation, before, after, ceil_mode = _window(node, x)
     counts_padding = bool(node.get("count_include_pad", 0))
     if before != after:
-        if not is_max and not counts_padding:
+        if not counts_padding:
             raise Refused("an average pooling with unequal padding is only supported with count_include_pad")
-        x, before = _padded(x, pads, -math.inf if is_max else 0.0), [0] * len(kernel)
-    if is_max:
-        return operators.max_pool(x, len(kernel), kernel, stride, before, dilation, ceil_mode)
-    if dilation != ones:
+        x, before = _padded(x, [*before, *after]), [0] * len(kernel)
+    if dilation != [1] * len(kernel):
         raise Refused("an average pooling with a dilation is not supported")
     return operators.avg_pool(x, len(kernel), kernel, stride, before, ceil_mode, counts_padding)
 

@@ -18,15 +18,15 @@ from onnx.reference import ReferenceEvaluator
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
-from hidet_dist.frontends.onnx import arithmetic, arrangement, layers  # noqa: F401  # they register lowerings
+from hidet_dist.frontends.onnx import arithmetic, arrangement, layers, quantization  # noqa: F401  # they register lowerings
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Invalid, Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, Refused, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of
 from hidet_dist.spec.interface import Interface, attach
 
-OLDEST_OPSET, NEWEST_OPSET = 13, 21
+OLDEST_OPSET, NEWEST_OPSET = 7, 25
 # Operators that are computed while tracing where their inputs are known: those that models compute shapes, indices and
 # masks with. Their work is about that of reading the inputs and writing the outputs, which are bounded.
 _FOLDED = frozenset(
@@ -48,7 +48,7 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     Parameters
     ----------
     path: path
-        The model file, of opset 13 to 21. Its initializers become weights of the same names. A subgraph's initializer
+        The model file, of opset 7 to 25. Its initializers become weights of the same names. A subgraph's initializer
         whose name another weight already has gets a number after the name. The weights' data stays in the model file,
         or in the files of its external data, until their shards are read.
     dims: mapping, optional
@@ -269,7 +269,7 @@ class _Lowerer:
 
     def _outputs(self, proto: onnx.NodeProto, scope: _Scope) -> Iterable[Any]:
         """Compute or lower a node; return its outputs. Raises Refused for unsupported nodes."""
-        lowering = lowering_of(proto.op_type) if proto.domain in STANDARD else None
+        lowering = lowering_of(proto.op_type, ONNX if proto.domain in STANDARD else proto.domain)
         if lowering is None:
             raise Refused("it has no lowering")
         inputs = [self._value(name, scope) if name else None for name in proto.input]
@@ -277,7 +277,7 @@ class _Lowerer:
             return itertools.repeat(_UNSUPPORTED)
         if proto.op_type == "Constant" and (tensor := _external_value(proto)) is not None:
             return [self._stored(proto.output[0], tensor, False)]
-        described = describe(proto, self.opset, inputs)
+        described = describe(proto, self.opset, inputs) if proto.domain in STANDARD else None
         attributes = {item.name: self._attribute(item) for item in proto.attribute}
         folded = self._folded(proto, inputs, attributes, described)
         if folded is not None:
@@ -325,7 +325,9 @@ class _Lowerer:
         present = [value for value in inputs if value is not None]
         if not present or not all(isinstance(value, np.ndarray) for value in present):
             return None
-        if proto.op_type not in _FOLDED or sum(value.size for value in present) > MOST_ELEMENTS:
+        if proto.op_type not in _FOLDED or proto.domain not in STANDARD:
+            return None
+        if sum(value.size for value in present) > MOST_ELEMENTS:
             return None
         counts = [own.count for own in described or ()] or [None]
         if any(count > MOST_ELEMENTS for count in counts if count is not None):

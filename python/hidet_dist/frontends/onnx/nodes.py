@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,29 +148,32 @@ def bounded(count: int, what: str, most: int = MOST_ELEMENTS) -> int:
     return count
 
 
-_LOWERINGS: dict[str, Lowering] = {}
+ONNX, MICROSOFT = "", "com.microsoft"
+"""The domain of ONNX's operators, and that of the operators that ONNX Runtime's tools write."""
+
+_LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
-def lowers(*operators: str) -> Callable[[Lowering], Lowering]:
+def lowers(*operators: str, domains: Sequence[str] = (ONNX,)) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of operators. It returns the output, or a tuple of several."""
 
     def register(lowering: Lowering) -> Lowering:
-        for operator in operators:
-            assert operator not in _LOWERINGS, operator
-            _LOWERINGS[operator] = lowering
+        for domain, operator in itertools.product(domains, operators):
+            assert (domain, operator) not in _LOWERINGS, operator
+            _LOWERINGS[domain, operator] = lowering
         return lowering
 
     return register
 
 
-def lowering_of(operator: str) -> Lowering | None:
+def lowering_of(operator: str, domain: str = ONNX) -> Lowering | None:
     """Return the lowering of an operator; None if there is none."""
-    return _LOWERINGS.get(operator)
+    return _LOWERINGS.get((domain, operator))
 
 
-def supported() -> list[str]:
-    """List all operators with a lowering."""
-    return sorted(_LOWERINGS)
+def supported(domain: str = ONNX) -> list[str]:
+    """List all operators of a domain with a lowering."""
+    return sorted(operator for own, operator in _LOWERINGS if own == domain)
 
 
 def rank_of(x: Tensor) -> int:
