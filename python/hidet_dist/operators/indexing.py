@@ -152,21 +152,31 @@ class ScatterRowsOp(Operator):
     values: Tensor
         [count, ...], of the dtype of ``x``.
     reduction: str
-        ``"replace"``: the last value for a row wins. ``"sum"``: all are added to the row.
+        ``"replace"``: the last value for a row wins. ``"sum"``: all are added to the row; ``"prod"``, ``"max"`` and
+        ``"min"`` combine them with it likewise.
     """
 
     def __init__(self, x: Tensor, index: Tensor, values: Tensor, reduction: str):
         data, row_of, new_rows = input_like(x, "x"), input_like(index, "index"), input_like(values, "values")
         dtype, count = x.dtype, row_of.shape[0]
 
+        def combined(position: tuple[Expr, ...], neutral: Expr) -> Expr:
+            return reduce(
+                [count],
+                lambda k: if_then_else(row_of[k] == position[0], new_rows[[k, *position[1:]]], neutral),
+                reduction,
+                accumulate_dtype=dtype.name,
+            )
+
         def element(*position: Expr) -> Expr:
+            old = data[list(position)]
             if reduction == "sum":
-                return data[list(position)] + reduce(
-                    [count],
-                    lambda k: if_then_else(row_of[k] == position[0], new_rows[[k, *position[1:]]], dtype.zero),
-                    "sum",
-                    accumulate_dtype=dtype.name,
-                )
+                return old + combined(position, dtype.zero)
+            if reduction == "prod":
+                return old * combined(position, dtype.one)
+            if reduction in ("max", "min"):
+                bound = combined(position, dtype.min_value if reduction == "max" else dtype.max_value)
+                return if_then_else(bound > old if reduction == "max" else bound < old, bound, old)
             last = reduce(
                 [count], lambda k: if_then_else(row_of[k] == position[0], k, int32(-1)), "max", accumulate_dtype="int32"
             )
@@ -189,6 +199,14 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     tensors = [tensor for tensor in indices if tensor is not None]
     if len(tensors) == 1 and _has_mask(tensors) and math.prod(values.shape) == 1:
         return _put_by_mask(x, indices, values, accumulate)
+    return index_reduce(x, indices, values, "sum" if accumulate else "replace")
+
+
+def index_reduce(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, reduction: str) -> Tensor:
+    """``x`` with ``x[indices]`` combined with ``values`` of its dtype; see :class:`ScatterRowsOp` for reductions.
+
+    Raises ValueError for a mask, whose indices depend on data.
+    """
     dims, tensors = _index_tensors(indices)
     x_front, order = _leading(x, dims)
     sizes, rest = list(x_front.shape[: len(dims)]), list(x_front.shape[len(dims) :])
@@ -207,7 +225,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
         ops.reshape(x_front, [math.prod(sizes), *rest]),
         ops.reshape(rows, [count]),
         ops.reshape(values, [count, *rest]),
-        "sum" if accumulate else "replace",
+        reduction,
     ).outputs[0]
     back = ops.reshape(flat, [*sizes, *rest])
     return back if order == sorted(order) else ops.permute_dims(back, [order.index(d) for d in range(len(order))])

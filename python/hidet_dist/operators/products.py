@@ -17,7 +17,7 @@ from hidet.ir.type import DataType, data_type
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
-from hidet_dist.operators.shaping import permuted, reshaped
+from hidet_dist.operators.shaping import diagonal, permuted, reshaped
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.traits import has_traits
 
@@ -124,9 +124,12 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
     Raises
     ------
     NotImplementedError
-        When the equation has no result, repeats a letter within a term, or broadcasts the dims of an ellipsis.
+        When the result repeats a letter, or the dims of an ellipsis are broadcast.
     """
     given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        single = sorted(letter for letter in set(given) if letter.isalpha() and given.count(letter) == 1)
+        result = (_ELLIPSIS if _ELLIPSIS in given else "") + "".join(single)
     *terms, result = _without_ellipses([*given.split(","), result], operands)
     sizes: dict[str, Extent] = {}
     same = all(
@@ -134,17 +137,27 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
         for term, x in zip(terms, operands, strict=True)
         for letter, size in zip(term, extents_of(x), strict=True)
     )
-    if not arrow or not same or any(len(set(term)) != len(term) for term in (*terms, result)):
+    if not same or len(set(result)) != len(result) or not set(result) <= set(sizes):
         raise NotImplementedError(
-            f"the einsum {equation!r} is not supported: it has no result, repeats a letter in a term, or dims of one "
-            "name have several sizes"
+            f"the einsum {equation!r} is not supported: its result repeats a letter or has one that no term has, or "
+            "dims of one name have several sizes"
         )
-    product, letters = operands[0], terms[0]
-    for number in range(1, len(terms)):
+    (product, letters), *others = (_diagonal(x, term) for x, term in zip(operands, terms, strict=True))
+    for number, (x, term) in enumerate(others, 1):
         later = set("".join(terms[number + 1 :]) + result)
-        product, letters = _contracted(product, letters, operands[number], terms[number], later)
+        product, letters = _contracted(product, letters, x, term, later)
     product, letters = _summed_over_others(product, letters, set(result))
     return permuted(product, [letters.index(letter) for letter in result])
+
+
+def _diagonal(x: Tensor, letters: str) -> tuple[Tensor, str]:
+    """Keep the elements whose indices along dims of the same letter are equal; return them and their letters."""
+    for letter in letters:
+        while letters.count(letter) > 1:
+            first, second = letters.index(letter), letters.rindex(letter)
+            x = diagonal(x, 0, first, second)
+            letters = letters[:first] + letters[first + 1 : second] + letters[second + 1 :] + letter
+    return x, letters
 
 
 def _without_ellipses(terms: Sequence[str], operands: Sequence[Tensor]) -> list[str]:

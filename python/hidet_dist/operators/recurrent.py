@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hidet import ops
 from hidet.graph import Tensor
 
@@ -91,6 +93,30 @@ def lstm(
         h = h if projection is None else linear(h, projection)
         outputs[step] = h
     return _in_order(outputs), h, c
+
+
+def rnn(
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    biases: Biases | None = None,
+    hidden: Tensor | None = None,
+    *,
+    activation: Callable[[Tensor], Tensor] = elementwise.tanh,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """One direction of a plain recurrent layer (Elman 1990).
+
+    The arguments are those of :func:`lstm`, for one gate instead of four. Returns the hidden state after each step
+    [steps, batch, size], and that after the last one. Raises ValueError when the number of steps is symbolic.
+    """
+    h = _start(x, hidden, int(recurrence.shape[1]))
+    inputs = linear(x, weight, None if biases is None else elementwise.add(*biases))
+    outputs: dict[int, Tensor] = {}
+    for step in _steps(x, reverse):
+        h = activation(elementwise.add(shaping.select(inputs, 0, step), linear(h, recurrence)))
+        outputs[step] = h
+    return _in_order(outputs), h
 
 
 def gru(

@@ -942,7 +942,10 @@ def _scatter_rows(rng: Rng) -> Instance:
     rows, *rest = _shape(rng, 1, 3)
     count = _size(rng)
     op = ScatterRowsOp(
-        _symbol([rows, *rest]), _symbol([count], "int64"), _symbol([count, *rest]), str(_pick(rng, ("replace", "sum")))
+        _symbol([rows, *rest]),
+        _symbol([count], "int64"),
+        _symbol([count, *rest]),
+        str(_pick(rng, ("replace", "sum", "max", "prod"))),
     )
     return Instance(op, {1: (0, rows)})
 

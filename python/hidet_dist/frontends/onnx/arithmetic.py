@@ -13,9 +13,10 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import Node, Refused, dim_of, lowers, rank_of
-from hidet_dist.operators import elementwise, reductions
-from hidet_dist.operators.dtypes import to_dtype
+from hidet_dist.frontends.onnx.nodes import Node, Refused, dim_of, lowers, rank_of, static
+from hidet_dist.operators import elementwise, reductions, shaping
+from hidet_dist.operators.dtypes import constant, to_dtype
+from hidet_dist.spec.extents import Extent, extents_of
 
 _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": elementwise.add,
@@ -120,7 +121,10 @@ def _variadic(node: Node) -> Tensor:
 @lowers("Clip")
 def _clip(node: Node) -> Tensor:
     x = node.tensor(0)
-    low, high = (None if node.value(n) is None else node.operand(n) for n in (1, 2))
+    if node.opset < 11:
+        low, high = node.get("min", None), node.get("max", None)
+    else:
+        low, high = (None if node.value(n) is None else node.operand(n) for n in (1, 2))
     return x if low is None and high is None else elementwise.clamp(x, low, high)
 
 
@@ -191,12 +195,37 @@ def _thresholded_relu(node: Node) -> Tensor:
     return elementwise.threshold(node.tensor(0), node.get("alpha", 1.0), 0.0)
 
 
+@lowers("Shrink")
+def _shrink(node: Node) -> Tensor:
+    x, bound, bias = node.tensor(0), node.get("lambd", 0.5), node.get("bias", 0.0)
+    real = x if x.dtype.is_float() else to_dtype(x, "float32")
+    above = elementwise.where(elementwise.gt(real, bound), elementwise.sub(real, bias), 0.0)
+    return to_dtype(elementwise.where(elementwise.lt(real, -bound), elementwise.add(real, bias), above), x.dtype)
+
+
+@lowers("Swish")
+def _swish(node: Node) -> Tensor:
+    x, alpha = node.tensor(0), node.get("alpha", 1.0)
+    return elementwise.mul(x, elementwise.sigmoid(x if alpha == 1 else elementwise.mul(x, alpha)))
+
+
+@lowers("BitShift")
+def _bit_shift(node: Node) -> Tensor:
+    left = node.text("direction", "") == "LEFT"
+    return (elementwise.bitwise_left_shift if left else elementwise.bitwise_right_shift)(
+        node.tensor(0), node.operand(1)
+    )
+
+
 @lowers("Dropout")
 def _dropout(node: Node) -> tuple[Tensor, Tensor | None]:
     x, training = node.tensor(0), node.value(2)
     if training is not None and (not isinstance(training, np.ndarray) or bool(training)):
         raise Refused("dropout in training mode is not supported: export the model in inference mode")
-    return x, elementwise.eq(x, x) if len(node.outputs) > 1 and node.outputs[1] else None
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return x, None
+    mask = elementwise.SelectOp(elementwise.isnan(x), True, True, "bool").outputs[0]
+    return x, mask if node.opset >= 10 else to_dtype(mask, x.dtype)
 
 
 # Reductions
@@ -239,16 +268,41 @@ def _reduce(node: Node) -> Tensor:
 
 @lowers("ArgMax", "ArgMin")
 def _arg_extreme(node: Node) -> Tensor:
-    if node.get("select_last_index", 0):
-        raise Refused("select_last_index, the last index of equal extremes, is not supported")
+    x, axis, keep = node.tensor(0), node.get("axis", 0), bool(node.get("keepdims", 1))
     function = reductions.argmax if node.operator == "ArgMax" else reductions.argmin
-    return function(node.tensor(0), node.get("axis", 0), bool(node.get("keepdims", 1)))
+    if not node.get("select_last_index", 0):
+        return function(x, axis, keep)
+    last = static(x, axis, "the dim of a last index") - 1
+    return elementwise.sub(last, function(shaping.flip(x, axis), axis, keep))
 
 
-@lowers("Softmax", "LogSoftmax")
-def _softmax(node: Node) -> Tensor:
-    function = reductions.softmax if node.operator == "Softmax" else reductions.log_softmax
-    return function(node.tensor(0), node.get("axis", -1))
+def _hardmax(x: Tensor, dim: int) -> Tensor:
+    """1 at the first of the greatest elements along a dim, else 0."""
+    dim %= rank_of(x)
+    places = np.arange(static(x, dim, "the dim of Hardmax")).reshape([-1, *[1] * (rank_of(x) - 1 - dim)])
+    return to_dtype(elementwise.eq(reductions.argmax(x, dim, True), constant(places, "int64", x)), x.dtype)
+
+
+_ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "Softmax": reductions.softmax,
+    "LogSoftmax": reductions.log_softmax,
+    "Hardmax": _hardmax,
+}
+
+
+@lowers(*_ALONG)
+def _along(node: Node) -> Tensor:
+    x, function = node.tensor(0), _ALONG[node.operator]
+    if node.opset >= 13:
+        return function(x, node.get("axis", -1))
+    # Before, the dims from the axis on are one.
+    axis = node.get("axis", 1)
+    axis = axis + rank_of(x) if axis < 0 else axis
+    if axis == rank_of(x) - 1:
+        return function(x, axis)
+    extents = list(extents_of(x))
+    rows: Extent = math.prod(extents[:axis])
+    return ops.reshape(function(ops.reshape(x, [rows, math.prod(extents[axis:])]), 1), extents)
 
 
 @lowers("CumSum")
@@ -261,7 +315,9 @@ def _cumsum(node: Node) -> Tensor:
 
 @lowers("TopK")
 def _topk(node: Node) -> tuple[Tensor, Tensor]:
-    (count,) = node.known(1, "the number of elements of TopK").reshape(-1)
+    (count,) = (
+        [node.attributes["k"]] if node.opset < 10 else node.known(1, "the number of elements of TopK").reshape(-1)
+    )
     return operators.topk(node.tensor(0), int(count), node.get("axis", -1), bool(node.get("largest", 1)))
 
 

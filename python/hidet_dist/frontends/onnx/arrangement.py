@@ -25,7 +25,7 @@ from hidet_dist.frontends.onnx.nodes import (
 )
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.dtypes import to_dtype
-from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, extents_of, same_shape
 
 
 def _shape_value(extents: Sequence[Extent]) -> np.ndarray:
@@ -182,7 +182,7 @@ def _pad(node: Node) -> Tensor:
     mode = node.text("mode", "constant")
     if mode not in modes:
         raise Refused(f"the padding mode {mode!r} is not supported")
-    value: Any = 0
+    value: Any = node.get("value", 0)
     if node.value(2) is not None:
         value = node.known(2, "the elements of the padding").item()
     before, after = [0] * rank, [0] * rank
@@ -235,23 +235,49 @@ def _coordinates(index: Tensor, count: int) -> list[Tensor]:
 
 @lowers("GatherND")
 def _gather_nd(node: Node) -> Tensor:
-    if node.get("batch_dims", 0):
-        raise Refused("GatherND with batch dims is not supported")
-    index = node.tensor(1)
-    return indexing.index(node.tensor(0), _coordinates(index, static(index, -1, "the number of coordinates")))
+    x, index = node.tensor(0), node.tensor(1)
+    coordinates = _coordinates(index, static(index, -1, "the number of coordinates"))
+    rank, batch = rank_of(index) - 1, int(node.get("batch_dims", 0))
+    for dim in reversed(range(batch)):
+        size = static(x, dim, "a batch dim of GatherND")
+        places = np.arange(size, dtype=np.int64).reshape([-1 if d == dim else 1 for d in range(rank)])
+        coordinates.insert(0, node.as_tensor(places))
+    return indexing.index(x, coordinates)
+
+
+_COMBINED = {"none": "replace", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
 @lowers("ScatterND")
 def _scatter_nd(node: Node) -> Tensor:
     reduction = node.text("reduction", "none")
-    if reduction not in ("none", "add"):
+    if reduction not in _COMBINED:
         raise Refused(f"ScatterND with the reduction {reduction!r} is not supported")
     index = node.tensor(1)
     indices = _coordinates(index, static(index, -1, "the number of coordinates"))
-    return indexing.index_put(node.tensor(0), indices, node.tensor(2), accumulate=reduction == "add")
+    return indexing.index_reduce(node.tensor(0), indices, node.tensor(2), _COMBINED[reduction])
 
 
-@lowers("ScatterElements")
+@lowers("TensorScatter")
+def _tensor_scatter(node: Node) -> Tensor:
+    cache, update = node.tensor(0), node.tensor(1)
+    axis, rank = node.get("axis", -2) % rank_of(cache), rank_of(cache)
+    size, steps = static(cache, axis, "the length of a cache"), static(update, axis, "the length of an update")
+    batch = static(cache, 0, "the batch")
+    if axis == 0:
+        raise Refused("a TensorScatter along the batch is not supported")
+    places = node.as_tensor(np.arange(steps, dtype=np.int64).reshape(1, -1))
+    if node.value(2) is not None:
+        places = elementwise.add(places, ops.reshape(to_dtype(node.tensor(2), "int64"), [batch, 1]))
+    else:
+        places = ops.broadcast(places, [batch, steps])
+    if node.text("mode", "linear") == "circular":
+        places = elementwise.remainder(places, size)
+    aligned = ops.reshape(places, [batch if d == 0 else steps if d == axis else 1 for d in range(rank)])
+    return indexing.scatter(cache, axis, ops.broadcast(aligned, list(extents_of(update))), update)
+
+
+@lowers("Scatter", "ScatterElements")
 def _scatter_elements(node: Node) -> Tensor:
     x, index, updates = (node.tensor(n) for n in range(3))
     axis = node.axis(rank_of(x), 0)
@@ -343,6 +369,99 @@ def _range(node: Node) -> np.ndarray:
 
 @lowers("If")
 def _if(node: Node) -> tuple[Value, ...]:
-    condition = node.known(0, "the condition of If")
-    branch = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
-    return tuple(node.lower_subgraph(branch))
+    condition = node.value(0)
+    if isinstance(condition, np.ndarray):
+        branch = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
+        return tuple(node.lower_subgraph(branch, []))
+    # Both branches are computed, and one result is chosen.
+    results = [node.lower_subgraph(node.attributes[name], []) for name in ("then_branch", "else_branch")]
+    return tuple(_chosen(node, condition, then, other) for then, other in zip(*results, strict=True))
+
+
+def _chosen(node: Node, condition: Tensor, then: Value, other: Value) -> Value:
+    """One of two values by a condition that depends on data. Raises Refused unless they have one shape and dtype."""
+    if unsupported := [value for value in (then, other) if not isinstance(value, Tensor | np.ndarray)]:
+        return unsupported[0]  # which is reported elsewhere
+    a, b = node.as_tensor(then), node.as_tensor(other)
+    if a.dtype != b.dtype or not same_shape(extents_of(a), extents_of(b)):
+        raise Refused(
+            f"the branches of an If on data give {a.dtype.name}{list(extents_of(a))} and "
+            f"{b.dtype.name}{list(extents_of(b))}, which must be equal"
+        )
+    return elementwise.where(ops.reshape(condition, [1] * rank_of(a)), a, b)
+
+
+MOST_ITERATIONS = 1024
+"""The most iterations of a loop, each of which is lowered by itself."""
+
+
+def _check_iterations(count: int) -> None:
+    if count > MOST_ITERATIONS:
+        raise Refused(f"a loop of {count} iterations is not supported: at most {MOST_ITERATIONS} are")
+
+
+def _stacked(node: Node, slices: Sequence[Value], axis: int) -> Value:
+    """Stack what the iterations of a loop give. Raises Refused where there is none."""
+    if not slices:
+        raise Refused("a loop without iterations gives an output of no elements")
+    if unsupported := [value for value in slices if not isinstance(value, Tensor | np.ndarray)]:
+        return unsupported[0]  # which is reported elsewhere
+    return shaping.stack([node.as_tensor(value) for value in slices], axis)
+
+
+@lowers("Loop")
+def _loop(node: Node) -> tuple[Value, ...]:
+    body = node.attributes["body"]
+    count, going = node.value(0), node.value(1)
+    if count is None:
+        raise Refused("a loop without a number of iterations is not supported")
+    iterations = int(node.known(0, "the iterations of a loop").reshape(-1)[0])
+    carried = list(node.inputs[2:])
+    scanned: list[list[Value]] = [[] for _ in range(len(node.outputs) - len(carried))]
+    going = np.array(True) if going is None else node.known(1, "the condition of a loop")
+    number = 0
+    while number < iterations and bool(going.reshape(-1)[0]):
+        number += 1
+        _check_iterations(number)
+        going, *values = node.lower_subgraph(body, [np.array(number - 1, np.int64), going, *carried])
+        if isinstance(going, Tensor):
+            raise Refused("a loop that ends by a condition on data is not supported")
+        if not isinstance(going, np.ndarray):
+            return (going,) * len(node.outputs)  # unsupported, which is reported elsewhere
+        carried, rest = values[: len(carried)], values[len(carried) :]
+        for slices, value in zip(scanned, rest, strict=False):
+            slices.append(value)
+    return (
+        *carried,
+        *(
+            _stacked(node, s, 0) if name else None
+            for s, name in zip(scanned, node.outputs[len(carried) :], strict=True)
+        ),
+    )
+
+
+@lowers("Scan")
+def _scan(node: Node) -> tuple[Value, ...]:
+    if node.opset < 9:
+        raise Refused("Scan of opset 8 is not supported")
+    body, count = node.attributes["body"], int(node.attributes["num_scan_inputs"])
+    states, sequences = list(node.inputs[: len(node.inputs) - count]), [node.as_tensor(x) for x in node.inputs[-count:]]
+    ways = node.get("scan_input_directions", [0] * count)
+    axes = [axis % rank_of(x) for axis, x in zip(node.get("scan_input_axes", [0] * count), sequences, strict=True)]
+    steps = static(sequences[0], axes[0], "the length of a sequence of Scan")
+    _check_iterations(steps)
+    outputs = len(node.outputs) - len(states)
+    scanned: list[list[Value]] = [[] for _ in range(outputs)]
+    for step in range(steps):
+        places = [steps - 1 - step if back else step for back in ways]
+        slices = [shaping.select(x, axis, at) for x, axis, at in zip(sequences, axes, places, strict=True)]
+        values = node.lower_subgraph(body, [*states, *slices])
+        states, rest = values[: len(states)], values[len(states) :]
+        for place, value in enumerate(rest):
+            scanned[place].append(value)
+    back, along = (node.get(name, [0] * outputs) for name in ("scan_output_directions", "scan_output_axes"))
+    results = []
+    for own, reverse, axis in zip(scanned, back, along, strict=True):
+        rank = len(own[0].shape) + 1 if isinstance(own[0], Tensor | np.ndarray) else 1
+        results.append(_stacked(node, own[::-1] if reverse else own, axis % rank))
+    return (*states, *results)

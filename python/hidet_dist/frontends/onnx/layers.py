@@ -13,9 +13,10 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.nodes import Invalid, Node, Refused, bounded, dim_of, lowers, rank_of, static
 from hidet_dist.operators import elementwise, reductions, shaping
-from hidet_dist.operators.pooling import along_dim
-from hidet_dist.operators.recurrent import gru, lstm
-from hidet_dist.operators.resampling import cubic_weights, linear_weights
+from hidet_dist.operators.dtypes import constant
+from hidet_dist.operators.pooling import WindowPoolOp, along_dim
+from hidet_dist.operators.recurrent import gru, lstm, rnn
+from hidet_dist.operators.resampling import cubic_weights, linear_weights, stretched_weights
 from hidet_dist.spec.extents import extents_of
 
 
@@ -64,12 +65,31 @@ def _conv_transpose(node: Node) -> Tensor:
     dims, ones = len(kernel), [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
     output_padding, groups = list(node.get("output_padding", [0] * dims)), node.get("group", 1)
-    if "output_shape" in node.attributes or node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Refused("a transposed convolution with output_shape or auto_pad is not supported")
-    pads = list(node.get("pads", [0] * (2 * dims)))
+    pads = _transposed_pads(node, x, kernel, stride, dilation, output_padding)
     y = operators.convolution(x, weight, None, stride, [0] * dims, dilation, True, output_padding, groups)
     y = _padded(y, [-n for n in pads])
     return y if bias is None else elementwise.add(y, ops.reshape(bias, [-1, *ones]))
+
+
+def _transposed_pads(
+    node: Node, x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], extra: Sequence[int]
+) -> list[int]:
+    """Return what is cut off from a transposed convolution, as the attribute ``pads``; negative numbers add zeros."""
+    dims, auto_pad, requested = len(kernel), node.text("auto_pad", "NOTSET"), node.get("output_shape", None)
+    if requested is None and auto_pad in ("NOTSET", "VALID"):
+        return [int(n) for n in node.get("pads", [0] * (2 * dims))]
+    sizes = [static(x, dim + 2, "a dim with automatic padding") for dim in range(dims)]
+    if requested is None:
+        requested = [size * s for size, s in zip(sizes, stride, strict=True)]
+    before, after = [], []
+    for size, k, s, d, e, target in zip(sizes, kernel, stride, dilation, extra, requested[-dims:], strict=True):
+        total = s * (size - 1) + e + (k - 1) * d + 1 - int(target)
+        less = max(total, 0) // 2
+        # What is missing is added behind.
+        first = less if auto_pad == "SAME_UPPER" else max(total, 0) - less
+        before.append(first)
+        after.append(total - first)
+    return before + after
 
 
 @lowers("MaxPool")
@@ -112,15 +132,88 @@ def _average_pool(node: Node) -> Tensor:
 
 def average_pool(node: Node, x: Tensor) -> Tensor:
     """Average a tensor over the windows of a node. Raises Refused for unsupported ones."""
-    kernel, stride, dilation, before, after, ceil_mode = _window(node, x)
-    counts_padding = bool(node.get("count_include_pad", 0))
-    if before != after:
-        if not counts_padding:
-            raise Refused("an average pooling with unequal padding is only supported with count_include_pad")
-        x, before = _padded(x, [*before, *after]), [0] * len(kernel)
-    if dilation != [1] * len(kernel):
-        raise Refused("an average pooling with a dilation is not supported")
-    return operators.avg_pool(x, len(kernel), kernel, stride, before, ceil_mode, counts_padding)
+    window = _window(node, x)
+    dims, counts_padding = len(window.kernel), bool(node.get("count_include_pad", 0))
+    if window.before == window.after and window.dilation == [1] * dims:
+        return operators.avg_pool(
+            x, dims, window.kernel, window.stride, window.before, window.ceil_mode, counts_padding
+        )
+    total = _window_sums(x, window)
+    counts = np.ones([], np.int64)
+    for dim in range(dims):
+        size, out = static(x, dim + 2, "a dim that is pooled"), static(total, dim + 2, "a dim that is pooled")
+        at = np.arange(out).reshape(-1, 1) * window.stride[dim] + np.arange(window.kernel[dim]) * window.dilation[dim]
+        at -= window.before[dim]
+        low, high = (-window.before[dim], size + window.after[dim]) if counts_padding else (0, size)
+        counts = counts[..., None] * ((at >= low) & (at < high)).sum(1)
+    return elementwise.div(total, constant(counts, total.dtype, total))
+
+
+def _window_sums(x: Tensor, window: _Window) -> Tensor:
+    """Sum a tensor over windows."""
+    dims = len(window.kernel)
+    sizes = [static(x, dim + 2, "a dim that is pooled") for dim in range(dims)]
+    out = []
+    for size, k, s, d, before, after in zip(sizes, *window[:5], strict=True):
+        span = size + before + after - d * (k - 1) - 1
+        count = -(-span // s) + 1 if window.ceil_mode else span // s + 1
+        # A window must begin within the input or the padding before it.
+        out.append(count - 1 if window.ceil_mode and (count - 1) * s >= size + before else count)
+    x = _padded(x, [*window.before, *window.after])
+    none = [0] * dims
+    return WindowPoolOp(x, "avg", window.kernel, window.stride, none, window.dilation, out, divisor=1).outputs[0]
+
+
+@lowers("LpPool")
+def _lp_pool(node: Node) -> Tensor:
+    x, order = node.tensor(0), node.get("p", 2)
+    return elementwise.pow(_window_sums(_power(x, order), _window(node, x)), 1.0 / order)
+
+
+def _power(x: Tensor, order: int) -> Tensor:
+    return elementwise.pow(elementwise.abs(x), float(order))
+
+
+@lowers("GlobalLpPool")
+def _global_lp_pool(node: Node) -> Tensor:
+    x = node.tensor(0)
+    return reductions.linalg_vector_norm(x, node.get("p", 2), list(range(2, rank_of(x))), True)
+
+
+@lowers("LRN")
+def _lrn(node: Node) -> Tensor:
+    x, size = node.tensor(0), int(node.attributes["size"])
+    batch, channels, *inner = extents_of(x)
+    area: Any = math.prod(inner)
+    squares = operators.constant_pad_nd(
+        ops.reshape(elementwise.mul(x, x), [batch, 1, channels, area]), [0, 0, (size - 1) // 2, size // 2]
+    )
+    window, one = [size, 1], [1, 1]
+    channel_count, places = static(x, 1, "the channels"), static(squares, 3, "the elements of a channel")
+    mean = WindowPoolOp(squares, "avg", window, one, [0, 0], one, [channel_count, places], divisor=size).outputs[0]
+    around = ops.reshape(mean, [batch, channels, *inner])
+    base = elementwise.add(elementwise.mul(around, node.get("alpha", 1e-4)), node.get("bias", 1.0))
+    return elementwise.div(x, elementwise.pow(base, node.get("beta", 0.75)))
+
+
+@lowers("MeanVarianceNormalization")
+def _mean_variance_normalization(node: Node) -> Tensor:
+    x, axes = node.tensor(0), list(node.get("axes", [0, 2, 3]))
+    variance, mean = reductions.var_mean(x, axes, 0, keepdim=True)
+    # The constant is of the operator's definition.
+    return elementwise.div(elementwise.sub(x, mean), elementwise.add(elementwise.sqrt(variance), 1e-9))
+
+
+@lowers("GridSample")
+def _grid_sample(node: Node) -> Tensor:
+    x, grid = node.tensor(0), node.tensor(1)
+    mode = node.text("mode", "linear")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    if mode == "cubic" and rank_of(x) != 4:
+        raise Refused("cubic sampling of other than images is not supported")
+    for dim in range(2, rank_of(x)):
+        static(x, dim, "a dim that is sampled")
+    return operators.grid_sample(x, grid, mode, node.text("padding_mode", "zeros"), bool(node.get("align_corners", 0)))
 
 
 @lowers("GlobalAveragePool", "GlobalMaxPool")
@@ -132,8 +225,11 @@ def _global_pool(node: Node) -> Tensor:
 
 @lowers("BatchNormalization")
 def _batch_normalization(node: Node) -> Tensor:
-    if node.get("training_mode", 0):
+    old_training = node.opset < 14 and len([name for name in node.outputs if name]) > 1
+    if node.get("training_mode", 0) or old_training:
         raise Refused("batch normalization in training mode is not supported: export the model in inference mode")
+    if not node.get("spatial", 1):
+        raise Refused("batch normalization of each element by itself (spatial=0) is not supported")
     x, scale, bias, mean, variance = (node.tensor(n) for n in range(5))
     return operators.batch_norm(x, scale, bias, mean, variance, node.get("epsilon", 1e-5))
 
@@ -188,6 +284,8 @@ def _input_coordinates(output_size: int, size: int, factor: float, transformatio
         return position / scale
     if transformation == "align_corners":
         return position * np.float32(size - 1) / (unrounded - 1) if output_size > 1 else position * 0
+    if transformation == "tf_half_pixel_for_nn":
+        return (position + np.float32(0.5)) / scale
     if transformation == "pytorch_half_pixel" and output_size == 1:
         return position * 0
     if transformation in ("half_pixel", "pytorch_half_pixel"):
@@ -212,51 +310,111 @@ def _nearest(coordinates: np.ndarray, size: int, rounding: str) -> np.ndarray:
     return np.clip(functions[rounding](coordinates), 0, size - 1).astype(np.int64)
 
 
-@lowers("Resize")
-def _resize(node: Node) -> Tensor:
-    x = node.tensor(0)
-    rank = rank_of(x)
-    axes = [dim_of(axis, rank) for axis in node.get("axes", range(rank))]
-    scales, requested = node.value(2), node.value(3)
+class _Resizing(NamedTuple):
+    """What is resized: dims, their sizes before and after, the factors, and the region of each that is taken."""
+
+    axes: list[int]
+    sizes: list[int]
+    output_sizes: list[int]
+    factors: list[float]
+    regions: list[tuple[float, float]]
+
+
+def _resizing(node: Node, x: Tensor) -> _Resizing:
+    rank, given = rank_of(x), node.get("axes", None)
+    axes = [dim_of(axis, rank) for axis in given] if given is not None else list(range(rank))
     sizes = [static(x, axis, "a dim that is resized") for axis in axes]
-    if requested is not None and len(node.known(3, "the sizes of Resize")):
-        output_sizes = [int(n) for n in node.known(3, "the sizes of Resize")]
-        if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise Refused("Resize that keeps the aspect ratio is not supported")
+    roi, scales, requested = (1, 2, 3) if node.operator == "Resize" and node.opset >= 11 else (None, 1, None)
+    regions = [(0.0, 1.0)] * len(axes)
+    if roi is not None and node.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        bounds = [float(n) for n in node.known(roi, "the regions of Resize").reshape(-1)]
+        regions = list(zip(bounds[: len(axes)], bounds[len(axes) :], strict=True))
+    if (
+        requested is not None
+        and node.value(requested) is not None
+        and len(node.known(requested, "the sizes of Resize"))
+    ):
+        output_sizes = [int(n) for n in node.known(requested, "the sizes of Resize")]
         factors = [output_size / size for output_size, size in zip(output_sizes, sizes, strict=True)]
-    elif scales is not None:
-        factors = [float(f) for f in node.known(2, "the scales of Resize")]
-        if not all(0 < factor < math.inf for factor in factors):
-            raise Invalid(f"the scales {factors} are not all positive numbers")
-        output_sizes = [math.floor(size * factor) for size, factor in zip(sizes, factors, strict=True)]
+        policy = node.text("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
+            output_sizes = [math.floor(size * factors[0] + 0.5) for size in sizes]
+        return _Resizing(axes, sizes, output_sizes, factors, regions)
+    if node.operator == "Upsample" and node.opset < 9:
+        factors = [float(f) for f in node.attributes["scales"]]
+    elif node.value(scales) is not None:
+        factors = [float(f) for f in node.known(scales, "the scales of Resize")]
     else:
         raise Refused("Resize has neither sizes nor scales")
-    if node.get("antialias", 0):
-        raise Refused("Resize with antialiasing is not supported")
+    if not all(0 < factor < math.inf for factor in factors):
+        raise Invalid(f"the scales {factors} are not all positive numbers")
+    parts = zip(sizes, factors, regions, strict=True)
+    # In single precision, as the shape inference of ONNX and ONNX Runtime compute it.
+    output_sizes = [
+        math.floor(np.float32(size) * np.float32(factor) * np.float32(end - start))
+        for size, factor, (start, end) in parts
+    ]
+    return _Resizing(axes, sizes, output_sizes, factors, regions)
+
+
+@lowers("Resize", "Upsample")
+def _resize(node: Node) -> Tensor:
+    x = node.tensor(0)
+    # Older operators measure between the beginnings of elements.
+    old = node.operator == "Upsample" or node.opset < 11
     mode = node.text("mode", "nearest")
-    transformation = node.text("coordinate_transformation_mode", "half_pixel")
-    if transformation == "tf_crop_and_resize":
-        raise Refused("Resize of a region of its input (tf_crop_and_resize) is not supported")
-    for axis, size, output_size, factor in zip(axes, sizes, output_sizes, factors, strict=True):
-        if output_size == size and factor == 1:
+    transformation = "asymmetric" if old else node.text("coordinate_transformation_mode", "half_pixel")
+    outside: list[tuple[int, np.ndarray]] = []
+    for axis, size, output_size, factor, region in zip(*_resizing(node, x), strict=True):
+        if output_size == size and factor == 1 and region == (0.0, 1.0):
             continue
         bounded(output_size, "the coordinates of Resize")
         if mode != "nearest":
             bounded(size * output_size, "the weights of Resize", _MOST_WEIGHTS)
-        coordinates = _input_coordinates(output_size, size, factor, transformation)
+        if transformation == "tf_crop_and_resize":
+            coordinates = _region_coordinates(output_size, size, region)
+            outside.append((axis, (coordinates < 0) | (coordinates > size - 1)))
+        else:
+            coordinates = _input_coordinates(output_size, size, factor, transformation)
         if mode == "nearest":
-            indices = _nearest(coordinates, size, node.text("nearest_mode", "round_prefer_floor"))
+            # Older operators take the element before, or the one behind where they shrink a dim.
+            older = "ceil" if factor < 1 else "floor"
+            rounding = older if old else node.text("nearest_mode", "round_prefer_floor")
+            indices = _nearest(coordinates, size, rounding)
             if output_size % size == 0 and (indices == np.arange(output_size) // (output_size // size)).all():
                 x = shaping.repeat_interleave(x, output_size // size, axis)
             else:
                 x = shaping.take_along(x, indices, axis)
-        elif mode == "linear":
-            x = along_dim(x, axis, linear_weights(size, coordinates))
-        elif mode == "cubic" and not node.get("exclude_outside", 0):
-            x = along_dim(x, axis, cubic_weights(size, coordinates, node.get("cubic_coeff_a", -0.75)))
         else:
-            raise Refused(f"Resize by the mode {mode!r}, or with exclude_outside, is not supported")
+            x = along_dim(x, axis, _weights(node, mode, size, coordinates, factor))
+    for axis, places in outside:
+        beyond = constant(places.reshape([-1, *[1] * (rank_of(x) - 1 - axis)]), "bool", x)
+        x = elementwise.where(beyond, float(node.get("extrapolation_value", 0.0)), x) if places.any() else x
     return x
+
+
+def _region_coordinates(output_size: int, size: int, region: tuple[float, float]) -> np.ndarray:
+    """Map each position of the output to a coordinate within a region, which is given in shares of the input."""
+    start, end = region
+    if output_size == 1:
+        return np.array([0.5 * (start + end) * (size - 1)], np.float32)
+    steps = np.arange(output_size, dtype=np.float32)
+    return np.float32(start * (size - 1)) + steps * np.float32((end - start) * (size - 1) / (output_size - 1))
+
+
+def _weights(node: Node, mode: str, size: int, coordinates: np.ndarray, factor: float) -> np.ndarray:
+    """The weights of linear or cubic interpolation: [size, coordinates]. Raises Refused for other modes."""
+    if mode not in ("linear", "bilinear", "trilinear", "cubic"):
+        raise Refused(f"Resize by the mode {mode!r} is not supported")
+    coefficient = float(node.get("cubic_coeff_a", -0.75)) if mode == "cubic" else None
+    within, antialias = bool(node.get("exclude_outside", 0)), bool(node.get("antialias", 0))
+    if within or (antialias and factor < 1):
+        stretch = max(1.0, 1.0 / factor) if antialias else 1.0
+        return stretched_weights(size, coordinates, stretch, coefficient, within)
+    if coefficient is None:
+        return linear_weights(size, coordinates)
+    return cubic_weights(size, coordinates, coefficient)
 
 
 # Recurrent layers
@@ -272,31 +430,44 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
     Refused
         When the layer has options that are not supported.
     """
-    bounded(static(node.tensor(0), 0, "the length of a sequence"), "the steps of a recurrent layer", _MOST_STEPS)
-    if node.get("layout", 0):
-        raise Refused("a recurrent layer with layout=1 (the batch first) is not supported")
+    batch_first = bool(node.get("layout", 0))
+    length = static(node.tensor(0), int(batch_first), "the length of a sequence")
+    bounded(length, "the steps of a recurrent layer", _MOST_STEPS)
     if node.value(4) is not None:
-        lengths, steps = node.value(4), static(node.tensor(0), 0, "the length of a sequence")
+        lengths, steps = node.value(4), static(node.tensor(0), int(batch_first), "the length of a sequence")
         if not isinstance(lengths, np.ndarray) or (lengths != steps).any():
             raise Refused("a recurrent layer with sequences of different lengths is not supported")
     if "clip" in node.attributes or node.get("input_forget", 0) or node.value(7) is not None:
         raise Refused("a recurrent layer with a clip, coupled gates or peepholes is not supported")
-    defaults = ["Sigmoid", "Tanh"] + (["Tanh"] if node.operator == "LSTM" else [])
+    defaults = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[node.operator]
     given = [name.decode() if isinstance(name, bytes) else str(name) for name in node.get("activations", [])]
     directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
-    if given and given != defaults * directions:
+    plain = node.operator == "RNN" and set(given) <= set(_ACTIVATIONS)
+    if given and given != defaults * directions and not plain:
         raise Refused(f"a recurrent layer with the activations {given} is not supported")
     parts: list[list[Tensor | None]] = []
     for direction in range(directions):
-        tensors = [node.optional(n) for n in (1, 2, 3, 5, 6)]
-        parts.append([None if x is None else shaping.select(x, 0, direction) for x in tensors])
+        tensors = [(node.optional(n), n) for n in (1, 2, 3, 5, 6)]
+        parts.append(
+            [None if x is None else shaping.select(x, int(batch_first and n > 3), direction) for x, n in tensors]
+        )
     return parts
 
 
-@lowers("LSTM", "GRU")
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Tanh": elementwise.tanh,
+    "Relu": elementwise.relu,
+    "Sigmoid": elementwise.sigmoid,
+}
+
+
+@lowers("LSTM", "GRU", "RNN")
 def _recurrent(node: Node) -> tuple[Tensor, ...]:
     x, parts = node.tensor(0), _directions(node)
+    batch_first = bool(node.get("layout", 0))
+    x = ops.permute_dims(x, [1, 0, 2]) if batch_first else x
     direction = node.text("direction", "forward")
+    names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.get("activations", ["Tanh"] * len(parts))]
     outputs, last_states = [], []
     for number, (weight, recurrence, bias, hidden, cell) in enumerate(parts):
         assert weight is not None and recurrence is not None
@@ -305,6 +476,9 @@ def _recurrent(node: Node) -> tuple[Tensor, ...]:
         last: Sequence[Tensor]
         if node.operator == "LSTM":
             y, *last = lstm(x, weight, recurrence, biases, hidden, cell, order="iofg", reverse=reverse)
+        elif node.operator == "RNN":
+            activation = _ACTIVATIONS[names[number]]
+            y, *last = rnn(x, weight, recurrence, biases, hidden, activation=activation, reverse=reverse)
         else:
             before_reset = bool(node.get("linear_before_reset", 0))
             y, *last = gru(
@@ -312,7 +486,10 @@ def _recurrent(node: Node) -> tuple[Tensor, ...]:
             )
         outputs.append(y)
         last_states.append(last)
-    return shaping.stack(outputs, 1), *(shaping.stack(states, 0) for states in zip(*last_states, strict=True))
+    whole = shaping.stack(outputs, 1)
+    if batch_first:
+        whole = ops.permute_dims(whole, [2, 0, 1, 3])
+    return whole, *(shaping.stack(states, int(batch_first)) for states in zip(*last_states, strict=True))
 
 
 def _halves(bias: Tensor) -> tuple[Tensor, Tensor]:

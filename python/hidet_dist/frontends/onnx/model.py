@@ -289,7 +289,7 @@ class _Lowerer:
             attributes,
             list(proto.output),
             self.like,
-            lambda branch: self._lower_subgraph(branch, scope),
+            lambda body, values: self._lower_subgraph(body, values, scope),
             self._weight_values,
         )
         outputs = lowering(node)
@@ -297,9 +297,10 @@ class _Lowerer:
         check_outputs(proto.op_type, outputs, described)
         return outputs
 
-    def _lower_subgraph(self, model: onnx.GraphProto, outer: _Scope) -> list[Value]:
-        """Lower the nodes of a subgraph; return the values of its outputs."""
+    def _lower_subgraph(self, model: onnx.GraphProto, inputs: Sequence[Value], outer: _Scope) -> list[Value]:
+        """Lower the nodes of a subgraph, given the values of its inputs; return the values of its outputs."""
         scope = outer.of_subgraph(self._initializers(model))
+        scope.values.update((item.name, value) for item, value in zip(model.input, inputs, strict=True))
         self._lower(model, scope)
         return [self._value(item.name, scope) for item in model.output]
 

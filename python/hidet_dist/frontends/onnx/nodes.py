@@ -53,7 +53,7 @@ class Node:
     like: Tensor
         A tensor of the graph, on whose device constants are made.
     lower_subgraph: callable
-        Lowers a subgraph; returns the values of its outputs.
+        Lowers a subgraph, given the values of its inputs; returns the values of its outputs.
     weight_values: callable
         Returns the values of a weight of the model; None for any other tensor.
     """
@@ -64,7 +64,7 @@ class Node:
     attributes: Mapping[str, Any]
     outputs: Sequence[str]
     like: Tensor
-    lower_subgraph: Callable[[Any], list[Value]]
+    lower_subgraph: Callable[[Any, Sequence[Value]], list[Value]]
     weight_values: Callable[[Tensor], np.ndarray | None]
 
     def value(self, position: int) -> Value:

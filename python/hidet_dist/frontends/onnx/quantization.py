@@ -92,7 +92,7 @@ def _quantize_linear(node: Node) -> Tensor:
     default = dtype_name(node.get("output_dtype", 0)) if node.get("output_dtype", 0) else "uint8"
     dtype = _dtype_of(node, 2, default)
     axis, block = node.get("axis", 1), node.get("block_size", 0)
-    scale, zero_point = _aligned(scale, x, axis, block), _aligned(zero_point, x, axis, block)  # type: ignore[assignment]
+    scale, zero_point = _aligned(scale, x, axis, block), _aligned(zero_point, x, axis, block)
     if node.get("precision", 0):
         kind = dtype_name(node.get("precision", 0))
         x, scale = to_dtype(x, kind), to_dtype(scale, kind) if isinstance(scale, Tensor) else scale
