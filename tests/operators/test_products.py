@@ -1,4 +1,4 @@
-"""Einsums beside PyTorch's, with ellipses for dims without letters."""
+"""Einsums beside PyTorch's, with ellipses for dims without letters, and letters that repeat."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from hidet_dist.operators import products
         ("a...,b...->ab...", [(2, 5, 3), (4, 5, 3)]),
         ("...i,i...->...", [(5, 3, 2), (2, 3)]),
         ("...i,i->", [(2, 3), (3,)]),
+        ("ij,jk", [(2, 3), (3, 4)]),
+        ("ii->i", [(3, 3)]),
+        ("iji,bjj->bi", [(3, 2, 3), (4, 2, 2)]),
+        ("...ii", [(2, 3, 3)]),
     ],
 )
 def test_einsums(equation, shapes):
@@ -28,7 +32,7 @@ def test_einsums(equation, shapes):
 
 @pytest.mark.parametrize(
     ("equation", "shapes"),
-    [("ij,jk", [(2, 3), (3, 4)]), ("ii->i", [(3, 3)]), ("...i,...i->...", [(2, 3), (1, 3)])],
+    [("ij->ijj", [(2, 3)]), ("ij->k", [(3, 3)]), ("...i,...i->...", [(2, 3), (1, 3)])],
 )
 def test_einsums_that_are_not_supported_are_refused(equation, shapes):
     with pytest.raises(NotImplementedError, match="is not supported"):
