@@ -77,7 +77,8 @@ class Configuration:
         Raises
         ------
         ConfigError
-            When there is no such file, or a field asks for something that is never done: see :func:`_check`.
+            When there is no such file, or a field asks for something that is never done, such as running code from the
+            folder or access to the network.
         """
         if isinstance(model, str | Path):
             path = Path(model)
