@@ -56,9 +56,10 @@ def call(inputs: list[Any]) -> list[Any]:
 
 
 def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
-    """Call it, on inputs of these dtypes; returns all outputs."""
+    """Call it, on inputs of these dtypes, or None; returns all outputs."""
     assert model is not None
-    return [y.tolist() for y in model.run([np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)])]
+    given = [None if x is None else np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+    return [y.tolist() for y in model.run(given)]
 
 
 def stream(batches: list[list[Any]], lazily: bool = False) -> list[Any]:

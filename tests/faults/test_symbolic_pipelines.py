@@ -59,9 +59,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _call(ranks: Sequence[Rank], inputs: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
+def _call(ranks: Sequence[Rank], inputs: Sequence[Sequence[np.ndarray | None]]) -> list[dict[str, Any]]:
     for rank, given in zip(ranks, inputs, strict=True):
-        rank.send("call_typed", inputs=[x.tolist() for x in given], dtypes=["float32"] * 2)
+        arrays = [None if x is None else x.tolist() for x in given]
+        rank.send("call_typed", inputs=arrays, dtypes=["float32"] * 2)
     return [rank.answer() for rank in ranks]
 
 
@@ -75,9 +76,8 @@ def test_calls_and_streams_of_many_sizes(start: Start, pipeline: Path) -> None:
     assert all("error" not in rank.answer() for rank in ranks)
     for number, sizes in enumerate(SIZES):
         inputs = _inputs(*sizes, number)
-        # Inputs that a stage does not read may be anything.
-        nothing = [np.zeros(1, np.float32)] * 2
-        for answer in _call(ranks, [inputs, inputs, nothing, [nothing[0], inputs[1]]]):
+        # Inputs that a stage does not read may be None.
+        for answer in _call(ranks, [inputs, inputs, [None, None], [None, inputs[1]]]):
             assert "error" not in answer, answer
             _assert_right(answer["result"], inputs)
     batches = [_inputs(*sizes, number) for number, sizes in enumerate(SIZES * 3)]
@@ -97,7 +97,12 @@ def test_sizes_that_do_not_fit_are_refused_and_the_next_call_is_made(start: Star
     for given, says in (
         ([odd] * RANKS, "The symbolic dim batch must be a positive multiple of 2; dim 0 of input"),
         ([inputs, other, inputs, inputs], "The symbolic dim batch must be the same on all ranks; it is"),
-        ([inputs, inputs, inputs, [inputs[0], other[1]]], "The symbolic dim batch must be the same on all ranks"),
+        ([inputs, inputs, inputs, [None, other[1]]], "The symbolic dim batch must be the same on all ranks"),
+        # Stages 1 and 2 do not read x, which alone says the length.
+        ([inputs, inputs, other, inputs], "The symbolic dim batch must be the same on all ranks"),
+        ([inputs, inputs, inputs, _inputs(4, 5)], "The symbolic dim seq must be the same on all ranks"),
+        ([inputs, inputs, inputs, [inputs[0], other[1]]], "The symbolic dim batch must be the same everywhere"),
+        ([inputs, inputs, [inputs[0][0], None], inputs], "Input 0 must have the shape [batch, seq, 8]; got [3, 8]"),
     ):
         for answer in _call(ranks, given):
             assert answer.get("error") == "InputError" and says in answer["message"], answer
@@ -108,9 +113,11 @@ def test_sizes_that_do_not_fit_are_refused_and_the_next_call_is_made(start: Star
         _assert_right(answer["result"], inputs)
 
 
-@pytest.mark.parametrize("culprit", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "culprit", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_size_that_differs_within_a_stream_ends_it_on_all(start: Start, pipeline: Path, culprit: int) -> None:
-    """Rank 1 shares its stage with another rank; rank 3 knows the size from an input that earlier stages lack."""
+    """Rank 1 shares its stage with another rank; rank 2 reads no input; rank 3 reads one that earlier stages lack."""
     ranks = start(RANKS)
     load_all(ranks, pipeline)
     batches = [_inputs(4, 3)] * 6

@@ -69,11 +69,19 @@ class Signature:
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
 
-    def known_sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
-        """Compute the whole size of each symbolic dim that the inputs have. Raises InputError as :meth:`sizes`."""
-        written = [x.shape for x in self._stage.inputs]
-        shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
-        return known_sizes(self._stage.symbols, self._stage.local_symbols, shapes, self._numbers)
+    def known_sizes(self, shapes: Mapping[int, Sequence[int]]) -> dict[str, int]:
+        """Compute the whole size of each symbolic dim that some inputs have, given their shapes by their numbers.
+
+        Raises
+        ------
+        InputError
+            When a shape does not fit, or as :meth:`sizes`.
+        """
+        for number, shape in shapes.items():
+            self._check_shape(self._numbers.index(number), shape)
+        written = [self._stage.inputs[self._numbers.index(number)].shape for number in shapes]
+        pairs = zip(written, shapes.values(), strict=True)
+        return known_sizes(self._stage.symbols, self._stage.local_symbols, pairs, list(shapes))
 
     def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
         """Raise InputError where inputs hold indices out of range, given the sizes of local symbols."""
@@ -161,13 +169,18 @@ class Signature:
 
     def _check_input(self, number: int, buffer: Buffer) -> None:
         what = f"Input {self._numbers[number]}"
-        signature, dtype = self._stage.inputs[number], self._inputs[number][0]
+        dtype = self._inputs[number][0]
         self._check_device(what, buffer)
         if buffer.dtype != dtype:
             raise InputError(f"{what} must be {dtype}; got {buffer.dtype}.")
-        if not _fits(buffer.shape, signature):
+        self._check_shape(number, buffer.shape)
+
+    def _check_shape(self, number: int, shape: Sequence[int]) -> None:
+        signature = self._stage.inputs[number]
+        if not _fits(shape, signature):
             whole = "" if signature.shape == signature.whole_shape else f", a shard of {_text(signature.whole_shape)}"
-            raise InputError(f"{what} must have the shape {_text(signature.shape)}{whole}; got {_text(buffer.shape)}.")
+            what = f"Input {self._numbers[number]}"
+            raise InputError(f"{what} must have the shape {_text(signature.shape)}{whole}; got {_text(shape)}.")
 
 
 def _dtype(signature: TensorSignature) -> str:

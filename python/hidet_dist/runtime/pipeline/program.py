@@ -38,7 +38,7 @@ from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import Pipeline
-from hidet_dist.spec.symbols import check_sizes, local_sizes
+from hidet_dist.spec.symbols import LocalSymbol, check_sizes, local_sizes
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,8 @@ class PipelinedProgram:
         }
         self._given = [place for place in range(len(pipeline.outputs)) if pipeline.gives_results(number)]
         self._signature = Signature(self._call_signature(), memory, list(self._read))
+        self._unread = self._unread_inputs()
+        self._unread_signature = Signature(self._unread_call_signature(), memory, list(self._unread))
         self._checks = Signature(self._stage, memory)
         self._sizes = Sizes(manifest, rank)
         self._ends = RankEnds(manifest, rank)
@@ -196,7 +198,8 @@ class PipelinedProgram:
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[PreparedCall, Mapping[str, int]]:
         """Check and place the inputs and outputs of a call: those of the graph, for all micro-batches.
 
-        Inputs that the stage does not read may be anything, such as None.
+        Inputs that the stage does not read may be anything without a shape, such as None. Tensors must have the shape
+        of the input, so that a batch that differs from the other ranks' is found.
 
         Returns
         -------
@@ -213,7 +216,7 @@ class PipelinedProgram:
         if len(inputs) != count:
             raise InputError(f"The program takes {count} inputs; {len(inputs)} were given.")
         given = self._signature.inputs([inputs[place] for place in self._read])
-        sizes = self._signature.known_sizes(given)
+        sizes = self._known_sizes(inputs, given)
         buffers = self._signature.packed(given)
         kind = None
         if outputs is None:
@@ -223,6 +226,21 @@ class PipelinedProgram:
         if self._sizes.complete(sizes):
             self._place(prepared, sizes)
         return prepared, sizes
+
+    def _known_sizes(self, inputs: Sequence[Any], given: Sequence[Buffer]) -> dict[str, int]:
+        """Compute the sizes of symbolic dims that the inputs have, those that the stage does not read included."""
+        sizes = self._signature.known_sizes(dict(zip(self._read, (buffer.shape for buffer in given), strict=True)))
+        shapes = {place: getattr(inputs[place], "shape", None) for place in self._unread}
+        others = self._unread_signature.known_sizes(
+            {place: shape for place, shape in shapes.items() if isinstance(shape, tuple)}
+        )
+        for name, size in others.items():
+            if sizes.setdefault(name, size) != size:
+                raise InputError(
+                    f"The symbolic dim {name} must be the same everywhere; it is {sizes[name]} in the inputs that this "
+                    f"stage reads, but {size} in another."
+                )
+        return sizes
 
     def _result_device(self, inputs: Sequence[Any]) -> tuple[int, int]:
         """Return the device of new outputs: this rank's if the first input is on a device, or else the host."""
@@ -409,6 +427,24 @@ class PipelinedProgram:
             _times(self._output(place), self._pipeline.outputs[place].batch_dim, count) for place in self._given
         )
         return replace(self._stage, inputs=inputs, outputs=outputs, index_checks=())
+
+    def _unread_inputs(self) -> dict[int, TensorSignature]:
+        """The inputs of the graph that only other stages read, whole, by their numbers, in one micro-batch."""
+        unread = {}
+        for place, x in enumerate(self._pipeline.inputs):
+            readers = [self._manifest.stages[reader.stage].inputs[reader.number] for reader in x.readers]
+            if place not in self._read and readers and all(one.shape == one.whole_shape for one in readers):
+                unread[place] = readers[0]
+        return unread
+
+    def _unread_call_signature(self) -> StageManifest:
+        """The signature of the inputs of a call that the stage does not read."""
+        inputs = tuple(
+            _times(signature, self._pipeline.inputs[place].batch_dim, self._pipeline.micro_batches)
+            for place, signature in self._unread.items()
+        )
+        whole = tuple(LocalSymbol(symbol.name, symbol.name, 1) for symbol in self._stage.symbols)
+        return replace(self._stage, inputs=inputs, outputs=(), local_symbols=whole, index_checks=())
 
     def _output(self, place: int) -> TensorSignature:
         """An output of the graph on this rank, in one micro-batch."""
