@@ -121,3 +121,47 @@ def test_bags_scatters_and_norms_of_halves_sharded_and_built():
 def test_an_empty_result_is_refused_by_name():
     with pytest.raises(TraceError, match=r"'\w+', which has no elements \(its shape is \[0, 6\]\)"):
         hidet_dist.from_torch(Function(lambda x: (x * 2, x[:0])).eval(), (numbers(4, 6),))
+
+
+def _rotated(x: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """Rotary embeddings by complex numbers, as several models have them."""
+    turns = torch.polar(torch.ones_like(frequencies), frequencies)
+    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * turns
+    return torch.view_as_real(turned).flatten(2)
+
+
+def _arithmetic(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a, b = torch.view_as_complex(x), torch.view_as_complex(y)
+    known = torch.polar(torch.ones(4), torch.arange(4.0))
+    complex_ones = (
+        *(a + b, a - 1.5, a * (2 + 1j), 2 * a, a * y[:, 0], a / 3, -a, a.exp(), a.conj() * b, a * known),
+        *(torch.cat([a, b]), a[1:3], a[None].expand(3, 4), torch.stack([a, b], 1).mT, a[torch.tensor([2, 0])]),
+        *(a.sum(0), b.chunk(2)[1], torch.complex(x, y)),
+    )
+    return *map(torch.view_as_real, complex_ones), a.abs(), a.angle(), a.real, b.imag
+
+
+def test_complex_numbers_are_pairs():
+    check(_rotated, numbers(2, 4, 6), numbers(4, 3))
+    check(_arithmetic, numbers(4, 2), numbers(4, 2) * 2)
+
+
+def test_complex_rotations_sharded_and_built():
+    inputs = (numbers(2, 4, 6), numbers(4, 3))
+    graph = hidet_dist.from_torch(Function(_rotated).eval(), inputs)
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"input_specs": ["(S0, R, R)", "(R, R)"]})
+    (got,) = simulate(hidet_dist.partition(graph, plan), [x.numpy() for x in inputs])
+    np.testing.assert_allclose(got, _rotated(*inputs).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.view_as_real(torch.view_as_complex(x).sin()), "aten.sin.*for complex numbers"),
+        (lambda x: torch.view_as_real(x.to(torch.complex64)), "between real and complex"),
+        (torch.view_as_complex, "view_as_real of it"),
+    ],
+)
+def test_other_uses_of_complex_numbers_are_refused(function: Callable[..., Any], reason: str):
+    with pytest.raises(TraceError, match=reason):
+        hidet_dist.from_torch(Function(function).eval(), (numbers(4, 2),))

@@ -29,6 +29,7 @@ from hidet_dist.frontends.pytorch.calls import (
     name_of_dtype,
     takes_numbers,
 )
+from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.operators import promoted_dtype
 from hidet_dist.spec.extents import extents_of, same_shape
@@ -153,6 +154,11 @@ class _Lowerer:
         for y, spec in zip(outputs, self.program.graph_signature.output_specs, strict=True):
             if spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, ConstantArgument):
                 continue
+            if isinstance(y, Pair):
+                raise TraceError(
+                    f"{name} returns {spec.arg.name!r}, which is complex: return torch.view_as_real of it, "
+                    "whose last dim has the real and the imaginary part."
+                )
             if y is None:
                 raise TraceError(
                     f"{name} returns {spec.arg.name!r}, which is neither a tensor nor a constant: make it a tensor."
@@ -295,14 +301,22 @@ class _Lowerer:
     def lowered(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Lower an operator; return its results."""
         name = str(node.target)
-        lowering = lowering_of(name)
-        if lowering is None:
-            self.refuse(node, "there is no lowering of it")
-            return self.stand_in(meta)
         try:
+            given, options = self.operands(args, kwargs, name)
+            of_pairs = any(isinstance(x, Pair) for x in pytree.tree_leaves((given, options)))
+            lowering = lowering_of_pairs(name) if of_pairs else lowering_of(name)
+            if lowering is None:
+                raise Refused(f"there is no lowering of it{' for complex numbers' if of_pairs else ''}")
             results = self.results(meta)
             call = Call(name, results, tuple(_fakes(node.args)), self.shared, self.known.get)
-            result = self.repeated(call, lowering, *self.operands(args, kwargs, name))
+            fakes = [fake for fake in pytree.tree_leaves(meta) if isinstance(fake, torch.Tensor)]
+            if of_pairs or any(fake.is_complex() for fake in fakes):
+                result = lowering(call, *given, **options)
+                made = [isinstance(y, Pair) for y in (result if isinstance(result, tuple) else [result])]
+                if made != [fake.is_complex() for fake in fakes]:
+                    raise Refused("a conversion between real and complex numbers is not supported")
+            else:
+                result = self.repeated(call, lowering, given, options)
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
@@ -344,7 +358,7 @@ class _Lowerer:
     def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute an operator on constants with PyTorch; None if an operand is no constant, or the result is large."""
         leaves = pytree.tree_leaves((list(args), dict(kwargs)))
-        if any(isinstance(x, Tensor | hidet.ir.Expr) for x in leaves):
+        if any(isinstance(x, Tensor | Pair | hidet.ir.Expr) for x in leaves):
             return None
         fakes = [fake for fake in pytree.tree_leaves(meta) if isinstance(fake, torch.Tensor)]
         for fake in fakes:
@@ -383,7 +397,7 @@ class _Lowerer:
         with dims they rank below these, but a float16 that stands beside integers alone makes the result float16.
         """
         tensors = pytree.tree_map_only(_Known, self.tensor, (list(args), dict(kwargs)))
-        if not takes_numbers(name):
+        if not takes_numbers(name) or any(isinstance(x, Pair) for x in tensors[0]):
             return tensors
         numbers = pytree.tree_map_only(_Known, self.number, (list(args), dict(kwargs)))
         same = promoted_dtype(*_operands(numbers[0])) == promoted_dtype(*_operands(tensors[0]))
@@ -393,19 +407,22 @@ class _Lowerer:
         """Convert a known tensor without dims to a number, and any other to hidet's tensor."""
         return self.tensor(known) if known.value.dim() else known.value.item()
 
-    def tensor(self, value: Any) -> Tensor | None:
-        """Convert a value to hidet's tensor; None for a number."""
+    def tensor(self, value: Any) -> Any:
+        """Convert a value to hidet's tensor, or to a pair of two if it is complex; None for a number."""
         if not isinstance(value, _Known):
-            return value if isinstance(value, Tensor) else None
+            return value if isinstance(value, Tensor | Pair) else None
         if value not in self.constants:
             constant = self.constants[value] = self.constant(value)
-            if constant is not None:
+            if isinstance(constant, Tensor):
                 self.known[constant] = value.value
         return self.constants[value]
 
-    def constant(self, known: _Known) -> Tensor | None:
+    def constant(self, known: _Known) -> Any:
         """Convert a known tensor to a constant of the graph; a broadcast one, to a broadcast of a smaller constant."""
         value = known.value.detach()
+        if value.is_complex():
+            whole = value.resolve_conj()
+            return Pair(*(self.tensor(_Known(part.contiguous())) for part in (whole.real, whole.imag)))
         if not value.numel():  # hidet cannot hold it
             kind = hidet.ir.data_type(name_of_dtype(value, "A constant"))
             return hidet.ops.full(list(value.shape), kind.zero, kind)
@@ -424,10 +441,11 @@ class _Lowerer:
         for fake in fakes:
             if not isinstance(fake, torch.Tensor):
                 continue
-            if fake.dtype not in DTYPES:
+            dtype = PARTS.get(fake.dtype, fake.dtype)
+            if dtype not in DTYPES:
                 raise Refused(f"tensors of {fake.dtype} are not supported")
             try:
-                described.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[fake.dtype]))
+                described.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[dtype]))
             except ValueError as error:
                 raise Refused(str(error)) from error
         return tuple(described)
@@ -435,9 +453,13 @@ class _Lowerer:
     def check(self, node: torch.fx.Node, lowered: Any, results: Sequence[Result]) -> None:
         """Raise VerificationError if a lowered operator has another shape or dtype than PyTorch's."""
         tensors = list(lowered) if isinstance(lowered, tuple | list) else [lowered]
-        for y, result in zip(tensors, results, strict=False):
-            if y is None:
-                continue
+        described = [
+            (y, result)
+            for tensor, result in zip(tensors, results, strict=False)
+            for y in ([tensor.real, tensor.imaginary] if isinstance(tensor, Pair) else [tensor])
+            if y is not None
+        ]
+        for y, result in described:
             shape, dtype = extents_of(y), y.dtype.name
             if dtype != result.dtype or not same_shape(shape, result.shape):
                 raise VerificationError(

@@ -18,6 +18,7 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
     elementwise,
     indexing,
     norms,
+    pairs,
     products,
     recurrent,
     reductions,
