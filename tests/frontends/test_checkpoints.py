@@ -104,6 +104,28 @@ def test_one_tensor_is_one_weight_under_either_name(folder: Path, tmp_path: Path
     assert torch.equal(weights[name], expected)
 
 
+def test_names_of_earlier_versions_are_known_ties_included(tmp_path: Path):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(**sizes, intermediate_size=32, tie_word_embeddings=False)
+    )
+    model.save_pretrained(tmp_path)
+    edit_configuration(tmp_path, tie_word_embeddings=True)
+    files, weights = load_file(tmp_path / "model.safetensors"), weights_of(tmp_path)
+    assert torch.equal(weights["embed_out.weight"], files["embed_out.weight"])
+    assert torch.equal(weights["gpt_neox.embed_in.weight"], files["gpt_neox.embed_in.weight"])
+
+
+def test_tensors_that_transformers_joins_are_refused_with_a_way_out(tmp_path: Path):
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=2)
+    model = transformers.MixtralForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=r"mlp\.experts\.gate_up_proj.*experts\.0\.w1.*save_original_format=False"):
+        graph_of(tmp_path)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert weights_of(tmp_path)["model.layers.0.mlp.experts.gate_up_proj"].shape == (2, 64, 16)
+
+
 def test_integers_are_not_weights_of_a_float_model(folder: Path, tmp_path: Path):
     quantized = {f"{QUERIES}.weight": torch.ones(16, 16, dtype=torch.int8), f"{QUERIES}.SCB": torch.ones(16)}
     changed = with_files(folder, tmp_path, lambda tensors: tensors | quantized)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +24,9 @@ _NAMED = 3  # tensors that a message names
 def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tie a model's parameters as its configuration and the files say, and map its state dict to weights of the files.
 
-    A name in the files may have the prefix of the base model or lack it. Two parameters that the configuration ties are
-    one if the files have one of them, or both with the same elements; else they are two, as for transformers. A buffer
-    that the files lack stays as the module has it.
+    Names in the files may be those of earlier versions of transformers, and have the prefix of the base model or lack
+    it. Two parameters that the configuration ties are one if the files have one of them, or both with the same
+    elements; else they are two, as for transformers. A buffer that the files lack stays as the module has it.
 
     Parameters
     ----------
@@ -49,25 +52,44 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
         When the files have other tensors that the model does not use.
     """
     state = module.state_dict(keep_vars=True)
-    keys = _keys_of(state, files, module.base_model_prefix)
-    weights = {name: _converted(name, files[key], state[name]) for name, key in keys.items()}
+    used: dict[str, _Key] = {}
+    unused = []
+    for key in _keys_of(module, state, files):
+        if key.is_part or key.name not in state or key.name in used:
+            unused.append(key)
+        else:
+            used[key.name] = key
+    weights = {name: _converted(name, files[key.stored], state[name]) for name, key in used.items()}
     _tie(module, weights)
-    _check_unused(module, set(files).difference(keys.values()), _missing(module, weights))
+    _check_unused(module, unused, _missing(module, weights))
     return _by_parameter(module, weights)
 
 
-def _keys_of(names: Iterable[str], files: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
-    """Map names of the state dict to those of the files, which may have the prefix or lack it."""
-    found = {}
-    for name in names:
-        key = next((key for key in _spellings(name, prefix) if key in files), None)
-        if key is not None:
-            found[name] = key
-    return found
+@dataclass(frozen=True)
+class _Key:
+    """The name of a tensor in the files, in the model, and whether transformers makes it a part of another tensor."""
+
+    stored: str
+    name: str
+    is_part: bool
 
 
-def _spellings(name: str, prefix: str) -> tuple[str, ...]:
-    return (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")) if prefix else (name,)
+def _keys_of(module: Any, names: Mapping[str, Any], files: Iterable[str]) -> list[_Key]:
+    """Rename the tensors of files as transformers does, which knows the names that models had in earlier versions."""
+    loading = importlib.import_module("transformers.core_model_loading")
+    known = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(module)
+    renamings = [entry for entry in known if isinstance(entry, loading.WeightRenaming)]
+    converters = [entry for entry in known if isinstance(entry, loading.WeightConverter)]
+    keys = []
+    for stored in sorted(files, key=loading.dot_natural_key):  # the order in which some renamings depend on one another
+        rename = partial(
+            loading.rename_source_key, stored, base_model_prefix=module.base_model_prefix, meta_state_dict=names
+        )
+        name, pattern = rename(renamings, converters)
+        if name not in names and stored in names:
+            name, pattern = rename([], [])
+        keys.append(_Key(stored, name, pattern is not None))
+    return keys
 
 
 def _converted(name: str, stored: Tensor, x: torch.Tensor) -> Tensor:
@@ -115,36 +137,44 @@ def _by_parameter(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     return result
 
 
-def _check_unused(module: Any, unused: set[str], missing: list[str]) -> None:
+def _check_unused(module: Any, unused: list[_Key], missing: list[str]) -> None:
     """Report what the model lacks and what it leaves over: raise WeightsError, or warn if the model is still right."""
-    prefix = module.base_model_prefix
-    buffers = {spelling for name, _ in module.named_buffers() for spelling in _spellings(name, prefix)}
+    buffers = {name for name, _ in module.named_buffers()}
     patterns = module._keys_to_ignore_on_load_unexpected or ()
     # Positions and frequencies were parts of state dicts in earlier versions of transformers.
     harmless = re.compile("|".join((*sorted(patterns), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")))
-    left = sorted(name for name in unused if name not in buffers and not harmless.search(name))
+    left = [key for key in unused if key.name not in buffers and not harmless.search(key.name)]
     kind = type(module).__name__
     if missing:
-        also = f" They have {len(left)} tensors that it does not use, such as {_some(left)}." if left else ""
         raise WeightsError(
-            f"The files lack {len(missing)} weights of {kind}, such as {_some(missing)}.{also} Give the architecture "
-            "that the files are of; quantized files must be dequantized first."
+            f"The files lack {len(missing)} weights of {kind}, such as {_some(missing)}."
+            + (f" They have {len(left)} tensors that it does not use, such as {_some(_stored(left))}." if left else "")
+            + (_JOINED if any(key.is_part for key in left) else _OTHER)
         )
-    layers = {
-        spelling for name, part in module.named_modules() if part._parameters for spelling in _spellings(name, prefix)
-    }
-    if inside := [name for name in left if name.rpartition(".")[0] in layers]:
+    layers = {name for name, part in module.named_modules() if part._parameters}
+    if inside := [key for key in left if key.name.rpartition(".")[0] in layers]:
         raise WeightsError(
-            f"The files have {len(inside)} tensors of layers of {kind} that it does not use, such as {_some(inside)}: "
-            "its results would not be those of the files. They are of a quantized model, which must be dequantized "
-            "first, or of another configuration."
+            f"The files have {len(inside)} tensors of layers of {kind} that it does not use, such as "
+            f"{_some(_stored(inside))}: its results would not be those of the files. They are of a quantized model, "
+            "which must be dequantized first, or of another configuration."
         )
     if left:
         warnings.warn(
-            f"{kind} does not use {len(left)} tensors of the files, such as {_some(left)}.",
+            f"{kind} does not use {len(left)} tensors of the files, such as {_some(_stored(left))}.",
             UnusedWeightsWarning,
             stacklevel=2,
         )
+
+
+_OTHER = " Give the architecture that the files are of; quantized files must be dequantized first."
+_JOINED = (
+    " transformers joins or splits some of them when it loads the files: load the model with it, and save it with "
+    "save_pretrained(folder, save_original_format=False)."
+)
+
+
+def _stored(keys: Iterable[_Key]) -> list[str]:
+    return [key.stored for key in keys]
 
 
 def _some(names: list[str]) -> str:
