@@ -109,6 +109,7 @@ def test_an_object_with_a_quantization_is_refused():
         (DETR | {"use_pretrained_backbone": True, "backbone": "resnet50"}, "use_pretrained_backbone"),
         (DETR | {"backbone": "owner/name", "use_timm_backbone": False}, "backbone"),
         (DETR | {"backbone": "hf-hub:owner/name"}, "backbone"),
+        ({"model_type": "timm_wrapper", "architecture": "hf-hub:owner/name"}, "architecture"),
         (DETR | {"backbone": "resnet50", "use_timm_backbone": False, "backbone_config": None}, "backbone"),
         (LLAMA | {"attn_implementation": "owner/name"}, "attn_implementation"),
         (LLAMA | {"_attn_implementation": "paged|owner/name"}, "_attn_implementation"),

@@ -37,6 +37,8 @@ _COUNTS = (
     (re.compile(r"(label|expert|head)s?$"), MOST_ENTRIES),
 )
 """The names of numbers of things that transformers makes one by one, or lists, and the bounds of these numbers."""
+_ELSEWHERE = re.compile(r"(hf[-_]hub|local-dir):")
+"""The beginning of names with which timm, which makes backbones, loads models from the hub or from any folder."""
 _MOST_TEXT = 400  # characters of an error of transformers
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -239,8 +241,8 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
             problem = _quantization(value)
         elif name == "use_pretrained_backbone" and value:
             problem = "would load a backbone's weights from another place: set it to false"
-        elif name == "backbone" and isinstance(value, str) and re.search("[/:]", value):
-            problem = "names a model of another place: give its backbone_config"
+        elif isinstance(value, str) and (_ELSEWHERE.match(value) or (name == "backbone" and "/" in value)):
+            problem = "names a model of another place: give the configuration of that part instead"
         elif name.endswith(("attn_implementation", "experts_implementation")) and any("/" in x for x in _texts(value)):
             problem = "names code of another place: leave it out"
         elif name == "configuration_files":
