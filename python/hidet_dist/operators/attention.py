@@ -16,7 +16,7 @@ from hidet_dist.operators.dtypes import to_dtype
 from hidet_dist.operators.products import matmul
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
-_LEAST: dict[str, float] = {
+LEAST: dict[str, float] = {
     "float16": -65504.0,
     "bfloat16": -3.3895313892515355e38,
     "float32": -3.4028234663852886e38,
@@ -43,7 +43,7 @@ class Mask(NamedTuple):
 
 def causal_mask(queries: Extent, keys: Extent, dtype: str) -> Mask:
     """The mask by which query i sees the keys up to i."""
-    hidden = ops.full([queries, keys], data_type(dtype)(_LEAST[dtype]), dtype)
+    hidden = ops.full([queries, keys], data_type(dtype)(LEAST[dtype]), dtype)
     return Mask(ops.triu(hidden, 1), None)
 
 
@@ -63,13 +63,13 @@ def attention_mask(mask: Tensor, dtype: str, values: torch.Tensor | None = None)
         mask = mask.op.inputs[0]  # sums broadcast by themselves
     is_bool = mask.dtype.is_boolean()
     if is_bool:
-        bias = elementwise.SelectOp(mask, 0.0, _LEAST[dtype], dtype).outputs[0]
+        bias = elementwise.SelectOp(mask, 0.0, LEAST[dtype], dtype).outputs[0]
     else:
-        bias = elementwise.clamp_min(to_dtype(mask, dtype), _LEAST[dtype])
+        bias = elementwise.clamp_min(to_dtype(mask, dtype), LEAST[dtype])
     if values is not None and bool((values if is_bool else values > -math.inf).any(-1).all()):
         return Mask(bias, None)
     # The least number itself is no minus infinity: a row of it is the mean of all values.
-    seen = mask if is_bool else elementwise.ge(to_dtype(mask, dtype), _LEAST[dtype])
+    seen = mask if is_bool else elementwise.ge(to_dtype(mask, dtype), LEAST[dtype])
     return Mask(bias, elementwise.logical_not(reductions.any(seen, -1, True)))
 
 

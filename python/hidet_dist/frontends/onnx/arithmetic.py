@@ -330,7 +330,8 @@ def _matmul(node: Node) -> Tensor:
 
 
 @lowers("Gemm")
-def _gemm(node: Node) -> Tensor:
+def gemm(node: Node) -> Tensor:
+    """Lower the product of two matrices, scaled, plus a third one."""
     a, b, c = node.tensor(0), node.tensor(1), node.optional(2)
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     a = ops.transpose(a, [1, 0]) if node.get("transA", 0) else a

@@ -11,7 +11,18 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.onnx.nodes import Invalid, Node, Refused, bounded, dim_of, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import (
+    MICROSOFT,
+    ONNX,
+    Invalid,
+    Node,
+    Refused,
+    bounded,
+    dim_of,
+    lowers,
+    rank_of,
+    static,
+)
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.pooling import WindowPoolOp, along_dim
@@ -46,7 +57,8 @@ def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> Tensor:
 
 
 @lowers("Conv")
-def _conv(node: Node) -> Tensor:
+def convolved(node: Node) -> Tensor:
+    """Lower a convolution."""
     x, weight = node.tensor(0), node.tensor(1)
     kernel = [int(n) for n in extents_of(weight)[2:]]
     ones = [1] * len(kernel)
@@ -239,7 +251,7 @@ def _instance_normalization(node: Node) -> Tensor:
     return operators.instance_norm(node.tensor(0), node.tensor(1), node.tensor(2), node.get("epsilon", 1e-5))
 
 
-@lowers("LayerNormalization")
+@lowers("LayerNormalization", domains=(ONNX, MICROSOFT))
 def _layer_normalization(node: Node) -> Any:
     x = node.tensor(0)
     axis = node.axis(rank_of(x), -1)

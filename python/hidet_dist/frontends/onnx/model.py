@@ -18,12 +18,19 @@ from onnx.reference import ReferenceEvaluator
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
-from hidet_dist.frontends.onnx import arithmetic, arrangement, layers, quantization  # noqa: F401  # they register lowerings
+from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
+    arithmetic,
+    arrangement,
+    attention,
+    fused,
+    layers,
+    quantization,
+)
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
 from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, Refused, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
-from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of
+from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 25
@@ -88,6 +95,7 @@ def _checked(path: Path) -> tuple[ModelFile, int]:
             f"{path} is of opset {opset}; from_onnx reads {OLDEST_OPSET} to {NEWEST_OPSET}. Export it again, or "
             "convert it with onnx.version_converter."
         )
+    put_into_own_domain(file)
     check_model(file)
     inline_functions(file)
     return file, opset

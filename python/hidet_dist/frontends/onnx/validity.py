@@ -12,6 +12,7 @@ import onnx.inliner
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.onnx.initializers import ModelFile
+from hidet_dist.frontends.onnx.nodes import MICROSOFT
 from hidet_dist.limits import MOST_NODES, MOST_PROTOBUF_BYTES
 
 STANDARD = ("", "ai.onnx")
@@ -33,6 +34,21 @@ def opset_of(file: ModelFile) -> int:
     if "" not in versions or not file.model.graph.node:
         raise TraceError(f"{file.path} has no nodes of ONNX's operators.")
     return versions[""]
+
+
+# Operators that ONNX Runtime's optimizer writes into ONNX's domain, with the first opset that has them, if any.
+_MOVED = {"LayerNormalization": 17, "SimplifiedLayerNormalization": None}
+
+
+def put_into_own_domain(file: ModelFile) -> None:
+    """Move operators of ONNX Runtime, which its optimizer writes into ONNX's domain, to the domain that is its own."""
+    opset, moved = opset_of(file), False
+    for node in _nodes(file.model.graph.node):
+        first = _MOVED.get(node.op_type, 0)
+        if node.domain in STANDARD and (first is None or opset < first):
+            node.domain, moved = MICROSOFT, True
+    if moved and all(entry.domain != MICROSOFT for entry in file.model.opset_import):
+        file.model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
 
 def check_model(file: ModelFile) -> None:

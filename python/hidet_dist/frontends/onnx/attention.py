@@ -1,0 +1,293 @@
+"""Lowerings of attention and rotary embeddings, of the standard and of ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from hidet import ops
+from hidet.graph import Tensor
+
+from hidet_dist import operators
+from hidet_dist.frontends.onnx.initializers import dtype_name
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, Refused, lowers, rank_of, static
+from hidet_dist.operators import elementwise, reductions, shaping
+from hidet_dist.operators.attention import LEAST, Mask, attention_mask, causal_mask, repeated_heads
+from hidet_dist.operators.dtypes import constant, to_dtype
+from hidet_dist.spec.extents import extents_of, same_extent
+
+
+class _Scores(NamedTuple):
+    """Attention's result [batch, heads, queries, size], and what it is computed from [batch, heads, queries, keys]."""
+
+    result: Tensor
+    products: Tensor
+    biased: Tensor
+    shares: Tensor
+
+
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float = 0.0,
+    precision: str | None = None,
+) -> _Scores:
+    """Attention of queries, keys and values [batch, heads, length, size]; keys and values may have fewer heads."""
+    dtype, heads = query.dtype, extents_of(query)[1]
+    scale = 1 / math.sqrt(static(query, 3, "the size of a head")) if scale is None else scale
+    key, value = (repeated_heads(x, heads) for x in (key, value))
+    products = elementwise.mul(operators.matmul(query, key, transposed=True), float(scale))
+    if softcap > 0:
+        products = elementwise.mul(elementwise.tanh(elementwise.div(products, softcap)), softcap)
+    biased = products if mask is None else elementwise.add(products, mask.bias)
+    shares = to_dtype(reductions.softmax(biased if precision is None else to_dtype(biased, precision), -1), dtype)
+    if mask is not None and mask.blind is not None:
+        shares = elementwise.where(mask.blind, 0.0, shares)
+    return _Scores(operators.matmul(shares, value), products, biased, shares)
+
+
+def _in_heads(x: Tensor, heads: int) -> Tensor:
+    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    batch, length, _ = extents_of(x)
+    return ops.permute_dims(
+        ops.reshape(x, [batch, length, heads, static(x, 2, "a hidden size") // heads]), [0, 2, 1, 3]
+    )
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[batch, heads, length, size] as [batch, length, heads * size]."""
+    batch, _, length, _ = extents_of(x)
+    width = static(x, 1, "the heads") * static(x, 3, "the size of a head")
+    return ops.reshape(ops.permute_dims(x, [0, 2, 1, 3]), [batch, length, width])
+
+
+def _near(queries: int, keys: int, offset: int, left: int, right: int, like: Tensor) -> tuple[Tensor, torch.Tensor]:
+    """Whether query i sees key j, of those at most ``left`` before and ``right`` behind ``i + offset``.
+
+    A negative number is no bound. Returns a tensor of the graph, and its values.
+    """
+    distance = np.arange(keys) - np.arange(queries).reshape(-1, 1) - offset
+    allowed = (distance >= (-left if left >= 0 else -math.inf)) & (distance <= (right if right >= 0 else math.inf))
+    return constant(allowed, "bool", like), torch.from_numpy(allowed)
+
+
+def _near_by_batch(queries: int, keys: int, lengths: Tensor, left: int, right: int) -> list[Tensor]:
+    """The same bounds where the queries are the last of ``lengths[batch]`` keys: bool[batch, 1, queries, keys]."""
+    places = np.arange(keys) - np.arange(queries).reshape(-1, 1) + queries
+    distance = constant(places.reshape(1, 1, queries, keys), "int64", lengths)
+    offset = ops.reshape(to_dtype(lengths, "int64"), [extents_of(lengths)[0], 1, 1, 1])
+    bounds = []
+    if left >= 0:
+        bounds.append(elementwise.ge(distance, elementwise.sub(offset, left)))
+    if right >= 0:
+        bounds.append(elementwise.le(distance, elementwise.add(offset, right)))
+    return bounds
+
+
+def _first_keys(counts: Tensor, keys: int) -> Tensor:
+    """Whether a key is one of the first ``counts[batch]``: bool[batch, 1, 1, keys]."""
+    places = constant(np.arange(keys).reshape(1, 1, 1, -1), "int64", counts)
+    return elementwise.lt(places, ops.reshape(to_dtype(counts, "int64"), [extents_of(counts)[0], 1, 1, 1]))
+
+
+@lowers("Attention")
+def _attention(node: Node) -> tuple[Tensor | None, ...]:
+    query, key, value = (node.tensor(n) for n in range(3))
+    flat = rank_of(query) == 3
+    if flat:
+        own, shared = int(node.attributes["q_num_heads"]), int(node.attributes["kv_num_heads"])
+        query, key, value = _in_heads(query, own), _in_heads(key, shared), _in_heads(value, shared)
+    past = 0
+    if node.value(4) is not None:
+        past = static(node.tensor(4), 2, "the length of a cache")
+        key, value = shaping.concat([node.tensor(4), key], 2), shaping.concat([node.tensor(5), value], 2)
+    precision = node.get("softmax_precision", 0)
+    mode, mask = node.get("qk_matmul_output_mode", 0), _mask(node, query, key, past)
+    softcap = float(node.get("softcap", 0.0))
+    scale = node.get("scale", None)
+    scores = _attended(query, key, value, mask, scale, softcap, dtype_name(precision) if precision else None)
+    shown: Tensor | None = None
+    if len(node.outputs) > 3 and node.outputs[3]:
+        shown = {0: scores.products, 1: scores.products, 2: scores.biased, 3: scores.shares}[mode]
+        if mode == 2 and mask is not None:
+            hidden = elementwise.le(mask.bias, LEAST[query.dtype.name])
+            shown = elementwise.where(hidden, -math.inf, shown)
+    return _joined(scores.result) if flat else scores.result, key, value, shown
+
+
+def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
+    """The mask of the standard's attention: what is given, causality, and the keys that are no padding."""
+    dtype, given, lengths = query.dtype.name, node.optional(3), node.optional(6)
+    left, right = int(node.get("left_window_size", -1)), int(node.get("right_window_size", -1))
+    right = 0 if node.get("is_causal", 0) else right
+    is_bounded = left >= 0 or right >= 0
+    if given is None and lengths is None:
+        if not is_bounded:
+            return None
+        if not past and (left, right) == (-1, 0):
+            return causal_mask(extents_of(query)[2], extents_of(key)[2], dtype)
+    keys, allowed, known = static(key, 2, "the number of keys"), list[Tensor](), None
+    if given is not None and rank_of(given) > 0:
+        missing = keys - static(given, rank_of(given) - 1, "the width of a mask")
+        if missing > 0:
+            given = shaping.constant_pad_nd(given, [0, missing], 0 if given.dtype.is_boolean() else -math.inf)
+    if is_bounded:
+        queries = static(query, 2, "the number of queries")
+        if lengths is None:
+            seen, known = _near(queries, keys, past, left, right, query)
+            allowed.append(seen)
+        else:
+            allowed += _near_by_batch(queries, keys, lengths, left, right)
+    if lengths is not None:
+        allowed.append(_first_keys(lengths, keys))
+    if given is not None and given.dtype.is_boolean():
+        allowed.append(given)
+        given = None
+    if not allowed:
+        assert given is not None
+        return attention_mask(given, dtype)
+    together = allowed[0]
+    for own in allowed[1:]:
+        together = elementwise.logical_and(together, own)
+    if given is not None:
+        return attention_mask(elementwise.where(together, given, -math.inf), dtype)
+    return attention_mask(together, dtype, known if len(allowed) == 1 else None)
+
+
+@lowers("RotaryEmbedding")
+def _rotary_embedding(node: Node) -> Tensor:
+    cosines, sines = node.tensor(1), node.tensor(2)
+    if node.value(3) is not None:
+        cosines, sines = (ops.take(table, node.tensor(3), 0) for table in (cosines, sines))
+    return _rotated(node, cosines, sines)
+
+
+@lowers("RotaryEmbedding", domains=(MICROSOFT,))
+def _rotary_embedding_of_a_table(node: Node) -> Tensor:
+    if node.get("is_packed_batching", 0) or node.get("scale", 1.0) != 1.0:
+        raise Refused("a rotary embedding of packed sequences, or with a scale, is not supported")
+    x, positions = node.tensor(0), to_dtype(node.tensor(1), "int64")
+    batch, length = static(x, 0, "the batch"), static(x, rank_of(x) - 2, "the length of a sequence")
+    if rank_of(positions) == 1:  # the position of the first one
+        steps = constant(np.arange(length).reshape(1, -1), "int64", x)
+        positions = ops.broadcast(elementwise.add(steps, ops.reshape(positions, [1, 1])), [batch, length])
+    return _rotated(node, *(ops.take(node.tensor(n), positions, 0) for n in (2, 3)))
+
+
+def _rotated(node: Node, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate pairs of elements of each head by angles whose cosines and sines are [batch, length, pairs]."""
+    x, flat = node.tensor(0), rank_of(node.tensor(0)) == 3
+    if flat:
+        heads = int(node.get("num_heads", 0)) or static(x, 2, "a hidden size") // (2 * static(cosines, 2, "the angles"))
+        x = _in_heads(x, heads)
+    size = static(x, 3, "the size of a head")
+    width = int(node.get("rotary_embedding_dim", 0)) or size
+    cosines, sines = (ops.unsqueeze(table, [1]) for table in (cosines, sines))
+    part = x if width == size else ops.strided_slice(x, [0], [width], [3])
+    interleaved = bool(node.get("interleaved", 0))
+    if interleaved:
+        first, second = (ops.strided_slice(part, [n], [width], [3], [2]) for n in range(2))
+    else:
+        first, second = (ops.strided_slice(part, [n * width // 2], [(n + 1) * width // 2], [3]) for n in range(2))
+    real = elementwise.sub(elementwise.mul(first, cosines), elementwise.mul(second, sines))
+    imaginary = elementwise.add(elementwise.mul(first, sines), elementwise.mul(second, cosines))
+    if interleaved:
+        turned = ops.reshape(shaping.stack([real, imaginary], 4), list(extents_of(part)))
+    else:
+        turned = shaping.concat([real, imaginary], 3)
+    if width != size:
+        turned = shaping.concat([turned, ops.strided_slice(x, [width], [size], [3])], 3)
+    return _joined(turned) if flat else turned
+
+
+# Attention as ONNX Runtime's optimizer writes it
+
+
+def _runtime_mask(node: Node, given: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor, past: int) -> Any:
+    """What is added to the scores: numbers for padding, for keys after a query, and an input of the node."""
+    dtype, keys = query.dtype.name, static(key, 2, "the number of keys")
+    total = bias
+    if given is not None:
+        batch = static(query, 0, "the batch")
+        if rank_of(given) == 1 and same_extent(extents_of(given)[0], batch):
+            seen = _first_keys(given, keys)
+        elif rank_of(given) in (2, 3):
+            shape = [batch, 1, *([1] if rank_of(given) == 2 else []), *extents_of(given)[1:]]
+            seen = ops.reshape(elementwise.gt(given, 0), shape)
+        else:
+            raise Refused(f"a mask of the shape {list(extents_of(given))} is not supported")
+        hidden = elementwise.SelectOp(seen, 0.0, float(node.get("mask_filter_value", -10000.0)), dtype).outputs[0]
+        total = hidden if total is None else elementwise.add(total, hidden)
+    if node.get("unidirectional", 0):
+        allowed, _ = _near(static(query, 2, "the number of queries"), keys, past, -1, 0, query)
+        after = elementwise.SelectOp(allowed, 0.0, LEAST[dtype], dtype).outputs[0]
+        total = after if total is None else elementwise.where(allowed, total, LEAST[dtype])
+    return None if total is None else Mask(total, None)
+
+
+@lowers("Attention", domains=(MICROSOFT,))
+def _runtime_attention(node: Node) -> tuple[Tensor | None, ...]:
+    if node.get("do_rotary", 0) or node.get("past_present_share_buffer", 0) or node.value(6) is not None:
+        raise Refused("attention with rotary embeddings, or that shares its cache, is not supported")
+    x, weight, heads = node.tensor(0), node.tensor(1), int(node.attributes["num_heads"])
+    width = static(weight, 1, "the width of a weight")
+    sizes = [int(n) for n in node.get("qkv_hidden_sizes", [width // 3] * 3)]
+    projected = operators.matmul(x, weight)
+    if node.value(2) is not None:
+        projected = elementwise.add(projected, node.tensor(2))
+    ends = np.cumsum(sizes)
+    query, key, value = (
+        _in_heads(ops.strided_slice(projected, [int(end - size)], [int(end)], [2]), heads)
+        for size, end in zip(sizes, ends, strict=True)
+    )
+    past = 0
+    if node.value(4) is not None:
+        cache = node.tensor(4)
+        past = static(cache, 3, "the length of a cache")
+        key, value = (shaping.concat([shaping.select(cache, 0, n), own], 2) for n, own in enumerate((key, value)))
+    present = shaping.stack([key, value], 0) if len(node.outputs) > 1 and node.outputs[1] else None
+    mask = _runtime_mask(node, node.optional(3), node.optional(5), query, key, past)
+    scale = node.get("scale", 0.0) or None
+    return _joined(_attended(query, key, value, mask, scale).result), present
+
+
+@lowers("MultiHeadAttention", domains=(MICROSOFT,))
+def _multi_head_attention(node: Node) -> tuple[Tensor | None, ...]:
+    if node.value(8) is not None or node.value(9) is not None or (len(node.outputs) > 3 and node.outputs[3]):
+        raise Refused("attention that shares its cache, or shows its scores, is not supported")
+    heads = int(node.attributes["num_heads"])
+    query, key, value = _parts(node)
+    if node.value(3) is not None:
+        bias, parts, start = node.tensor(3), [], 0
+        for x in (query, key, value):
+            if rank_of(x) != 3:
+                raise Refused("a bias of keys and values that are in heads already is not supported")
+            end = start + static(x, 2, "a hidden size")
+            parts.append(elementwise.add(x, ops.strided_slice(bias, [start], [end], [0])))
+            start = end
+        query, key, value = parts
+    query, key, value = (x if rank_of(x) == 4 else _in_heads(x, heads) for x in (query, key, value))
+    past = 0
+    if node.value(6) is not None:
+        past = static(node.tensor(6), 2, "the length of a cache")
+        key, value = shaping.concat([node.tensor(6), key], 2), shaping.concat([node.tensor(7), value], 2)
+    mask = _runtime_mask(node, node.optional(4), node.optional(5), query, key, past)
+    scale = node.get("scale", 0.0) or None
+    return _joined(_attended(query, key, value, mask, scale).result), key, value
+
+
+def _parts(node: Node) -> Sequence[Tensor]:
+    """Queries, keys and values, some of which may be packed: [batch, length, heads, parts, size]."""
+    query = node.tensor(0)
+    if rank_of(query) == 5:
+        return [ops.permute_dims(shaping.select(query, 3, n), [0, 2, 1, 3]) for n in range(3)]
+    key = node.tensor(1)
+    if rank_of(key) == 5:
+        return [query, *(ops.permute_dims(shaping.select(key, 3, n), [0, 2, 1, 3]) for n in range(2))]
+    return query, key, node.tensor(2)
