@@ -12,6 +12,7 @@ import torch
 import hidet_dist
 from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.testing.model_zoo import case_named
 
@@ -78,6 +79,19 @@ def test_parts_that_a_model_keeps_in_float32_stay_so():
     assert {name for name, dtype in weights.items() if dtype == "float32"} == {
         name for name in weights if name.endswith(".wo.weight")
     }
+
+
+def test_one_graph_serves_all_numbers_of_sequences_and_tokens(tmp_path: Path):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config()).eval()
+    model.save_pretrained(tmp_path)
+    graph = hidet_dist.from_transformers(tmp_path, weights="files", dynamic=["batch", "seq"])
+    assert list(map(str, graph.inputs[0].shape)) == ["batch", "seq"]
+    for shape in ((3, 5), (1, 7)):
+        ids = torch.randint(0, 64, shape)
+        (got,) = evaluate_graph(graph, [ids.numpy()])
+        with torch.no_grad():
+            np.testing.assert_allclose(got, model(ids, use_cache=False).logits.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_paths_other_than_models_are_refused(tmp_path: Path):

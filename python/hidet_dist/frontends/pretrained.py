@@ -58,7 +58,7 @@ def from_transformers(
     architecture: str, optional
         The name of a model class of transformers, such as ``"LlamaForCausalLM"``; by default the configuration's.
     dynamic: sequence of str
-        The dims to make symbolic: ``"batch"``, ``"seq"`` or both.
+        The dims to make symbolic: ``"batch"``, ``"seq"`` or both. The model is traced with at least 2 of each.
     example_inputs: mapping, optional
         The arguments of a call by name; by default those of :func:`example_inputs_of`.
     seed: int
@@ -87,6 +87,8 @@ def from_transformers(
     for name, size in (("batch", batch), ("seq", seq)):
         if not is_whole(size, 1):
             raise ConfigError(f"{name} must be an integer of at least 1; got {shown(size)}.")
+    # PyTorch takes a size of 1 for a constant.
+    batch, seq = (max(size, 2) if name in dynamic else size for name, size in (("batch", batch), ("seq", seq)))
     with offline():
         configuration = Configuration.of(model)
         if weights == "files" and configuration.folder is None:
