@@ -117,6 +117,8 @@ def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
     from hidet_dist.compat import (
         exported_tensors,
+        extremes,
+        float_algebra,
         infinities,
         lookups,
         matmul_definition,
@@ -133,7 +135,9 @@ def _extend_hidet() -> None:
     squeezed_dims.install()
     infinities.install()
     predicates.install()
+    extremes.install()
     simplifier_rules.install()
+    float_algebra.install()
     simplest_forms.install()
     quick_types.install()
     task_inputs.install()

@@ -900,6 +900,8 @@ EMULATED_MMA(m16n8k8, 8, f32, tf32, TF32, F32, 4, 2, 4)
 #undef EMULATED_MMA
 
 // Approximations of the device are the host's functions.
+inline void max_NaN_f32(float &to, float x, float y) { to = x > y || x != x ? x : y; }
+inline void min_NaN_f32(float &to, float x, float y) { to = x < y || x != x ? x : y; }
 inline void tanh_approx_f32(float &to, float x) { to = std::tanh(x); }
 inline void ex2_approx_f32(float &to, float x) { to = std::exp2(x); }
 inline void ex2_approx_ftz_f32(float &to, float x) { to = std::exp2(x); }

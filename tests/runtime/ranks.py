@@ -65,6 +65,13 @@ def large(mesh: list[int], count: int) -> bool:
         sums = np.empty_like(send)  # every rank has the very same bits
         native.all_reduce(address(recv), address(sums), count, 0, native.reduce_op_code("max"), group)
         np.testing.assert_array_equal(sums, recv)
+        marked = [values.copy() for values in data]
+        for rank, values in enumerate(marked):
+            values[[rank, count - 1 - rank]] = np.nan
+        for op, extreme in (("max", np.maximum), ("min", np.minimum)):
+            code = native.reduce_op_code(op)
+            assert native.all_reduce(address(marked[comm.rank]), address(send), count, 0, code, group) == 0
+            np.testing.assert_array_equal(send, extreme.reduce(marked))
         gathered = np.empty((comm.world_size, count), dtype=np.float32)
         assert native.all_gather(address(data[comm.rank]), address(gathered), count, 0, group) == 0
         np.testing.assert_array_equal(gathered, np.stack(data))

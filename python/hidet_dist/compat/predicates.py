@@ -1,6 +1,7 @@
-"""hidet 0.6.1 cannot pickle tasks that call isnan, isinf or isfinite; this is corrected here.
+"""hidet 0.6.1 cannot build tasks that call isnan, isinf or isfinite; this is corrected here.
 
-It pickles tasks to build several in parallel, and the types of these functions hold a lambda.
+* It pickles tasks to build several in parallel, and the types of these functions hold a lambda.
+* It writes isinf of double precision as ``isin``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def _boolean(_: Any) -> DataType:
 
 
 def install() -> None:
-    """Give the functions a type that can be pickled, from now on."""
+    """Give the functions a type that can be pickled, and their name, from now on."""
+    for target in ("cpu", "cuda"):
+        lookup_primitive_function(f"{target}_f64_isinf").codegen_name = "isinf"
     for name in FUNCTIONS:
         _type_of(name).type_infer_func = _boolean

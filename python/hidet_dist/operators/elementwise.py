@@ -63,10 +63,17 @@ def _integer_power(v: Expr, d: DataType, exponent: int) -> Expr:
 
 
 def _clamped(v: Expr, d: DataType, low: Scalar | None, high: Scalar | None) -> Expr:
-    # Comparisons rather than max and min, so that NaN stays NaN.
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        return d(math.nan)
+    # Comparisons with a number that is known take one instruction, where max and min that keep NaN take several.
     if low is not None:
         v = if_then_else(v < d(low), d(low), v)
     return v if high is None else if_then_else(v > d(high), d(high), v)
+
+
+def _softshrink(v: Expr, d: DataType, bound: float) -> Expr:
+    within = if_then_else(v < d(-bound), v + d(bound), v * d.zero)  # NaN is within
+    return if_then_else(v > d(bound), v - d(bound), within)
 
 
 _MAPS: Mapping[str, Callable[..., Expr]] = {
@@ -76,7 +83,9 @@ _MAPS: Mapping[str, Callable[..., Expr]] = {
     "log_sigmoid": lambda v, d: primitives.min(v, d.zero) - primitives.log1p(primitives.exp(-primitives.abs(v))),
     "mish": lambda v, d: v * primitives.tanh(_softplus(v, d, 1.0, 20.0)),
     "tanhshrink": lambda v, d: v - primitives.tanh(v),
-    "hardshrink": lambda v, d, bound: if_then_else(ir.logical_or(v < d(-bound), v > d(bound)), v, d.zero),
+    "hardshrink": lambda v, d, bound: if_then_else(ir.logical_and(v >= d(-bound), v <= d(bound)), d.zero, v),
+    "softshrink": _softshrink,
+    "hardswish": lambda v, d: v * _clamped(v + d(3.0), d, 0.0, 6.0) / d(6.0),
     "sign": lambda v, d: if_then_else(v > d.zero, d.one, if_then_else(v < d.zero, d.zero - d.one, d.zero)),
     "exp2": lambda v, d: primitives.exp(v * d(math.log(2.0))),
     "logit": lambda v, d: primitives.log(v / (d.one - v)),
@@ -137,14 +146,6 @@ def _remainder(a: Expr, b: Expr, d: DataType) -> Expr:
     return if_then_else(_of_other_sign(rest, b, d), rest + b, rest)
 
 
-def _larger(a: Expr, b: Expr, d: DataType) -> Expr:
-    return if_then_else(a > b, a, if_then_else(primitives.isnan(a), a, b)) if d.is_float() else primitives.max(a, b)
-
-
-def _smaller(a: Expr, b: Expr, d: DataType) -> Expr:
-    return if_then_else(a < b, a, if_then_else(primitives.isnan(a), a, b)) if d.is_float() else primitives.min(a, b)
-
-
 def _truncate_divide(a: Expr, b: Expr, d: DataType) -> Expr:
     return a / b if d.is_integer() else primitives.trunc(a / b)
 
@@ -175,8 +176,8 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "fmod": _fmod,
     "pow": lambda a, b, d: primitives.pow(a, b),
     "atan2": lambda a, b, d: primitives.atan2(a, b),
-    "maximum": _larger,
-    "minimum": _smaller,
+    "maximum": lambda a, b, d: primitives.max(a, b),
+    "minimum": lambda a, b, d: primitives.min(a, b),
     "eq": lambda a, b, d: a == b,
     "ne": lambda a, b, d: a != b,
     "lt": lambda a, b, d: a < b,
@@ -688,7 +689,7 @@ def relu6(x: Tensor) -> Tensor:
 
 def hardswish(x: Tensor) -> Tensor:
     """``x * relu6(x + 3) / 6``."""
-    return ops.hardswish(x)
+    return MapOp(x, "hardswish").outputs[0]
 
 
 def hardsigmoid(x: Tensor) -> Tensor:
@@ -703,7 +704,7 @@ def softsign(x: Tensor) -> Tensor:
 
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """``x`` moved towards 0 by ``lambd``, and 0 within that distance."""
-    return ops.softshrink(x, lambd)
+    return MapOp(x, "softshrink", [float(lambd)]).outputs[0]
 
 
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
@@ -717,8 +718,8 @@ def tanhshrink(x: Tensor) -> Tensor:
 
 
 def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
-    """``x`` where it is above the threshold, else ``value``."""
-    return where(gt(x, threshold), x, value)
+    """``value`` where ``x`` is at most the threshold, else ``x``."""
+    return where(le(x, threshold), value, x)
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hidet import ops
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
+from hidet.ir.compute import ReduceOperation
 from hidet.ir.dtypes import int32, int64
 from hidet.ir.expr import Expr, cast, if_then_else, logical_and
-from hidet.ir.type import DataType
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
@@ -160,23 +160,17 @@ class ScatterRowsOp(Operator):
         data, row_of, new_rows = input_like(x, "x"), input_like(index, "index"), input_like(values, "values")
         dtype, count = x.dtype, row_of.shape[0]
 
-        def combined(position: tuple[Expr, ...], neutral: Expr) -> Expr:
-            return reduce(
-                [count],
-                lambda k: if_then_else(row_of[k] == position[0], new_rows[[k, *position[1:]]], neutral),
-                reduction,
-                accumulate_dtype=dtype.name,
-            )
-
         def element(*position: Expr) -> Expr:
-            old = data[list(position)]
-            if reduction == "sum":
-                return old + combined(position, dtype.zero)
-            if reduction == "prod":
-                return old * combined(position, dtype.one)
-            if reduction in ("max", "min"):
-                bound = combined(position, dtype.min_value if reduction == "max" else dtype.max_value)
-                return if_then_else(bound > old if reduction == "max" else bound < old, bound, old)
+            if reduction != "replace":
+                operation = ReduceOperation.from_name(reduction)
+                neutral = operation.initial_value(dtype)
+                combined = reduce(
+                    [count],
+                    lambda k: if_then_else(row_of[k] == position[0], new_rows[[k, *position[1:]]], neutral),
+                    reduction,
+                    accumulate_dtype=dtype.name,
+                )
+                return operation.combine(data[list(position)], combined)
             last = reduce(
                 [count], lambda k: if_then_else(row_of[k] == position[0], k, int32(-1)), "max", accumulate_dtype="int32"
             )
@@ -251,16 +245,6 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return index_put(x, [*[None] * (dim % len(x.shape)), index], source)
 
 
-def _least(dtype: DataType) -> Expr:
-    """The least value of a dtype: of floats, minus infinity."""
-    return dtype(-math.inf) if dtype.is_float() else dtype.min_value
-
-
-def _greatest(dtype: DataType) -> Expr:
-    """The greatest value of a dtype: of floats, infinity."""
-    return dtype(math.inf) if dtype.is_float() else dtype.max_value
-
-
 @has_traits(kernel="reduction")
 class ScatterElementsOp(Operator):
     """Replace elements of ``x`` at ``index`` along ``dim`` by those of ``source``, or combine both.
@@ -283,28 +267,22 @@ class ScatterElementsOp(Operator):
             short = [d for d in others if index_node.shape[d] != data.shape[d]]
             return logical_and(*[position[d] < index_node.shape[d] for d in short], here) if short else here
 
-        def combined(position: tuple[Expr, ...], neutral: Expr, kind: str) -> Expr:
-            return reduce(
-                [count],
-                lambda k: if_then_else(matches(position, k), along(source_node, position, k), neutral),
-                kind,
-                accumulate_dtype=dtype.name,
-            )
-
         def element(*position: Expr) -> Expr:
             old = data[list(position)]
-            if reduction == "sum":
-                return old + combined(position, dtype.zero, "sum")
-            if reduction == "prod":
-                return old * combined(position, dtype.one, "prod")
-            last = reduce(
-                [count], lambda k: if_then_else(matches(position, k), k, int32(-1)), "max", accumulate_dtype="int32"
-            )
             if reduction == "replace":
+                last = reduce(
+                    [count], lambda k: if_then_else(matches(position, k), k, int32(-1)), "max", accumulate_dtype="int32"
+                )
                 return if_then_else(last >= 0, along(source_node, position, last), old)
-            bound = combined(position, _least(dtype) if reduction == "max" else _greatest(dtype), reduction)
-            better = bound > old if reduction == "max" else bound < old
-            return if_then_else(logical_and(last >= 0, better), bound, old)
+            operation = ReduceOperation.from_name(reduction)
+            neutral = operation.initial_value(dtype)
+            combined = reduce(
+                [count],
+                lambda k: if_then_else(matches(position, k), along(source_node, position, k), neutral),
+                reduction,
+                accumulate_dtype=dtype.name,
+            )
+            return operation.combine(old, combined)
 
         attributes = {"dim": dim, "reduction": reduction}
         task = Task(
@@ -363,7 +341,7 @@ def scatter_reduce(
     none, one = (ops.full(extents_of(y), int64(n), "int64") for y, n in ((x, 0), (index, 1)))
     count = _scattered(none, dim, index, one, "sum")  # of the elements that are reduced at each place
     if not include_self:
-        neutral = {"sum": x.dtype.zero, "prod": x.dtype.one, "max": _least(x.dtype), "min": _greatest(x.dtype)}[kind]
+        neutral = ReduceOperation.from_name(kind).initial_value(x.dtype)
         x = elementwise.where(elementwise.eq(count, 0), x, neutral.value)
     y = _scattered(x, dim, index, source, kind)
     if reduce != "mean":

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from hidet import ops
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops import pool as hidet_pool
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
 from hidet.ir import primitives
-from hidet.ir.dtypes import int32
+from hidet.ir.compute import ReduceOperation
+from hidet.ir.dtypes import boolean, int32
 from hidet.ir.expr import Expr, cast, convert, if_then_else, logical_and
 
-from hidet_dist.operators import reductions
+from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.traits import has_traits
 
@@ -57,12 +56,13 @@ class WindowPoolOp(Operator):
         data, dtype, dims = input_like(x, "x"), x.dtype, len(kernel)
         inner = data.shape[len(data.shape) - dims :]
         outer = data.shape[: len(data.shape) - dims]
-        lowest = dtype.min_value if kind == "max" else dtype.zero
+        operation = "max" if kind == "max" else "sum"
+        outside = ReduceOperation.from_name(operation).initial_value(dtype)
 
         def read(position: tuple[Expr, ...], window: tuple[Expr, ...]) -> Expr:
             at = [position[len(outer) + d] * stride[d] + window[d] * dilation[d] - padding[d] for d in range(dims)]
             inside = logical_and(*[logical_and(i >= 0, i < size) for i, size in zip(at, inner, strict=True)])
-            return if_then_else(inside, data[[*position[: len(outer)], *at]], lowest)
+            return if_then_else(inside, data[[*position[: len(outer)], *at]], outside)
 
         def elements(position: tuple[Expr, ...]) -> Expr:
             count: Expr = int32(1)
@@ -75,9 +75,7 @@ class WindowPoolOp(Operator):
             return count
 
         def element(*position: Expr) -> Expr:
-            total = reduce(
-                list(kernel), lambda *window: read(position, window), "max" if kind == "max" else "sum", dtype.name
-            )
+            total = reduce(list(kernel), lambda *window: read(position, window), operation, dtype.name)
             if kind == "max":
                 return total
             return total / (dtype(divisor) if divisor is not None else cast(elements(position), dtype))
@@ -156,9 +154,20 @@ def _targets(x: Tensor, output_size: Sequence[int | None]) -> list[int]:
     return [int(size) if target is None else int(target) for target, size in zip(output_size, inner, strict=True)]
 
 
-def _bounds(size: int, out: int) -> list[tuple[int, int]]:
+def _bounds(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
     """Divide a dim as PyTorch's adaptive pooling does: the first and the last (exclusive) element of each part."""
-    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+    parts = np.arange(out)
+    return parts * size // out, -(-(parts + 1) * size // out)
+
+
+def _parts(x: Tensor, dim: int, out: int) -> tuple[Tensor, np.ndarray]:
+    """Collect the elements of each part along a dim; the elements become the next dim.
+
+    Shorter parts have their last element several times. Also returned is bool[out, longest]: which ones count.
+    """
+    first, last = (bound.reshape(-1, 1) for bound in _bounds(int(x.shape[dim]), out))
+    places = first + np.arange(int((last - first).max()))
+    return shaping.take_along(x, np.minimum(places, last - 1), dim), places < last
 
 
 def adaptive_avg_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
@@ -174,10 +183,13 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
             parts = ops.reshape(x, [*shape[:dim], out, size // out, *shape[dim + 1 :]])
             x = reductions.mean(parts, dim + 1)
             continue
-        shares = np.zeros([size, out], np.float64)
-        for part, (first, last) in enumerate(_bounds(size, out)):
-            shares[first:last, part] = 1.0 / (last - first)
-        x = along_dim(x, dim, shares)
+        parts, counts = _parts(x, dim, out)
+        inner = [1] * (rank - dim - 1)
+        if not counts.all():
+            mask = constant(counts.reshape(*counts.shape, *inner), boolean, x)
+            parts = elementwise.where(mask, parts, 0.0)
+        sizes = constant(counts.sum(1).reshape(out, *inner), x.dtype, x)
+        x = elementwise.div(reductions.sum(parts, dim + 1), sizes)
     return x
 
 
@@ -200,7 +212,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
         split = [part for size, out in zip(inner, targets, strict=True) for part in (out, size // out)]
         parts = ops.reshape(x, [*x.shape[: rank - dims], *split])
         return reductions.amax(parts, [rank - dims + 2 * d + 1 for d in range(dims)])
-    batch = list(x.shape[: rank - dims])
-    flat = ops.reshape(x, [1, math.prod(batch), *inner])
-    kind = {1: hidet_pool.adaptive_max_pool1d, 2: hidet_pool.adaptive_max_pool2d, 3: hidet_pool.adaptive_max_pool3d}
-    return ops.reshape(kind[dims](flat, targets), [*batch, *targets])
+    for dim, (size, out) in enumerate(zip(inner, targets, strict=True), rank - dims):
+        if size != out:
+            x = reductions.amax(_parts(x, dim, out)[0], dim + 1)
+    return x

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hidet.graph import Tensor
+from hidet.ir.dtypes import float64
 
 from hidet_dist.operators import shaping
 from hidet_dist.operators.pooling import along_dim
@@ -21,19 +23,27 @@ CUBIC = -0.75
 
 
 def _steps(
-    x: Tensor, sizes: Sequence[int], scales: Sequence[float | None] | float | None, align_corners: bool
-) -> list[np.float32]:
-    """Compute the distance in the input between two neighbours of the output, along each dim."""
+    x: Tensor,
+    sizes: Sequence[int],
+    scales: Sequence[float | None] | float | None,
+    align_corners: bool,
+    precision: type[np.floating[Any]] | None = None,
+) -> list[np.floating[Any]]:
+    """Compute the distance in the input between two neighbours of the output, along each dim.
+
+    That of double precision tensors is computed in double precision, as in PyTorch, and others in single precision.
+    """
+    precision = precision or (np.float64 if x.dtype == float64 else np.float32)
     dims = len(sizes)
     factors = [scales] * dims if scales is None or isinstance(scales, int | float) else list(scales)
     steps = []
     for size, out, scale in zip(x.shape[len(x.shape) - dims :], sizes, factors, strict=True):
         if align_corners:
-            steps.append(np.float32(int(size) - 1) / np.float32(out - 1) if out > 1 else np.float32(0))
+            steps.append(precision(int(size) - 1) / precision(out - 1) if out > 1 else precision(0))
         elif scale is not None and float(scale) > 0:
-            steps.append(np.float32(1.0 / float(scale)))
+            steps.append(precision(1.0 / float(scale)))
         else:
-            steps.append(np.float32(int(size)) / np.float32(out))
+            steps.append(precision(int(size)) / precision(out))
     return steps
 
 
@@ -45,7 +55,8 @@ def upsample_nearest(
     ``exact`` measures between the centres of elements, otherwise between their beginnings.
     """
     dims, rank = len(sizes), len(x.shape)
-    for number, (out, step) in enumerate(zip(sizes, _steps(x, sizes, scales, False), strict=True)):
+    # PyTorch looks for the nearest elements in single precision, whatever the dtype.
+    for number, (out, step) in enumerate(zip(sizes, _steps(x, sizes, scales, False, np.float32), strict=True)):
         dim = rank - dims + number
         size = int(x.shape[dim])
         at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0.0)) * step
@@ -59,27 +70,31 @@ def upsample_nearest(
     return x
 
 
-def _sources(out: int, step: np.float32, align_corners: bool) -> np.ndarray:
-    places = np.arange(out, dtype=np.float32)
-    return step * places if align_corners else step * (places + np.float32(0.5)) - np.float32(0.5)
+def _sources(out: int, step: np.floating[Any], align_corners: bool) -> np.ndarray:
+    places, half = np.arange(out, dtype=step.dtype), step.dtype.type(0.5)
+    return step * places if align_corners else step * (places + half) - half
 
 
 def linear_weights(size: int, source: np.ndarray) -> np.ndarray:
-    """float32[size, out]: the share of each element of the input in each of the output, which lies at ``source``."""
-    source, out = np.maximum(source, np.float32(0)), len(source)
+    """[size, out]: the share of each element of the input in each of the output, in the dtype of its ``source``.
+
+    ``source`` are places in the input, float32[out] or float64[out].
+    """
+    dtype, out = source.dtype, len(source)
+    source = np.maximum(source, dtype.type(0))
     left = np.minimum(source.astype(np.int64), size - 1)
-    share = np.clip(source - left.astype(np.float32), 0, 1).astype(np.float32)
-    weights = np.zeros([size, out], np.float32)
-    np.add.at(weights, (left, np.arange(out)), np.float32(1) - share)
+    share = np.clip(source - left.astype(dtype), dtype.type(0), dtype.type(1))
+    weights = np.zeros([size, out], dtype)
+    np.add.at(weights, (left, np.arange(out)), dtype.type(1) - share)
     np.add.at(weights, (np.minimum(left + 1, size - 1), np.arange(out)), share)
     return weights
 
 
 def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> np.ndarray:
-    """float32[size, out]: the share of each element of the input in each of the output, which lies at ``source``."""
-    out = len(source)
+    """[size, out]: as :func:`linear_weights`, by the cubic kernel with this ``coefficient``."""
+    dtype, out = source.dtype, len(source)
     left = np.floor(source)
-    t, a = (source - left).astype(np.float32), np.float32(coefficient)
+    t, a = source - left, dtype.type(coefficient)
 
     def near(d: np.ndarray) -> np.ndarray:
         return ((a + 2) * d - (a + 3)) * d * d + 1
@@ -87,7 +102,7 @@ def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> 
     def far(d: np.ndarray) -> np.ndarray:
         return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
-    weights = np.zeros([size, out], np.float32)
+    weights = np.zeros([size, out], dtype)
     for offset, share in ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))):
         places = np.clip(left.astype(np.int64) + offset, 0, size - 1)
         np.add.at(weights, (places, np.arange(out)), share)
@@ -177,7 +192,7 @@ def _interpolated(
         dim = rank - dims + number
         size, out = int(x.shape[dim]), int(sizes[number])
         matrix = weights(size, _sources(out, steps[number], align_corners))
-        if size != out or (matrix != np.eye(size, dtype=np.float32)).any():
+        if size != out or (matrix != np.eye(size)).any():
             x = along_dim(x, dim, matrix)
     return x
 

@@ -216,3 +216,19 @@ def test_heads_in_groups_are_read_as_they_are_and_queries_rotated_on_the_way(run
     q = (q * cosine.double() + torch.cat([-right, left], -1) * sine.double()).to(dtype)
     expected = attention(q, k, v, 0).transpose(1, 2).reshape(batch, length, -1)
     assert (y - expected).abs().max() < most
+
+
+def test_extremes_keep_nan(run):
+    x, half, brain = (random(4, 64, dtype=dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16))
+    x[0, 5], x[1, :], half[2, 40], brain[3, 7] = torch.nan, -torch.inf, torch.nan, torch.nan
+
+    def function(a, b, c):
+        short = ops.minimum(ops.relu(b), b).to("float32") + ops.maximum(c, c * 2.0).to("float32")
+        return ops.max(ops.maximum(ops.minimum(a, a * 2.0), a) + ops.minimum(short, short * 0.5), [1])
+
+    short = half.relu().minimum(half).float() + brain.maximum(brain * 2).float()
+    expected = (x.minimum(x * 2).maximum(x) + short.minimum(short * 0.5)).amax(1)
+    torch.testing.assert_close(
+        run(function, x, half, brain)[0], expected.double(), equal_nan=True, rtol=1e-2, atol=1e-2
+    )
+    assert expected.isnan().tolist() == [True, False, True, True]

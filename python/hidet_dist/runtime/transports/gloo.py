@@ -134,6 +134,9 @@ class GlooTransport:
                 self._gather(peers, source.view(torch.uint8), gathered.view(torch.uint8))
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
+            if op in (_MAX, _MIN) and dtype_.is_floating_point:
+                self._extremes(peers, source, result, op)
+                return
             self._check_envelopes(peers)
             # In half precision the sum may overflow where the mean does not.
             divide_first = op == _MEAN and dtype_ in (torch.float16, torch.bfloat16)
@@ -148,6 +151,19 @@ class GlooTransport:
                 _divide(result, peers.size)
 
         return self._setup.failures.record(run)
+
+    def _extremes(self, peers: _Group, source: torch.Tensor, result: torch.Tensor, op: int) -> None:
+        """Compute maxima or minima of all ranks, each rank those of a part. Gloo's own drop NaN."""
+        count, dtype = source.numel(), source.dtype
+        share = -(-count // peers.size)
+        sent = self._scratch_tensor("sent", share * peers.size, dtype)
+        sent[:count], sent[count:] = source, 0
+        exchanged = self._scratch_tensor("received", share * peers.size, dtype)
+        self._exchange(peers, exchanged.view(torch.uint8), sent.view(torch.uint8))
+        part = self._scratch_tensor("part", share, dtype)
+        _reduce(exchanged.view(peers.size, share), part, op)
+        self._gather(peers, part.view(torch.uint8), exchanged.view(torch.uint8))
+        result.copy_(exchanged[:count])
 
     def _all_gather(self, send: int, recv: int, send_count: int, dtype: int, group: int) -> int:
         def run() -> None:

@@ -368,12 +368,9 @@ class Lowering:
 
     def _arg_reduction(self, e: Any, scope: Mapping[Var, Index]) -> Term:
         index, axes = self.axis((id(e), 0, 0), e.extent)
-        if len(axes) != 1:
-            raise UnsupportedComputationError("the index of an extreme along a split axis")
         value = self.term(e.value, {**scope, e.axis: index})
-        return ArgReduction(
-            "<" if str(e.reduce_operation) == "min" else ">", _computed(self._dtype(e.value)), axes[0], value
-        )
+        operator = "<" if str(e.reduce_operation) == "min" else ">"
+        return ArgReduction(operator, _computed(self._dtype(e.value)), tuple(axes), index, value)
 
 
 def _computed(dtype: DataType) -> str:

@@ -120,17 +120,15 @@ class Reductions:
 
     def place_of_extreme(self, reduction: ArgReduction, result: str) -> None:
         """Write the loop that computes the first index of the least or greatest element."""
-        best = f"m{result}"
-        axis = reduction.axis
-        self.code.put(f"{reduction.ctype} {best} = {reduction.ctype}();")
+        best, operation = f"m{result}", "Max" if reduction.operator == ">" else "Min"
+        self.code.put(f"{reduction.ctype} {best} = hd::{operation}<{reduction.ctype}>::identity();")
         self.code.put(f"int64_t {result} = 0;")
-        with self.loops.loops([axis]):
+        with self.loops.loops(reduction.axes):
             self.code.put(f"const {reduction.ctype} v = {self.expressions.term(reduction.value)};")
             # The first NaN is the extreme, as in PyTorch.
-            better = f"v {reduction.operator} {best} || (v != v && {best} == {best})"
-            with self.code.braces(f"if ({self.space.name(axis)} == 0 || {better})"):
+            with self.code.braces(f"if (v {reduction.operator} {best} || (v != v && {best} == {best}))"):
                 self.code.put(f"{best} = v;")
-                self.code.put(f"{result} = {self.space.name(axis)};")
+                self.code.put(f"{result} = {self.expressions.index(reduction.index)};")
         self.expressions.results[reduction] = result
 
     def columns(self, nest: Nest, reductions: Sequence[AnyReduction], column: Axis) -> None:

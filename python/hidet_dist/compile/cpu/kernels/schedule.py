@@ -299,7 +299,7 @@ def lane_axis(reduction: AnyReduction, candidates: Sequence[Axis]) -> Axis | Non
     """Choose the axis to vectorise a reduction over: a reduced one, one of ``candidates`` around it, or none."""
     loads = [term for term in walk(reduction.value) if isinstance(term, Load)]
     if isinstance(reduction, ArgReduction):
-        return reduction.axis
+        return reduction.axes[-1]
     long_axes = [axis for axis in reduction.axes if (axis.extent.constant or _SHORTEST_LANE) >= _SHORTEST_LANE]
     if not long_axes and len(reduction.axes) > 1 and _one_run(loads, *reduction.axes[-2:]):
         long_axes = [reduction.axes[-1]]

@@ -200,11 +200,12 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class ArgReduction:
-    """The first index along an axis of the least (``<``) or the greatest (``>``) term."""
+    """The first ``index`` along axes of the least (``<``) or the greatest (``>``) term."""
 
     operator: str
     ctype: str
-    axis: Axis
+    axes: tuple[Axis, ...]
+    index: Index
     value: Term
 
 
@@ -265,16 +266,13 @@ def conjuncts(condition: Term) -> list[Term]:
 
 
 def is_identity(term: Term, reduction: Reduction) -> bool:
-    """Whether a term is the identity of a reduction; the least number of the dtype is that of a maximum, too."""
+    """Whether a term is the identity of a reduction of floats by a sum or a maximum."""
     if not isinstance(term, Literal) or term.dtype not in ("float16", "bfloat16", "float32", "float64"):
         return False
     name = reduction.operation.split("<")[0]
     if name == "Sum":
         return term.value == 0 and math.copysign(1.0, term.value) > 0
-    return name == "Max" and term.dtype != "float64" and term.value in _LEAST
-
-
-_LEAST = (-math.inf, -3.4028234663852886e38, -65504.0)  # the least value of any float, of float32 and of float16
+    return name == "Max" and term.value == -math.inf
 
 
 def axes_of(term: Term) -> frozenset[Axis]:
@@ -285,9 +283,7 @@ def axes_of(term: Term) -> frozenset[Axis]:
 
 def reduced_axes(term: Term) -> tuple[Axis, ...]:
     """The axes that a reduction reduces; none for other terms."""
-    if isinstance(term, Reduction):
-        return term.axes
-    return (term.axis,) if isinstance(term, ArgReduction) else ()
+    return term.axes if isinstance(term, Reduction | ArgReduction) else ()
 
 
 def free_axes(term: Term) -> frozenset[Axis]:
