@@ -16,6 +16,12 @@ def test_complex_tensors_are_refused(dtype):
             hidet_dist.make_plan(hidet.trace_from(y, [x]), {"mesh_shape": [2]})
 
 
+def test_tensors_of_too_many_dims_are_refused():
+    x = hidet.symbol([1] * 65, "float32", "cpu")
+    with pytest.raises(ConfigError, match="has 65 dims; at most 64"):
+        hidet_dist.make_plan(hidet.trace_from(ops.relu(x), [x]), {"mesh_shape": [2]})
+
+
 def test_empty_tensors_are_refused():
     x = hidet.symbol([0, 4], "float32", "cpu")
     with pytest.raises(ConfigError, match="with a dim of size 0"):

@@ -79,3 +79,6 @@ MOST_NESTED = 200
 
 MOST_NODES = 2**18
 """Nodes of an ONNX model with its functions inlined: those of hundreds of layers have some 10,000."""
+
+MOST_DIMS = 64
+"""The dims of a tensor: the bound of NumPy and of PyTorch, which hold inputs and outputs."""

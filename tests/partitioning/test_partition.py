@@ -291,6 +291,21 @@ def test_not_even_filled_tensors_are_communicated_while_a_program_is_optimized()
     np.testing.assert_array_equal(simulate(program, [X], optimized)[0], X + 2)
 
 
+def test_a_filled_tensor_is_made_in_each_layout_that_is_needed():
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        x = hidet.symbol([4, 8], "float32", "cpu")
+        filled = hidet.ops.full([4, 8], 2.0, "float32", "cpu")
+        graph = normalize(hidet.trace_from([hidet.ops.add(x, filled), hidet.ops.exp(filled)], [x]))
+    operators = {"Full": "-> (R, R)", "Add": "(S0, R), (S0, R) -> (S0, R)", "Exp": "(R, R) -> (R, R)"}
+    plan = plan_for(graph, DeviceMesh((2,)), [operators[node.name] for node in graph.nodes], inputs={"x0": "(S0, R)"})
+    program = partition_graph(graph, plan.stages[0])
+    made = [node for node in program.graph.nodes if node.name == "Full"]
+    assert sorted(tuple(map(int, node.outputs[0].shape)) for node in made) == [(2, 8), (4, 8)]
+    assert "ShardSlice" not in {node.name for node in program.graph.nodes}
+    assert check_stage(graph, plan.stages[0], [X], [X + 2, np.full_like(X, np.exp(np.float32(2)))]) == ""
+
+
 def test_outputs_that_alias_inputs_weights_or_each_other_get_separate_memory():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.relu(x)

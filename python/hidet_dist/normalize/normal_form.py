@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.errors import ConfigError
+from hidet_dist.limits import MOST_DIMS
 from hidet_dist.normalize.empties import drop_empty_parts
 from hidet_dist.normalize.projections import split_projections
 from hidet_dist.normalize.squares import square_powers
@@ -39,8 +42,16 @@ def normalize(graph: FlowGraph) -> NormalGraph:
 
     A graph in normal form is returned unchanged. For any other graph, each call makes new operators and tensors where
     it rewrites, so views, pins by tensor and programs that belong together must start from the same normal graph.
+
+    Raises
+    ------
+    ConfigError
+        When a tensor has more than :data:`hidet_dist.limits.MOST_DIMS` dims.
     """
     if isinstance(graph, NormalGraph):
         return graph
     graph.update_nodes()  # the caller may have changed the graph
+    for x in itertools.chain(graph.inputs or [], *(node.outputs for node in graph.nodes)):
+        if len(x.shape) > MOST_DIMS:
+            raise ConfigError(f"A tensor of the graph has {len(x.shape)} dims; at most {MOST_DIMS} are supported.")
     return NormalGraph.of(split_projections(square_powers(define_views(drop_empty_parts(graph)))))

@@ -10,6 +10,7 @@ from typing import Protocol
 import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.create import FullOp
 
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.errors import PartitionError, SpecError
@@ -269,6 +270,8 @@ class _Partitioner:
             # A slice zeroes the padding that it makes, and no step moves padding elsewhere.
             clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
             steps = self.conversions.take(name, shape, source, spec)
+            if isinstance(x.op, FullOp) and not any(step.collective.communicates for step in steps):
+                x, steps, clean = self.filled(x.op, self.local_shape(name, spec)), (), False
             for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
                 after = split_of(layout)
                 x = self.step(x, step, self.local_shape(name, after))
@@ -277,6 +280,10 @@ class _Partitioner:
                 self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
+
+    def filled(self, op: Operator, shape: Sequence[Extent]) -> Tensor:
+        """Fill a tensor of another shape with an operator's value: a shard of a filled tensor needs no slice."""
+        return _moved_to(self.device, localize(op, [], (), [tuple(shape)], self.mesh, self.use_coordinate)[0])
 
     def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
         """Return the shape of a shard, symbolic dims included. Raises SpecError when the spec does not fit."""
