@@ -41,7 +41,7 @@ MOST_PARAMETERS = 2**16
 MOST_PARAMETER_BYTES = 2**40
 """One parameter, whose memory is not used: the experts of a layer, stacked, have up to 2**35."""
 
-MOST_TABLE_BYTES = 2**32
+MOST_TABLE_BYTES = 2**31
 """One tensor that a model computes when it is made: a mask of 32768 by 32768 positions has 2**30."""
 
 MOST_HEADER_BYTES = 100_000_000
