@@ -55,9 +55,10 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     Parameters
     ----------
     path: path
-        The model file, of opset 7 to 25. Its initializers become weights of the same names. A subgraph's initializer
-        whose name another weight already has gets a number after the name. The weights' data stays in the model file,
-        or in the files of its external data, until their shards are read.
+        The model file, of opset 7 to 25, also quantized or optimized by ONNX Runtime's tools. Its initializers become
+        weights of the same names. A subgraph's initializer whose name another weight already has gets a number after
+        the name. The weights' data stays in the model file, or in the files of its external data, until their shards
+        are read.
     dims: mapping, optional
         Sizes of named dims (``dim_param``), such as ``{"batch_size": 1}``. A dim without a name is called by its input
         and its position, such as ``ids_0``. All other dims are symbolic: declare their expected sizes in
