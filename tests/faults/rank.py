@@ -32,6 +32,7 @@ from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.pipeline.channel import Channel
 
 MOST_CHILD_SECONDS = 60
 RUNTIME = (str(Path(native.__file__).parents[1]), contextlib.__file__)
@@ -81,6 +82,19 @@ def stream_forever(batch: list[Any]) -> str:
         if number == 5:
             say({"result": "begun"})
     return "the end"
+
+
+def stop_before_sending(count: int) -> None:
+    """From now on, stop this process before it sends to later stages for this many-th time."""
+    numbers = itertools.count(1)
+    send = Channel.send
+
+    def stopping(*arguments: Any) -> None:
+        if next(numbers) == count:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        send(*arguments)
+
+    Channel.send = stopping  # type: ignore[method-assign]
 
 
 def leave_stream(shape: list[int], count: int, way: str) -> str:
@@ -355,6 +369,7 @@ FUNCTIONS = (
     stream,
     stream_forever,
     leave_stream,
+    stop_before_sending,
     call_torch,
     call_elsewhere,
     warm_up,

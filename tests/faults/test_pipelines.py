@@ -17,7 +17,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ArtifactError
 from hidet_dist.spec.pipeline import Port
 
-from .conftest import Rank, Start, assert_blames, load_all
+from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Rank, Start, assert_blames, load_all
 
 BATCH, MICRO_BATCHES = 4, 2
 RNG = np.random.default_rng(0)
@@ -141,12 +141,29 @@ def kill_within_a_stream(ranks: list[Rank], victim: int) -> None:
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("victim", [*(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 2)), 4])
 def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pipeline: Path, victim: int) -> None:
     ranks = start(RANKS)
     load_all(ranks, pipeline)
     _call_all(ranks)
     kill_within_a_stream(ranks, victim)
+
+
+def test_all_stages_name_a_rank_that_stops_within_a_stream(start: Start, pipeline: Path) -> None:
+    """Rank 3 finds it: it waits within its stage for rank 4, and that for rank 1, of an earlier stage."""
+    ranks = start(RANKS)
+    for number, rank in enumerate(ranks):
+        timeout = SHORT_SECONDS if number == 3 else TIMEOUT_SECONDS
+        rank.send("load", folder=str(pipeline), timeout_seconds=timeout)
+    assert [rank.answer().get("result") for rank in ranks] == list(range(RANKS))
+    ranks[1].do("stop_before_sending", count=20)
+    for rank in ranks:
+        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
+    for rank in ranks:
+        assert rank.answer()["result"] == "begun"
+    for number, rank in enumerate(ranks):
+        if number != 1:
+            assert_blames(rank.answer(), 1, "CommunicationError", "rank 1 stopped responding")
 
 
 @pytest.mark.slow

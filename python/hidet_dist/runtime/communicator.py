@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -85,6 +85,9 @@ class Communicator:
         self._reported: Verdict | None = None
         self._handle: int | None = None
         self._owner = Owner()
+        self._waits_elsewhere: Callable[[], tuple[int, ...]] = tuple
+        self._leader: Communicator | None = None
+        self._followers: tuple[Communicator, ...] = ()
         if world_size > 1 and rendezvous is None:
             raise ConfigError(f"a world size of {world_size} needs a rendezvous")
         # A single rank needs no transport.
@@ -97,9 +100,41 @@ class Communicator:
         if self._transport is not None and self._transport.overlap is not None:
             native.set_overlap(self._handle, self._transport.overlap)
         if rendezvous is not None and world_size > 1:
-            handle = self._handle
-            rendezvous.heartbeat.watch(self._name, lambda: _progress(handle), self._on_verdict)
+            rendezvous.heartbeat.watch(self._name, self._progress, self._on_verdict)
         _open_communicators.add(self)
+
+    def lead(self, others: Iterable[Communicator], waits: Callable[[], tuple[int, ...]]) -> None:
+        """Lead this rank's other communicators: where one fails, look for the ranks to blame in this one, of all ranks.
+
+        A rank may wait for another one in one communicator, and that for a third in another. A verdict of this
+        communicator ends the others, too.
+
+        Parameters
+        ----------
+        others: iterable of Communicator
+            The other communicators of this rank.
+        waits: function
+            Lists the ranks that this rank's calling thread waits for in one of them, numbered as in this communicator.
+        """
+        self._waits_elsewhere, self._followers = waits, tuple(others)
+        for other in self._followers:
+            other._leader = self
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The global numbers of the ranks in the current or failed collective; none if there is none."""
+        handle = self._handle
+        return () if handle is None else tuple(self._first_rank + rank for rank in native.peers(handle))
+
+    @property
+    def _first_rank(self) -> int:
+        return 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
+
+    def _progress(self) -> Progress:
+        handle = self._handle
+        if handle is None:
+            return Progress(0)
+        return Progress(native.sequence(handle), native.peers(handle) or self._waits_elsewhere())
 
     def bind(self) -> None:
         """Make it the calling thread's current communicator, which the thread's collectives use."""
@@ -183,19 +218,14 @@ class Communicator:
         interrupt, self._failures.interrupt = self._failures.interrupt, None
         if interrupt is not None:
             raise interrupt
-        verdict = self._verdict
-        reporter = "" if verdict.reporter == self.rank else f" (reported by rank {verdict.reporter})"
+        verdict, first = self._verdict, self._first_rank
+        reporter = "" if verdict.reporter == self.rank else f" (reported by rank {first + verdict.reporter})"
         more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
-        first = 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
-        ranks = tuple(first + rank for rank in verdict.ranks)
-        numbering = ""
-        if first:
-            blamed = f"; to blame, numbered globally: {', '.join(f'rank {rank}' for rank in ranks)}" if ranks else ""
-            numbering = f". Ranks are numbered within their group here, whose rank 0 is global rank {first}{blamed}."
+        if more and first and " reported that " not in message:
+            more += f" (in a group whose rank 0 is global rank {first})"
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: "
-            f"{verdict.reason}{reporter}.{more}{numbering}",
-            ranks,
+            f"rank {first + self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{reporter}.{more}",
+            tuple(first + rank for rank in verdict.ranks),
         )
 
     def rely_on(self, files: Iterable[native.MappedFile]) -> None:
@@ -231,6 +261,8 @@ class Communicator:
         _open_communicators.discard(self)
         if self._rendezvous is not None and self.world_size > 1:
             self._rendezvous.heartbeat.unwatch(self._name)
+        if self._leader is not None and self._leader._rendezvous is not None:
+            self._leader._rendezvous.heartbeat.unwatch(self._name)  # so that no verdict is passed on meanwhile
         native.destroy_communicator(handle)
         if self._transport is not None:
             self._transport.close()
@@ -288,7 +320,36 @@ class Communicator:
     def _on_verdict(self, verdict: Verdict) -> None:
         # Called in the heartbeat's thread. Kept for check(), because the store may be gone by then.
         self._reported = verdict
-        self._fail(f"rank {verdict.reporter} reported that {verdict.reason}")
+        self._fail(f"rank {self._first_rank + verdict.reporter} reported that {verdict.reason}")
+        for other in self._followers:
+            other._on_verdict(verdict.shifted(self._first_rank - other._first_rank))
+
+    def _blame(self, rendezvous: Rendezvous) -> Verdict:
+        """Find the ranks that made a collective fail, in the communicator that leads this one if there is any."""
+        leader = self._leader
+        if leader is None or leader._rendezvous is None:
+            return liveness.blame(
+                rendezvous.failure_store,
+                self._name,
+                self.rank,
+                self.world_size,
+                self._progress(),
+                rendezvous.settings.host_rank,
+                self._first_rank,
+            )
+        progress = leader._progress()
+        everyone = leader._rendezvous
+        found = liveness.blame(
+            everyone.failure_store,
+            leader._name,
+            leader.rank,
+            leader.world_size,
+            Progress(progress.sequence, self.peers),
+            everyone.settings.host_rank,
+            waits=bool(progress.peers),
+        )
+        verdict = found.shifted(leader._first_rank - self._first_rank)
+        return liveness.publish(rendezvous.failure_store, self._name, verdict)
 
     def _find_verdict(self, handle: int) -> Verdict:
         if self._rendezvous is None or self._transport is None:
@@ -301,26 +362,14 @@ class Communicator:
             first_verdict = Verdict(tuple(sorted((self.rank, other))), native.error(handle) or "", self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, first_verdict)
         elif self._transport.failed_by_peer:
-            verdict = liveness.blame(
-                rendezvous.failure_store,
-                self._name,
-                self.rank,
-                self.world_size,
-                _progress(handle),
-                rendezvous.settings.host_rank,
-            )
+            verdict = self._blame(rendezvous)
         else:
-            first_verdict = Verdict(
-                (self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank
-            )
+            reason = f"rank {self._first_rank + self.rank} could not do its part: {native.error(handle)}"
+            first_verdict = Verdict((self.rank,), reason, self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, first_verdict)
         if other == native.NOBODY:  # ranks that are out of step are alive, and close normally
             rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
-
-
-def _progress(handle: int) -> Progress:
-    return Progress(native.sequence(handle), native.peers(handle))
 
 
 @atexit.register

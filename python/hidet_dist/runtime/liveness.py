@@ -90,6 +90,10 @@ class Verdict:
     reason: str
     reporter: int
 
+    def shifted(self, by: int) -> Verdict:
+        """Return the verdict with the numbers of ranks, except those in the reason, increased by a number."""
+        return Verdict(tuple(rank + by for rank in self.ranks), self.reason, self.reporter + by)
+
     def dumps(self) -> str:
         """Encode as JSON."""
         return json.dumps(asdict(self))
@@ -225,7 +229,16 @@ def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
     return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
 
 
-def blame(store: Store, communicator: str, rank: int, world_size: int, progress: Progress, host: int) -> Verdict:
+def blame(
+    store: Store,
+    communicator: str,
+    rank: int,
+    world_size: int,
+    progress: Progress,
+    host: int,
+    first: int = 0,
+    waits: bool = True,
+) -> Verdict:
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
     The ranks to blame are the first non-empty set of: those whose heartbeat stopped; among the ranks that this one
@@ -244,11 +257,17 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
         This rank's progress, with the ranks of the collective that failed.
     host: int
         The rank that hosts the store, negative if it is in another group.
+    first: int
+        The global number of rank 0, for the reason, in which ranks are numbered globally.
+    waits: bool
+        Whether the thread that makes this rank's calls waits for other ranks. If not, and the ranks that this one waits
+        for wait for it, it is to blame itself.
     """
 
     def search() -> Verdict:
         key = verdict_key(communicator)
-        verdict = _earlier_verdict(store, key) or _search(store, communicator, rank, world_size, progress)
+        earlier = _earlier_verdict(store, key)
+        verdict = earlier or _search(store, communicator, rank, world_size, progress, first, waits)
         return Verdict.loads(store.compare_set(key, "", verdict.dumps()))
 
     try:
@@ -256,7 +275,7 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
     except (RuntimeError, TimeoutError) as error:
         if host == rank:
             return Verdict((), f"the rendezvous store cannot be reached ({error})", rank)
-        name = f"rank {host}" if host >= 0 else "a rank of another group"
+        name = f"rank {first + host}"
         return Verdict((host,), f"{name}, which hosts the rendezvous store, cannot be reached", rank)
 
 
@@ -274,7 +293,12 @@ def _earlier_verdict(store: Store, key: str) -> Verdict | None:
     return Verdict.loads(store.get(key)) if store.check([key]) else None
 
 
-def _search(store: Store, communicator: str, rank: int, world_size: int, progress: Progress) -> Verdict:
+def _search(
+    store: Store, communicator: str, rank: int, world_size: int, progress: Progress, first_rank: int, waits: bool
+) -> Verdict:
+    def named(ranks: list[int]) -> str:
+        return _ranks([first_rank + other for other in ranks])
+
     others = tuple(other for other in range(world_size) if other != rank)
     deadline = time.monotonic() + SILENCE_SECONDS
     first = read_beats(store, others)
@@ -294,19 +318,21 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, progres
             break
         time.sleep(0.1)
     if silent:
-        return Verdict(tuple(silent), f"{_ranks(silent)} stopped responding", rank)
+        return Verdict(tuple(silent), f"{named(silent)} stopped responding", rank)
     if left:
-        return Verdict(tuple(left), f"{_ranks(left)} left before the collective", rank)
+        return Verdict(tuple(left), f"{named(left)} left before the collective", rank)
     idle = [other for other in awaited if not beats[other].peers.get(communicator)]
     # A rank that makes progress is not to blame for the delay, unless there is no other.
     late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
     late = late or idle
     if late:
         least = min(_started(beats[other], communicator) for other in late)
-        return Verdict(tuple(late), f"{_ranks(late)} did not reach collective {max(least, 0) + 1}", rank)
+        return Verdict(tuple(late), f"{named(late)} did not reach collective {max(least, 0) + 1}", rank)
+    if not waits and any(rank in beats[other].peers.get(communicator, []) for other in awaited):
+        return Verdict((rank,), f"{named([rank])} did not go on within the time-out", rank)
     if all(_started(beats[other], communicator) == progress.sequence for other in awaited):
         return Verdict((), "all ranks are alive and have reached the same collective", rank)
-    return Verdict((), f"{_ranks(sorted([rank, *awaited]))} wait for one another, in different collectives", rank)
+    return Verdict((), f"{named(sorted([rank, *awaited]))} wait for one another, in different collectives", rank)
 
 
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:

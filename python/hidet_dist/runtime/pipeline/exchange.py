@@ -52,11 +52,16 @@ class Exchange:
         The channel of results; it has no other use during the exchange.
     call: int
         The number of the call.
+
+    Attributes
+    ----------
+    awaited: whether :meth:`take` waits.
     """
 
     def __init__(self, channel: Channel, call: int):
         self._channel = channel
         self._call = call
+        self.awaited = False
         self._todo: queue.SimpleQueue[Computed | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[dict[int, np.ndarray] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hidet_dist-results", daemon=True)
@@ -72,7 +77,9 @@ class Exchange:
 
         Raises CommunicationError.
         """
+        self.awaited = True
         done = self._done.get()
+        self.awaited = False
         if isinstance(done, BaseException):
             raise done
         return done

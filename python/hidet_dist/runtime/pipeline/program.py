@@ -171,6 +171,7 @@ class PipelinedProgram:
         self._scratch: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
+        world.lead([own] if backward is None else [own, backward], self._waits)
         self._under_way = False  # whether a call or a stream has begun and not ended
 
     @staticmethod
@@ -194,6 +195,13 @@ class PipelinedProgram:
         In a full pipeline, these results have then arrived.
         """
         return 0 if self._backward is None else len(self._pipeline.stages) - self._number
+
+    def _waits(self) -> tuple[int, ...]:
+        """List the ranks that the calling thread waits for, in its stage or for results."""
+        exchange, backward = self._exchange, self._backward
+        if backward is not None and exchange is not None and exchange.awaited:
+            return backward.peers
+        return self._own.peers
 
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[PreparedCall, Mapping[str, int]]:
         """Check and place the inputs and outputs of a call: those of the graph, for all micro-batches.
