@@ -49,6 +49,11 @@ def test_texts_nested_too_deeply_are_refused_before_they_are_parsed(opening: str
             parse_json((opening * levels + "1" + closing * levels).encode())
 
 
+def test_a_string_that_never_ends_is_read_once() -> None:
+    with pytest.raises(ValueError, match="Unterminated string"):
+        parse_json('"' + '\\"' * 10**6 + "[" * 300)
+
+
 def test_brackets_in_strings_and_beside_one_another_are_not_nested() -> None:
     deep = json.loads("[" * MOST_NESTED + "]" * MOST_NESTED)
     for value in (

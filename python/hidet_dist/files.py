@@ -115,8 +115,9 @@ def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
     return data
 
 
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_BRACKET = re.compile(r"[\[\]{}]")
+# A string, or what is left of the text after an open one, or a bracket outside. It matches at once wherever it begins,
+# so that no text takes longer than its length.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -137,7 +138,7 @@ def parse_json(text: str | bytes) -> Any:
 
 def _depth(text: str) -> int:
     """Return the most brackets of a JSON text that are open at once, outside strings."""
-    brackets = _BRACKET.findall(_STRING.sub("", text))
+    brackets = (token for token in _TOKEN.findall(text) if token[0] != '"')
     return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
