@@ -1,6 +1,6 @@
-# Targets: setup, demo, models, models-hidet, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget,
-# bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format,
-# clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, models, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
+# bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test,
+# gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models models-hidet test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -51,6 +51,11 @@ models: setup $(STAMPS)/models
 # takes some, and leaves the published table as it is. The last line is JSON.
 models-hidet: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/hidet_suite $(FOLDER) --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
+
+# The test cases of the ONNX project; ARGS="resize reduce_l" takes those with such names, and leaves the published table as
+# it is; with --kernels their kernels are compiled. The last line is JSON.
+onnx-cases: setup
+	$(BIN)/python benchmarks/onnx_cases.py $(if $(ARGS),$(ARGS),--jobs 2 --out benchmarks/results/onnx-cases.json)
 
 # torchvision lies apart: transformers would import it, which fails where it is for another build of PyTorch.
 $(STAMPS)/models: $(STAMPS)/installed

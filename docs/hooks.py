@@ -1,6 +1,6 @@
 """Pages of the site that are made from other files.
 
-The reference, the configuration keys, the table of models, the RFCs and the changelog.
+The reference, the configuration keys, the tables of models and of ONNX's test cases, the RFCs and the changelog.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {f"reference/{name}.md": text for name, text in reference().items()}
     pages["configuration.md"] = configuration()
     pages["models.md"] = models()
+    pages["onnx.md"] = onnx_cases()
     pages |= {f"rfcs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "rfcs").glob("*.md"))}
     pages |= {page: (ROOT / name).read_text(encoding="utf-8") for page, name in FROM_ROOT.items()}
     for uri, text in pages.items():
@@ -98,9 +99,25 @@ def _tests_of_hidet() -> str:
     rows = [f"| test | {' | '.join(kinds)} | why not all are right |", "|" + " --- |" * (len(kinds) + 2)]
     for name, own in outcomes.items():
         cells = (name, *(str(own[kind] or "") for kind in kinds), own["why"])
-        rows.append("| " + " | ".join(re.sub(r"([|<>*_`\[\]\\])", r"\\\1", cell) for cell in cells) + " |")
+        rows.append("| " + " | ".join(map(_escaped, cells)) + " |")
     cases = {kind: sum(own[kind] for own in outcomes.values()) for kind in kinds}
     return _TESTS_OF_HIDET.format(tests=len(outcomes), **cases) + "\n".join(rows) + "\n"
+
+
+def onnx_cases() -> str:
+    """The page of the ONNX project's test cases, from the results of ``make onnx-cases``."""
+    outcomes = _results("onnx-cases")
+    rows = ["| operator | right | refused | why not all are right |", "|" + " --- |" * 4]
+    for name, own in outcomes.items():
+        cells = (name, str(own["right"] or ""), str(own["refused"] or ""), "; ".join(own["why"]))
+        rows.append("| " + " | ".join(map(_escaped, cells)) + " |")
+    counts = {kind: sum(own[kind] for own in outcomes.values()) for kind in ("right", "refused", "wrong")}
+    return _ONNX_CASES.format(all=sum(counts.values()), **counts) + "\n".join(rows) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text as it is, where Markdown would read signs in it."""
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text)
 
 
 def _results(name: str) -> dict[str, Any]:
@@ -117,6 +134,22 @@ two devices and on a mesh of 2 x 2 with too little memory for all weights on eac
 simulator, and then two processes from artifacts. A model is right when no output is further from PyTorch's than 1e-4 of
 the output's largest value (or of 1), in float32. What is said to be from ONNX was exported by `torch.onnx.export` and
 read by `from_onnx`. This is what it found: {right} of {all} are right.
+
+"""
+
+_ONNX_CASES = """# ONNX's test cases
+
+The package `onnx` has test cases for all operators: a model, its inputs and its outputs. `make onnx-cases` reads each
+model, in the nearest opset that `from_onnx` reads. It plans the model on two devices, by the search and by random
+choices for every operator, and computes both ranks in the simulator. A case is right if all outputs are those of the
+case. It is refused if `from_onnx` names what is not supported; inputs that must be known while a model is read, such as
+the sizes of `Reshape`, are given as initializers. Of {all} cases {right} are right, {refused} are refused, and {wrong}
+are wrong.
+
+Where the standard's reference and ONNX Runtime differ, the reference is followed. `Resize` with `align_corners` and a
+scale that gives a fractional size is such a case: the reference spaces the coordinates by the size before it is rounded
+down, (size x scale) - 1, ONNX Runtime by the size after that. Of a pooling with `ceil_mode`, windows that begin in the
+padding at the end are left out, as in the reference and in PyTorch; onnx's shape inference counts them.
 
 """
 

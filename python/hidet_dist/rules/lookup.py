@@ -19,6 +19,7 @@ from hidet.ir.type import DataType
 
 from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.collectives import REDUCED_DTYPES
 from hidet_dist.spec.extents import part_interval
 from hidet_dist.traits import has_traits
 
@@ -27,7 +28,9 @@ _ROWS = 1 << 20  # the number of the row factor, above the numbers of a definiti
 
 def row_dim(op: Operator) -> int | None:
     """Return the dim of the table (input 0) that indices select from; None unless partial results can be summed."""
-    if not isinstance(op, TakeOp | GatherOp | IdxSelOp) or op.inputs[0].dtype.is_boolean():
+    if not isinstance(op, TakeOp | GatherOp | IdxSelOp):
+        return None
+    if (dtype := op.inputs[0].dtype).is_boolean() or dtype.name not in REDUCED_DTYPES:
         return None
     dim = int(op.attrs["dim" if isinstance(op, IdxSelOp) else "axis"])
     return dim % len(op.inputs[0].shape)

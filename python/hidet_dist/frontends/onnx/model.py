@@ -75,11 +75,13 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     ConfigError
         When ``dims`` names a dim that the model lacks, or a size below 1.
     TraceError
-        When the file is not an ONNX model, is malformed, or has another opset.
+        When the file is not an ONNX model, is invalid by onnx's checker or shape inference, or has another opset; when
+        it has a tensor that is larger than any can be, or functions that call each other without end.
     UnsupportedModelError
         When the model has unsupported operators; the message lists all of them, with their nodes.
     WeightsError
-        When the data of an initializer is not where the model says.
+        When the data of an initializer is not where the model says, or is not in or below the model's folder: links
+        are refused.
     """
     file, opset = _checked(Path(path))
     with hidet.option.context():

@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 import onnx.checker
 import onnx.inliner
+from google.protobuf.message import Message
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.onnx.initializers import ModelFile
@@ -81,10 +82,23 @@ def check_model(file: ModelFile) -> None:
             for proto in attribute.g.initializer:
                 if proto.data_location == onnx.TensorProto.EXTERNAL:
                     proto.CopyFrom(onnx.TensorProto(name=proto.name, data_type=proto.data_type, dims=[0]))
+    if (text := next(_garbled(bare), None)) is not None:
+        raise TraceError(f"{file.path} is not a valid ONNX model: the text {text!r} in it is not UTF-8.")
     try:
         onnx.checker.check_model(bare)
     except Exception as error:  # whatever the checker raises, it refuses the model
         raise TraceError(f"{file.path} is not a valid ONNX model: {_first_line(error)}") from error
+
+
+def _garbled(message: Message) -> Iterator[bytes]:
+    """Yield texts in a message that are not UTF-8: protobuf gives them as bytes."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else [value]
+        if field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from _garbled(inner)
+        elif field.type == field.TYPE_STRING:
+            yield from (text for text in values if isinstance(text, bytes))
 
 
 def _put(message: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
