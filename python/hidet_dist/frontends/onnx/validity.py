@@ -93,7 +93,7 @@ def check_model(file: ModelFile) -> None:
 def _garbled(message: Message) -> Iterator[bytes]:
     """Yield texts in a message that are not UTF-8: protobuf gives them as bytes."""
     for field, value in message.ListFields():
-        values = value if field.is_repeated else [value]
+        values = [value] if isinstance(value, bytes | str | Message) else value
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _garbled(inner)
