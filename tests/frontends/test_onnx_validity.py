@@ -163,3 +163,34 @@ def test_functions_are_inlined_within_bounds(tmp_path):
         read(tmp_path, calling(functions(3, node("f0", domain="own"))))
     with pytest.raises(UnsupportedModelError, match=r"own\.missing"):
         read(tmp_path, calling(functions(2, node("missing", domain="own"))))
+
+
+def test_loops_in_loops_are_lowered_within_bounds(tmp_path, monkeypatch):
+    def loop(depth: int) -> onnx.NodeProto:
+        """A loop with other loops in it; the names of each body have its depth."""
+        number, going, value = (f"{name}{depth}" for name in ("number", "going", "value"))
+        inner = loop(depth - 1) if depth > 1 else node("Neg", value, "out1")
+        body = helper.make_graph(
+            [node("Identity", going, f"again{depth}"), inner],
+            f"body{depth}",
+            [
+                helper.make_tensor_value_info(number, TensorProto.INT64, []),
+                helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+                helper.make_tensor_value_info(value, TensorProto.FLOAT, [1]),
+            ],
+            [
+                helper.make_tensor_value_info(f"again{depth}", TensorProto.BOOL, []),
+                helper.make_tensor_value_info(f"out{depth}", TensorProto.FLOAT, [1]),
+            ],
+        )
+        return node("Loop", f"count,yes,{'x' if depth == 3 else f'value{depth + 1}'}", f"out{depth + 1}", body=body)
+
+    outer = loop(3)
+    outer.output[0] = "y"
+    own = model([outer], {"x": (1,)}, {"count": 20, "yes": True})
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.MOST_NODES", 1000)
+    with pytest.raises(TraceError, match="more than 1000 nodes"):
+        read(tmp_path, own)
+    own.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.array(2), "count"))
+    x = np.ones(1)
+    np.testing.assert_array_equal(evaluate_graph(read(tmp_path, own), [x])[0], x)  # negated eight times

@@ -447,7 +447,9 @@ def _scan(node: Node) -> tuple[Value, ...]:
     body, count = node.attributes["body"], int(node.attributes["num_scan_inputs"])
     states, sequences = list(node.inputs[: len(node.inputs) - count]), [node.as_tensor(x) for x in node.inputs[-count:]]
     ways = node.get("scan_input_directions", [0] * count)
-    axes = [axis % rank_of(x) for axis, x in zip(node.get("scan_input_axes", [0] * count), sequences, strict=True)]
+    axes = [
+        dim_of(axis, rank_of(x)) for axis, x in zip(node.get("scan_input_axes", [0] * count), sequences, strict=True)
+    ]
     steps = static(sequences[0], axes[0], "the length of a sequence of Scan")
     _check_iterations(steps)
     outputs = len(node.outputs) - len(states)
@@ -463,5 +465,5 @@ def _scan(node: Node) -> tuple[Value, ...]:
     results = []
     for own, reverse, axis in zip(scanned, back, along, strict=True):
         rank = len(own[0].shape) + 1 if isinstance(own[0], Tensor | np.ndarray) else 1
-        results.append(_stacked(node, own[::-1] if reverse else own, axis % rank))
+        results.append(_stacked(node, own[::-1] if reverse else own, dim_of(axis, rank)))
     return (*states, *results)

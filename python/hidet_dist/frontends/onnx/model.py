@@ -31,6 +31,7 @@ from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, 
 from hidet_dist.frontends.onnx.standard import Described, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
+from hidet_dist.limits import MOST_NODES
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 25
@@ -131,6 +132,7 @@ class _Lowerer:
         self.file = file
         self.dims = dims
         self.missing: list[MissingOperator] = []
+        self.lowered = 0  # nodes, those of each iteration of a loop among them
         # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
         self.weights: dict[int, Tensor] = {}
         self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
@@ -249,6 +251,11 @@ class _Lowerer:
             self._lower_node(number, proto, scope)
 
     def _lower_node(self, number: int, proto: onnx.NodeProto, scope: _Scope) -> None:
+        self.lowered += 1
+        if self.lowered > MOST_NODES:
+            raise TraceError(
+                f"{self.file.path} has loops with more than {MOST_NODES} nodes in all of their iterations."
+            )
         outputs: Iterable[Any] = itertools.repeat(_UNSUPPORTED)
         try:
             outputs = self._outputs(proto, scope)
