@@ -52,8 +52,8 @@ models: setup $(STAMPS)/models
 models-hidet: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/hidet_suite $(FOLDER) --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
 
-# The test cases of the ONNX project; ARGS="resize reduce_l" takes those with such names, and leaves the published table as
-# it is; with --kernels their kernels are compiled. The last line is JSON.
+# The test cases of the ONNX project; ARGS="Resize test_relu" takes those of an operator, or one by its name, and leaves
+# the published table as it is; with --kernels their kernels are compiled. The last line is JSON.
 onnx-cases: setup
 	$(BIN)/python benchmarks/onnx_cases.py $(if $(ARGS),$(ARGS),--jobs 2 --out benchmarks/results/onnx-cases.json)
 

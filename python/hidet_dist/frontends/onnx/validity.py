@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import onnx
 import onnx.checker
 import onnx.inliner
-from google.protobuf.message import Message
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.onnx.initializers import ModelFile
@@ -90,10 +90,10 @@ def check_model(file: ModelFile) -> None:
         raise TraceError(f"{file.path} is not a valid ONNX model: {_first_line(error)}") from error
 
 
-def _garbled(message: Message) -> Iterator[bytes]:
+def _garbled(message: Any) -> Iterator[bytes]:
     """Yield texts in a message that are not UTF-8: protobuf gives them as bytes."""
     for field, value in message.ListFields():
-        values = [value] if isinstance(value, bytes | str | Message) else value
+        values = [value] if isinstance(value, bytes | str) or hasattr(value, "ListFields") else value
         if field.type == field.TYPE_MESSAGE:
             for inner in values:
                 yield from _garbled(inner)
