@@ -5,8 +5,10 @@ Each call normalizes the graph once (:mod:`hidet_dist.normalize`). The packages 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +21,7 @@ from hidet.graph import FlowGraph, Tensor
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
-from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.errors import ConfigError, InfeasibleError, MemoryBudgetWarning, OverBudgetError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts, write_weights
 from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 from hidet_dist.machine import Cluster
@@ -27,7 +29,7 @@ from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
-from hidet_dist.partitioning.proof import prove
+from hidet_dist.partitioning.proof import prove, prove_specs
 from hidet_dist.pipeline import (
     PipelineOptions,
     plan_given,
@@ -43,17 +45,22 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.limits import Clock
 from hidet_dist.search.pairwise import encode, save_problem
-from hidet_dist.search.planner import formulate_problem
+from hidet_dist.search.planner import formulate_problem, memory_budget
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import Interface, interface_of, names_of_io
+from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
+
+_TOLERATED = 0.01  # share of the memory budget by which a program may exceed it
+_MOST_TRIES = 3  # plans that are built before that of least memory
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class AutoParallelResult:
     out_dir: the artifact folder.
     communications: one line for each communication operator of the programs, in execution order.
     weight_bytes_per_rank: bytes of weights that each rank holds.
+    held_bytes_per_stage: bytes that a device of each stage holds as built: weights, inputs, outputs, constants, and the
+        workspace of activations; at most 1 % more than the memory budget.
     total_weight_bytes: bytes of the whole weights of all stages.
     predicted_seconds: predicted time of one run.
     plan_seconds, compile_seconds: time spent planning, and partitioning, compiling and writing.
@@ -75,6 +84,7 @@ class AutoParallelResult:
     out_dir: Path
     communications: list[str]
     weight_bytes_per_rank: list[int]
+    held_bytes_per_stage: list[int]
     total_weight_bytes: int
     predicted_seconds: float
     plan_seconds: float
@@ -117,9 +127,15 @@ def auto_parallel(
     PlanError
         When ``plan`` is of another graph, mesh or declaration of symbolic dims, or a spec of it is not proven.
     InfeasibleError
-        When no plan fits the memory budget, or ``plan`` does not; it states the least sufficient budget.
+        When no plan fits the memory budget, or ``plan`` does not, as predicted or as built; it states a sufficient
+        budget. Where the program of a searched plan takes more than predicted, and does not fit, other plans are tried.
     SolverError, PartitionError, CompileError
         When a stage fails.
+
+    Warns
+    -----
+    MemoryBudgetWarning
+        When a program takes more than the memory budget, by 1 % at most.
     """
     request = _Request.of("auto_parallel", graph, distributed_config, optimization_config)
     request.target.check_compiler()
@@ -131,23 +147,18 @@ def auto_parallel(
         files = build.weight_files()
         check_weights(build.view().tensors.values(), files)
         begin = time.perf_counter()
-        plan = build.plan(progress) if plan is None else build.given_plan(plan)
-        planned = time.perf_counter()
-        # The interface is the whole model's; stages that are served each by itself have none.
-        interface = build.interface if len(plan.stages) == 1 or plan.pipeline is not None else None
-        with replacing(destination) as folder:
-            built = [
-                build.build_stage(stage, graph, files, interface, progress, partial(write_weights, folder, number))
-                for number, (stage, graph) in enumerate(build.stages(plan))
-            ]
-            with progress.task("Writing"):
-                write_artifacts(folder, plan, built, build.target, build.reports(plan), weights_written=True)
+        if plan is None:
+            plan, built, planned = build.build_within_budget(destination, files, progress)
+        else:
+            plan, planned = build.given_plan(plan), time.perf_counter()
+            built = build.build(plan, destination, files, progress)
     done = time.perf_counter()
     return AutoParallelResult(
         plan,
         Path(out_dir),
         [line for program, _ in built for line in program.communications()],
         [stage.weight_bytes_of(rank) for stage in plan.stages for rank in range(stage.mesh.size)],
+        [compiled.held_bytes for _, compiled in built],
         sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
         planned - begin,
@@ -495,9 +506,78 @@ class _Build:
         """Pair each stage of a plan with its graph. Raises PlanError."""
         return list(zip(plan.stages, stage_graphs(plan, self.graph), strict=True))
 
+    def build_within_budget(
+        self, destination: Path, files: SafetensorsFiles | None, progress: Progress
+    ) -> tuple[Plan, list[tuple[Program, CompiledProgram]], float]:
+        """Search plans and build them until a program fits the memory budget; return it, and when its plan was made.
+
+        What the program of a plan holds beside what was predicted is left free by the next plan, and the last one is
+        the plan of least memory.
+
+        Raises
+        ------
+        InfeasibleError
+            When no plan fits, or no program.
+        """
+        budget = allowed = tried = memory_budget(self.cluster, self.optimization.mem_budget)
+        over: OverBudgetError | None = None
+        for number in itertools.count(1):
+            try:
+                plan = self._plan_within(allowed, progress) if over else self.plan(progress)
+            except InfeasibleError as error:
+                if over is None:
+                    raise
+                if error.least_budget >= tried:
+                    raise over from error
+                allowed = error.least_budget
+                plan = self._plan_within(allowed, progress)
+            tried, planned = allowed, time.perf_counter()
+            try:
+                return plan, self.build(plan, destination, files, progress), planned
+            except OverBudgetError as error:
+                over = error
+                allowed = max(1, budget - error.excess_bytes) if number < _MOST_TRIES else 1
+        raise AssertionError("there is always a next number")
+
+    def _plan_within(self, nbytes: int, progress: Progress) -> Plan:
+        """Search a plan that is predicted to hold at most ``nbytes``; its report has the memory budget nevertheless."""
+        plan = replace(self, optimization=replace(self.optimization, mem_budget=nbytes)).plan(progress)
+        budget = memory_budget(self.cluster, self.optimization.mem_budget)
+        stages = [
+            stage
+            if stage.report is None
+            else replace(stage, report=replace(stage.report, mem_budget=stage.report.mem_budget + budget - nbytes))
+            for stage in plan.stages
+        ]
+        return replace(plan, stages=tuple(stages))
+
+    def build(
+        self, plan: Plan, destination: Path, files: SafetensorsFiles | None, progress: Progress
+    ) -> list[tuple[Program, CompiledProgram]]:
+        """Build the programs of a plan, and write the artifacts.
+
+        Raises
+        ------
+        OverBudgetError
+            When a program holds more than the memory budget; the folder is then unchanged.
+        """
+        # The interface is the whole model's; stages that are served each by itself have none.
+        interface = self.interface if len(plan.stages) == 1 or plan.pipeline is not None else None
+        with replacing(destination) as folder:
+            built = [
+                self.build_stage(
+                    plan, number, graph, files, interface, progress, partial(write_weights, folder, number)
+                )
+                for number, (_, graph) in enumerate(self.stages(plan))
+            ]
+            with progress.task("Writing"):
+                write_artifacts(folder, plan, built, self.target, self.reports(plan), weights_written=True)
+        return built
+
     def build_stage(
         self,
-        stage: StagePlan,
+        plan: Plan,
+        number: int,
         graph: NormalGraph,
         files: SafetensorsFiles | None,
         interface: Interface | None,
@@ -505,6 +585,7 @@ class _Build:
         write: Callable[[Program, Mapping[str, Layout | UnevenLayout]], None],
     ) -> tuple[Program, CompiledProgram]:
         """Partition and compile the graph of a stage; ``write`` writes its weights while compilers run."""
+        stage = plan.stages[number]
         program = replace(partition_graph(graph, stage, files, self.target), interface=interface)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
@@ -516,8 +597,32 @@ class _Build:
                 None if overlap is None else cluster_of(stage, graph, self.cluster),
                 None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
                 partial(write, program),
+                partial(self._check_held, plan, number, graph),
             )
         return program, compiled
+
+    def _check_held(self, plan: Plan, number: int, graph: NormalGraph, nbytes: int) -> None:
+        """Compare the bytes that the program of a stage holds with the memory budget.
+
+        Raises
+        ------
+        OverBudgetError
+            When they are more, by more than ``_TOLERATED``.
+        """
+        stage = plan.stages[number]
+        cluster = self.cluster_of(stage, graph, plan)
+        budget = memory_budget(cluster, self.optimization.mem_budget)
+        if plan.pipeline is not None:
+            found = plan.pipeline.search
+            if is_buffered("latency" if found is None else found.objective, plan.pipeline.micro_batches):
+                nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
+        if nbytes <= budget:
+            return
+        predicted = max(live_bytes(prove_specs(stage, graph).view, stage, cluster.device.places_shards))
+        said = f"The program holds {nbytes} bytes a device, where {predicted} were predicted; mem_budget is {budget}."
+        if nbytes > budget * (1 + _TOLERATED):
+            raise OverBudgetError(f"{said} Give at least {nbytes} bytes, or more devices.", nbytes, nbytes - predicted)
+        warnings.warn(said, MemoryBudgetWarning, stacklevel=2)
 
 
 def partition(

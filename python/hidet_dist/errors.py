@@ -100,6 +100,20 @@ class InfeasibleError(HidetDistError):
         self.bound_bytes = bound_bytes
 
 
+class OverBudgetError(InfeasibleError):
+    """A program holds more memory than its budget, though its plan was predicted to fit.
+
+    Attributes
+    ----------
+    excess_bytes: int
+        The bytes that the program holds beside those that were predicted.
+    """
+
+    def __init__(self, message: str, held_bytes: int, excess_bytes: int):
+        super().__init__(message, held_bytes)
+        self.excess_bytes = excess_bytes
+
+
 class SolverError(HidetDistError, RuntimeError):
     """The ILP solver failed, or stopped without a usable solution."""
 
@@ -110,6 +124,10 @@ class SearchLimitWarning(UserWarning):
 
 class UnusedWeightsWarning(UserWarning):
     """The files of a checkpoint have tensors that the model does not use."""
+
+
+class MemoryBudgetWarning(UserWarning):
+    """A program holds a little more memory than its budget."""
 
 
 class VerificationError(HidetDistError, RuntimeError):

@@ -12,7 +12,7 @@ import pytest
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compile.blocks import BlockOp, blocks_in_place
-from hidet_dist.compile.launcher import build_launcher
+from hidet_dist.compile.launcher import Workspace, build_launcher
 
 Kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2)
 Kernel2 = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)
@@ -33,7 +33,7 @@ def symbol(*shape: object) -> Tensor:
 class Launcher:
     """A launcher whose kernels record their arguments."""
 
-    def __init__(self, graph: FlowGraph, inputs: list[Tensor], weights: list[Tensor], said: str = ""):
+    def __init__(self, graph: FlowGraph, inputs: list[Tensor], weights: list[Tensor], **sizes: int):
         self.calls: list[tuple[int, ...]] = []
         kernels = []
         for node in graph.nodes:
@@ -42,7 +42,8 @@ class Launcher:
         self._kept = kernels
         table = [ctypes.cast(kernel, ctypes.c_void_p).value for kernel in kernels]
         self.table = (ctypes.c_void_p * len(table))(*table)
-        self.library = ctypes.CDLL(str(build_launcher(graph, inputs, weights, list(range(len(kernels))), said)))
+        workspace = Workspace(graph, inputs, weights, sizes)
+        self.library = ctypes.CDLL(str(build_launcher(graph, workspace, list(range(len(kernels))), "")))
         self.library.hidet_init(len(weights), (ctypes.c_void_p * len(weights))(*range(7000, 7000 + len(weights))))
         self.library.hidet_set_workspace(0, ctypes.c_void_p(WORKSPACE))
 
@@ -96,7 +97,7 @@ def test_an_output_that_renames_a_buffer_is_computed_in_place():
 def test_sizes_follow_symbolic_dims_between_calls():
     x = symbol("rows", 32)
     graph = hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x])
-    launcher = Launcher(graph, [x], [])
+    launcher = Launcher(graph, [x], [], rows=2)
     dims = (ctypes.c_int32 * 2)()
     for rows in (2, 5, 2):
         hidet.ffi.runtime_api.set_symbol_value("rows", rows)
@@ -109,14 +110,15 @@ def test_it_returns_its_description_and_is_built_once(cache: Path):
     x = symbol(3)
     graph = hidet.trace_from(hidet.ops.relu(x), [x])
     said = json.dumps({"empty": {}, "text": 'a"\\ \n{}??/' * 1000})
-    path = build_launcher(graph, [x], [], [0], said)
+    workspace = Workspace(graph, [x], [])
+    path = build_launcher(graph, workspace, [0], said)
     library, text = ctypes.CDLL(str(path)), ctypes.c_char_p()
     library.hidet_describe(ctypes.byref(text))
     assert text.value == said.encode()
     before = path.stat()
-    assert build_launcher(graph, [x], [], [0], said) == path
+    assert build_launcher(graph, workspace, [0], said) == path
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert build_launcher(graph, [x], [], [0], "other") != path
+    assert build_launcher(graph, workspace, [0], "other") != path
 
 
 def test_a_slice_that_is_a_block_of_memory_is_read_in_place():

@@ -29,7 +29,10 @@ from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
-from hidet_dist.compile.launcher import build_launcher
+from hidet_dist.compile.launcher import Workspace, build_launcher
+from hidet_dist.compile.ordering import order_for_memory
+from hidet_dist.compile.renamings import renamings_in_place
+from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.files import parse_json
 from hidet_dist.machine import Cluster
@@ -59,6 +62,8 @@ class CompiledProgram:
     workspace_bytes: the bytes for activations, by kind of memory; None if they depend on symbolic dims.
     stage: the stage's entry for a manifest, with an empty folder. The launcher contains the same description.
     layouts: the dtype and local shape of each name in ``data``.
+    held_bytes: the bytes that a device holds: inputs, outputs, weights, constants and activations, at the sizes that
+        the program is planned for.
     """
 
     graph: FlowGraph
@@ -74,6 +79,7 @@ class CompiledProgram:
     workspace_bytes: dict[str, int] | None
     stage: StageManifest
     layouts: dict[str, Layout | UnevenLayout]
+    held_bytes: int
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
     with shared_tasks():
-        graph = target.after_fusion(fused)
+        graph = target.after_fusion(renamings_in_place(fused))
     check_kept(fused, graph)
     return graph
 
@@ -127,6 +133,7 @@ def compile_program(
     overlap: Cluster | None = None,
     room: int | None = None,
     meanwhile: Callable[[Mapping[str, Layout | UnevenLayout]], None] = lambda _: None,
+    fits: Callable[[int], None] = lambda _: None,
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -146,6 +153,8 @@ def compile_program(
     meanwhile: callable, optional
         Called once, with the layouts of the data of a rank, while other processes compile kernels: when the first
         kernel is done. If there is nothing to compile, it is called all the same. Its errors are raised unchanged.
+    fits: callable, optional
+        Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged.
 
     Raises
     ------
@@ -153,10 +162,22 @@ def compile_program(
         When a kernel or the launch function does not compile, or there is no compiler for the target.
     """
     graph = optimize_program(program, target)
+    inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
+    named = dict(program.weight_placeholders)
+    if program.coordinate is not None:
+        named[COORDINATE] = program.coordinate
+    used = {x for node in graph.nodes for x in node.inputs}
+    data = {name: tensor for name, tensor in named.items() if tensor in used}
+    # In the order of their first use, so that the same program has the same names.
+    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+    constants = {f"c{number}": x for number, x in enumerate(computed)}
+    weights = [*data.values(), *constants.values()]
+    order_for_memory(graph, inputs, weights, sizes)
     if overlap is not None:
-        sizes = {symbol.name: symbol.size for symbol in program.symbols}
-        local = {each.name: sizes[each.symbol] // each.shards for each in program.local_symbols}
-        overlap_graph(graph, overlap, {**sizes, **local}, room)
+        overlap_graph(graph, overlap, sizes, room)
+    workspace = Workspace(graph, inputs, weights, sizes)
+    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in {*inputs, *graph.outputs, *weights})
+    fits(held)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     texts: dict[Task, str] = {}
@@ -167,14 +188,6 @@ def compile_program(
         kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
-    named = dict(program.weight_placeholders)
-    if program.coordinate is not None:
-        named[COORDINATE] = program.coordinate
-    used = {x for node in graph.nodes for x in node.inputs}
-    data = {name: tensor for name, tensor in named.items() if tensor in used}
-    # In the order of their first use, so that the same program has the same names.
-    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-    constants = {f"c{number}": x for number, x in enumerate(computed)}
     names = [*data, *constants]
     layouts = layouts_of(program, names, constants)
     other_work = _Once(lambda: meanwhile({name: layouts[name] for name in data}))
@@ -195,7 +208,6 @@ def compile_program(
                 build_task_batch([(node.task, target.name) for node in missing])
     other_work.finish()
 
-    inputs = graph.inputs[: len(program.inputs)]
     kernel_names = [node.name for node in nodes]
     candidates = [int(parse_json((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
     cublas = [target.calls_cublas(node) for node in nodes]
@@ -214,12 +226,12 @@ def compile_program(
         index_checks(program)[0],
     )
     description = description_of(stage, layouts, target)
-    launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node, description)
+    launcher = build_launcher(graph, workspace, kernel_of_node, description)
     mark_used([launcher, *(folder / "lib.so" for folder in folders)])
     if missing:
         prune(Path(hidet.option.get_cache_dir()))
     # Loaded here, to compute the memory that it needs.
-    workspace = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
+    by_kind = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
         launcher,
@@ -231,9 +243,10 @@ def compile_program(
         names,
         constants,
         libraries,
-        workspace,
-        replace(stage, workspace_bytes=workspace),
+        by_kind,
+        replace(stage, workspace_bytes=by_kind),
         layouts,
+        held,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import hidet
@@ -12,11 +11,12 @@ from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
 from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
 from hidet_dist.compile.backend import Backend
+from hidet_dist.cost.work import local_nbytes
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.runtime import native
 from hidet_dist.spec import TensorPlan
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, factors_of
+from hidet_dist.spec.extents import Extent, extents_of, factors_of
 from hidet_dist.weights import Layout, UnevenLayout
 
 
@@ -38,8 +38,7 @@ def stage_of(
     ``graph`` is the optimized graph of ``program``; the other arguments are those of
     :class:`hidet_dist.compile.CompiledProgram`.
     """
-    mesh = program.mesh
-    largest = {name: max(mesh.shares_of(axis)) for name, axis in mesh.share_names().items()}
+    sizes = program.planned_sizes()
     weights = (tensor for name, tensor in program.weight_placeholders.items() if name in data)
     return StageManifest(
         "",
@@ -56,7 +55,7 @@ def stage_of(
         program.local_symbols,
         tuple(candidates),
         None,
-        sum(_nbytes(weight, largest) for weight in weights),
+        sum(local_nbytes(weight, sizes) for weight in weights),
         target.cuda_graph,
         tuple(cublas),
         index_checks,
@@ -112,7 +111,3 @@ def _product(extent: Extent) -> int | tuple[int | str, ...]:
     if isinstance(extent, int):
         return extent
     return tuple(factor if isinstance(factor, int) else factor.name for factor in factors_of(extent))
-
-
-def _nbytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    return math.prod(evaluate(extent, sizes) for extent in extents_of(tensor)) * int(tensor.dtype.nbytes)

@@ -12,17 +12,18 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import hidet
-from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph import FlowGraph, Tensor
 from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar
 
-from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
-from hidet_dist.compile.blocks import BlockOp
+from hidet_dist.compile.buffers import Buffers, activations
+from hidet_dist.compile.placement import place_buffers
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import native
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, symbols_in
@@ -43,72 +44,46 @@ _OPERATIONS: dict[type[Expr], str] = {
 }
 
 
-class _Buffers:
-    """The numbers of a graph's tensors; tensors that share memory have the same.
+class Workspace:
+    """The activations of an optimized graph in memory.
 
-    An operator that only renames its input's memory, such as a reshape, has one tensor more than it has buffers. If one
-    of the two is an input, output or weight of the graph, both are. ``start_bytes`` are those before a tensor in its
-    buffer, for blocks of other tensors.
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph, its nodes in the order in which they run.
+    inputs, weights: sequence of Tensor
+        The tensors that are given with each call, and those that are set once.
+    sizes: mapping, optional
+        The sizes of symbolic dims at which the workspace is to be small.
     """
 
-    def __init__(self, graph: FlowGraph, inputs: Sequence[Tensor], weights: Sequence[Tensor]):
-        fixed = [*inputs, *graph.outputs, *weights]
-        self.first_local = len(fixed)
-        # Of a tensor in several places the last counts.
-        self.number: dict[Tensor, int] = {x: number for number, x in enumerate(fixed)}
-        self.locals: list[Tensor] = []
-        for node in graph.nodes:
-            for y in node.outputs:
-                if y not in self.number:
-                    self.number[y] = self.first_local + len(self.locals)
-                    self.locals.append(y)
-        self._share(graph.nodes)
-        self.start_bytes: dict[Tensor, int] = {}
-        for node in graph.nodes:
-            for i, o in _shares(node):
-                x, y = node.inputs[i], node.outputs[o]
-                if self.number[x] == self.number[y]:
-                    start = self.start_bytes.get(x, 0) + (node.start_bytes if isinstance(node, BlockOp) else 0)
-                    self.start_bytes[y] = start
+    def __init__(
+        self,
+        graph: FlowGraph,
+        inputs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ):
+        self.inputs, self.weights = inputs, weights
+        self.buffers = Buffers(graph, inputs, weights)
+        self.activations = activations(graph.nodes, graph.outputs, self.buffers, sizes)
+        self.placement = place_buffers(list(self.activations.values()))
 
-    def is_local(self, number: int) -> bool:
-        return number >= self.first_local
-
-    def _share(self, nodes: Sequence[Operator]) -> None:
-        shared = [(node.inputs[i], node.outputs[o]) for node in nodes for i, o in _shares(node)]
-        changed = True
-        while changed:
-            changed = False
-            for x, y in shared:
-                a, b = self.number[x], self.number[y]
-                if a == b or not (self.is_local(a) or self.is_local(b)):
-                    continue  # two fixed tensors stay apart
-                if self.is_local(b):
-                    self.number[y] = a
-                else:
-                    self.number[x] = b
-                changed = True
+    @property
+    def nbytes(self) -> int:
+        """The bytes for activations, at the given sizes."""
+        return self.placement.nbytes
 
 
-def _shares(node: Operator) -> Iterable[tuple[int, int]]:
-    return ((int(i), int(o)) for i, o in node.task.share_map.items())
-
-
-def launcher_source(
-    graph: FlowGraph,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    kernel_of_node: Sequence[int],
-    description: str,
-) -> str:
+def launcher_source(graph: FlowGraph, workspace: Workspace, kernel_of_node: Sequence[int], description: str) -> str:
     """Write the source of a graph's launcher; the arguments are those of :func:`build_launcher`."""
-    buffers = _Buffers(graph, inputs, weights)
-    uses = [0] * (buffers.first_local + len(buffers.locals))
-    for x in (*(x for node in graph.nodes for x in node.inputs), *graph.outputs):
-        uses[buffers.number[x]] += 1
-    renumbered: dict[int, int] = {}  # buffers in the order of their allocation
+    inputs, weights, buffers = workspace.inputs, workspace.weights, workspace.buffers
+    local, placement = workspace.activations, workspace.placement
+    renumbered = {number: n for n, number in enumerate(local)}
     byte_counts: dict[str, int] = {}
-    size_of_local, memory_of_local, code = [], [], []
+    size_of_local = [byte_counts.setdefault(_bytes_of(one.made), len(byte_counts)) for one in local.values()]
+    placing = [n for one in placement.order for n in (one, len(placement.before[one]), *placement.before[one])]
+    code = []
     counts: set[int] = set()
 
     parts: dict[tuple[int, int], int] = {}
@@ -119,22 +94,9 @@ def launcher_source(
         return -1 - parts.setdefault((whole, start), len(parts)) if start else whole
 
     for node, kernel in zip(graph.nodes, kernel_of_node, strict=True):
-        allocated = []
-        for y in node.outputs:
-            number = buffers.number[y]
-            if buffers.is_local(number) and number not in renumbered:
-                allocated.append(renumbered.setdefault(number, len(renumbered)))
-                size_of_local.append(byte_counts.setdefault(_bytes_of(y), len(byte_counts)))
-                memory_of_local.append(KINDS_OF_MEMORY.index(y.device.kind))
         arguments = [slot(x) for x in (*node.inputs, *node.outputs)]
         counts.add(len(arguments))
-        freed = []
-        for x in node.inputs:
-            number = buffers.number[x]
-            uses[number] -= 1
-            if uses[number] == 0 and buffers.is_local(number):
-                freed.append(renumbered[number])
-        code += [kernel, len(arguments), *arguments, len(allocated), *allocated, len(freed), *freed]
+        code += [kernel, len(arguments), *arguments]
     symbols = symbols_in([extent for y in (*buffers.locals, *graph.outputs) for extent in extents_of(y)])
     parameters = [
         *(f"void *input{i}" for i in range(len(inputs))),
@@ -146,10 +108,11 @@ def launcher_source(
         "#include <hidet_dist/symbols.h>",
         "",
         f"static const int kInputs = {len(inputs)}, kOutputs = {len(graph.outputs)}, kWeights = {len(weights)};",
-        f"static const int kLocals = {len(renumbered)}, kSizes = {len(byte_counts)};",
+        f"static const int kLocals = {len(local)}, kSizes = {len(byte_counts)};",
         f"static const int kMostArguments = {max(counts, default=0)};",
         *_table("size_of_local", size_of_local),
-        *_table("memory_of_local", memory_of_local),
+        *_table("memory_of_local", [one.memory for one in local.values()]),
+        *_table("placing", [*placing, -1]),
         *_table("whole_of_part", [whole for whole, _ in parts]),
         *_table("start_of_part", [start for _, start in parts], "int64_t"),
         *_table("code", [*code, -1]),
@@ -257,13 +220,7 @@ def _literals(text: str) -> list[str]:
     return [*quoted[:-1], f"{quoted[-1]};"]
 
 
-def build_launcher(
-    graph: FlowGraph,
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    kernel_of_node: Sequence[int],
-    description: str,
-) -> Path:
+def build_launcher(graph: FlowGraph, workspace: Workspace, kernel_of_node: Sequence[int], description: str) -> Path:
     """Build the library that launches a whole graph, unless the cache has it; return its path.
 
     Its functions are ``hidet_init``, ``hidet_get_workspace_size`` (which writes three int64), ``hidet_set_workspace``,
@@ -274,8 +231,8 @@ def build_launcher(
     ----------
     graph: FlowGraph
         The optimized graph.
-    inputs, weights: sequence of Tensor
-        The tensors that are given with each call, and those that are set once.
+    workspace: Workspace
+        The tensors that are given with each call, those that are set once, and the places of all others.
     kernel_of_node: sequence of int
         For each node, the index of its kernel in the table that ``hidet_launch`` gets.
     description: str
@@ -286,7 +243,7 @@ def build_launcher(
     CompileError
         When the library does not compile, or a size is not arithmetic of symbolic dims.
     """
-    source = launcher_source(graph, inputs, weights, kernel_of_node, description)
+    source = launcher_source(graph, workspace, kernel_of_node, description)
     directory, libraries = str(native.include_dir()), Path(hidet.__path__[0]) / "lib"
     command = [gcc(), *_FLAGS]
     parts = [source, compiler_version(gcc()), *_FLAGS, content_of(directory)]

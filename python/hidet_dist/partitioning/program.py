@@ -79,6 +79,13 @@ class Program:
         """Return the sizes of the symbols of a rank's shares of uneven mesh axes, by name."""
         return self.mesh.share_sizes(self.mesh.coordinate(rank))
 
+    def planned_sizes(self) -> dict[str, int]:
+        """Return the sizes of the symbolic dims that the program is planned for, and the largest shares of its axes."""
+        sizes = {symbol.name: symbol.size for symbol in self.symbols}
+        local = {each.name: sizes[each.symbol] // each.shards for each in self.local_symbols}
+        largest = {name: max(self.mesh.shares_of(axis)) for name, axis in self.mesh.share_names().items()}
+        return {**sizes, **local, **largest}
+
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Compute the size of each local symbol from the whole inputs' shapes. Raises InputError if they do not fit."""
         written = [tensor.written or tensor.shape for tensor in self.inputs]
