@@ -147,6 +147,25 @@ def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
     assert errors
 
 
+@pytest.mark.parametrize("tightly", [False, True])
+def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
+    """A simpler problem is solved where time is short: operators are replicated, weights only if that fits."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))
+    view = GraphView(graph)
+    weights = sum(map(view.nbytes, view.weights))
+    budget = weights if tightly else None  # without room for activations beside whole weights
+    for deadline in (1, 3):
+        clock = Clock()
+        options = SearchOptions(mem_budget=budget, time_limit_seconds=float(deadline), clock=clock)
+        plan = warned(lambda own=options: search(graph, cluster, own))
+        report = plan.stages[0].report
+        assert report is not None
+        assert report.time_limit_reached
+        assert report.bound_seconds <= plan.seconds
+        assert budget is None or max(live_bytes(view, plan.stages[0])) <= budget
+        assert clock.now <= deadline + 2 * GRACE
+
+
 def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hidet.FlowGraph, Cluster, int]) -> None:
     graph, cluster, _ = tight
     clock = Clock()

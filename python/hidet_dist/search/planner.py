@@ -25,9 +25,9 @@ from hidet_dist.search.formulation.labels import label_stage, parse_names
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import write_stage
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.overlap import OverlapSearch
-from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem import Problem, Solution
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
@@ -91,7 +91,7 @@ def search_result(
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
-        result = _search(graph, cluster, options, limits, rules=rules)
+        result = _search(graph, cluster, options, limits, rules=rules, insists=True)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
     return result
@@ -174,7 +174,7 @@ def _search_both(
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
     searches = [
-        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part)),
+        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part, insists=True)),
         (1.0, lambda part: _search(graph, finer.cluster, translated, part)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
@@ -233,20 +233,35 @@ def _search(
     report: bool = True,
     overlap: bool = True,
     rules: RuleTable | None = None,
+    insists: bool = False,
 ) -> SearchResult:
-    """Search for one mesh."""
+    """Search for one mesh; if it ``insists``, with a plan of a simpler problem where none was found in time."""
     budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     view, tensors, pins = _named(graph, cluster, options)
     with collector_paused(), limits_as_errors(limits):
-        formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
             incumbents(choices, seconds, least, elapsed)
             if options.on_incumbent is not None:
                 options.on_incumbent(seconds, least)
+
+        if options.mode == "propagate":
+            formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
+        else:
+            solver = options.solve_options(limits, tell)
+            insists = insists and allow is None
+            try:
+                part = limits.part(tuning.FORMULATION_SHARE) if insists else limits
+                formulation = formulate(view, cluster, model, options, pins, allow, part, rules)
+                solution = optimize(formulation.problem, solver)
+            except (OutOfTimeError, SolverError):
+                if not insists or not limits.time_reached:
+                    raise
+                formulation = formulate(view, cluster, model, options, pins, rules=rules, simple=True)
+                solution = _solve_simple(formulation.problem, solver)
 
         def write(picks: Sequence[int]) -> tuple[StagePlan, int]:
             stage, held = write_stage(view, cluster, model, formulation, picks)
@@ -257,8 +272,6 @@ def _search(
             (stage, held), bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(held, budget)
         else:
-            solver = options.solve_options(limits, tell)
-            solution = optimize(formulation.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
             picks, price = solution.choices, math.fsum(solution.second_per_byte)
             if overlaps:
@@ -288,6 +301,23 @@ def _search(
             )
             stage = replace(stage, report=report_of)
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
+
+
+def _solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
+    """Solve a simple problem, whose bound is none of the whole problem's; once the time is up, cost its plans only.
+
+    Raises
+    ------
+    OutOfTimeError
+        When no plan of it fits. Others may.
+    """
+    tell = solver.on_incumbent
+    if tell is not None:
+        solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
+    try:
+        return replace(optimize(problem, solver), gap=1.0)
+    except InfeasibleError:
+        raise OutOfTimeError from None
 
 
 def formulate_problem(

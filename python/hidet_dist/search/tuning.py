@@ -6,6 +6,9 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 # Presolve (presolve.py).
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
+# The whole search (planner.py).
+FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
+
 # Ties (ties.py, relaxation.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 

@@ -70,6 +70,7 @@ def formulate(
     allow: Allow | None = None,
     limits: Limits | None = None,
     rules: RuleTable | None = None,
+    simple: bool = False,
 ) -> Formulation:
     """Formulate the planning of a graph: the choices of operators and weights, their costs, and the edges between them.
 
@@ -83,6 +84,9 @@ def formulate(
         Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
     rules: RuleTable, optional
         Rules for any mesh, where they are shared with other graphs.
+    simple: bool
+        Whether to leave out nearly all choices, for a problem that is formulated and solved at once: operators are
+        replicated, and weights are stored whole, or one dim of each is split by all devices.
 
     Raises
     ------
@@ -94,13 +98,14 @@ def formulate(
     limits = Limits() if limits is None else limits
     mesh = cluster.mesh
     weights = [
-        _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
+        _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True, simple=simple)
+        for name in view.weights
     ]
     input_pins = [pins.tensors.get(name, []) for name in view.inputs]
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits)
+    choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits, simple)
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
@@ -122,12 +127,23 @@ def formulate(
 
 
 def _operator_choices(
-    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits
+    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits, simple: bool
 ) -> tuple[list[tuple[Choice, ...]], list[str]]:
-    """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated."""
+    """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated.
+
+    If ``simple``, an operator without pins has one choice, the replicated one.
+    """
     choices, notes = [], []
+    whole: dict[int, tuple[Choice, ...]] = {}
     for number, op in enumerate(view.operators):
         limits.check()
+        if simple and number not in pins.operators:
+            ins, outs = (tuple(TensorShardSpec.replicated(len(x.shape)) for x in xs) for xs in (op.inputs, op.outputs))
+            replicated = table.choice(op, OpShardSpec(ins, outs, ((),) * len(outs)))
+            assert replicated is not None
+            choices.append(whole.setdefault(id(replicated), (replicated,)))
+            notes.append("")
+            continue
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
@@ -466,10 +482,17 @@ def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Spec
     return list(specs)
 
 
-def _layouts(pins: Pins, tensor_pins: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
-    """List the specs of a stored tensor that its pins allow."""
+def _layouts(
+    pins: Pins, tensor_pins: Sequence[Pin], name: str, what: str, padded: bool = False, simple: bool = False
+) -> Specs:
+    """List the specs of a stored tensor that its pins allow; without pins, only ``simple`` ones if so."""
     shape, _ = pins.view.pieces(name)
-    return pins.layouts(tensor_pins, what, shape, stored_specs(shape, pins.mesh, padded), padded)
+    specs = stored_specs(shape, pins.mesh, padded)
+    if simple and not tensor_pins:
+        of_one_dim = [spec for spec in specs if sum(map(bool, spec.mesh_axes_per_dim)) == 1]
+        most = max((len(spec.mesh_axes) for spec in of_one_dim), default=0)
+        specs = [specs[0], *(spec for spec in of_one_dim if len(spec.mesh_axes) == most)]
+    return pins.layouts(tensor_pins, what, shape, specs, padded)
 
 
 def _boundary_specs(
