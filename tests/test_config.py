@@ -266,7 +266,7 @@ def _machine_file(path: Path, what: str) -> None:
         ("pipe", "not a regular file"),
         ("folder", "Is a directory"),
         ("sparse", f"at most {MOST_MACHINE_BYTES}"),
-        ("nested", "nested too deeply"),
+        ("nested", "nested more than"),
         ("9" * 10_000, "Cannot read"),
         ('{"device": {"name": []}}', "must be a list with one link per mesh axis"),
         ('{"device": 1e999}', "must be a list with one link per mesh axis"),
