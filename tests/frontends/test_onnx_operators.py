@@ -106,8 +106,8 @@ def test_loops_of_known_length(tmp_path):
     for number in (1, 2):
         steps.append((steps[-1] + number) * x)
     found = run(path, {"x": x})
-    np.testing.assert_allclose(found["last"], steps[-1], rtol=1e-5)
-    np.testing.assert_allclose(found["all"], np.stack(steps), rtol=1e-5)
+    np.testing.assert_allclose(found["last"], steps[-1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["all"], np.stack(steps), rtol=1e-5, atol=1e-5)
 
 
 def test_scans(tmp_path):
@@ -129,8 +129,8 @@ def test_scans(tmp_path):
         rows = inputs["x"][::-1] if direction else inputs["x"]
         want = inputs["first"] + np.cumsum(rows, 0)
         found = run(path, inputs)
-        np.testing.assert_allclose(found["all"], want, rtol=1e-5)
-        np.testing.assert_allclose(found["last"], want[-1], rtol=1e-5)
+        np.testing.assert_allclose(found["all"], want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found["last"], want[-1], rtol=1e-5, atol=1e-5)
 
 
 def test_branches_on_data(tmp_path):
