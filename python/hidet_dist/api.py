@@ -512,7 +512,8 @@ class _Build:
         """Search plans and build them until a program fits the memory budget; return it, and when its plan was made.
 
         What the program of a plan holds beside what was predicted is left free by the next plan, and the last one is
-        the plan of least memory.
+        the plan of least memory. Its program decides where no plan is predicted to fit, too: programs differ from
+        predictions by the alignment of buffers and by what kernels are fused.
 
         Raises
         ------
@@ -522,19 +523,20 @@ class _Build:
         budget = allowed = tried = memory_budget(self.cluster, self.optimization.mem_budget)
         over: OverBudgetError | None = None
         for number in itertools.count(1):
+            unfit: InfeasibleError | None = None
             try:
                 plan = self._plan_within(allowed, progress) if over else self.plan(progress)
             except InfeasibleError as error:
-                if over is None:
-                    raise
-                if error.least_budget >= tried:
+                if over is not None and error.least_budget >= tried:
                     raise over from error
-                allowed = error.least_budget
+                unfit, allowed = error, error.least_budget
                 plan = self._plan_within(allowed, progress)
             tried, planned = allowed, time.perf_counter()
             try:
                 return plan, self.build(plan, destination, files, progress), planned
             except OverBudgetError as error:
+                if unfit is not None:  # this was the plan of least memory
+                    raise unfit if error.least_budget <= unfit.least_budget else error from None
                 over = error
                 allowed = max(1, budget - error.excess_bytes) if number < _MOST_TRIES else 1
         raise AssertionError("there is always a next number")
