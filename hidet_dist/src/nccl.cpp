@@ -62,7 +62,7 @@ DataType data_type(int32_t dtype) {
 }
 
 // NCCL has no bools: of bytes of 0 and 1, the max is "or" and the min is "and". Its average of integers is their sum,
-// divided and rounded towards zero.
+// divided and rounded towards zero. Its max and min of floats drop NaN: programs for GPUs have a kernel instead.
 nccl::RedOp reduce_op_of(int32_t reduce_op, int32_t dtype) {
   if (dtype == HIDET_DIST_BOOL) {
     return reduce_op == HIDET_DIST_SUM || reduce_op == HIDET_DIST_MAX ? nccl::kMax : nccl::kMin;

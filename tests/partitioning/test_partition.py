@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import CommunicationOp, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
@@ -374,3 +376,37 @@ def test_shards_of_a_dim_that_is_split_minor_axis_first_are_placed_in_order():
     data = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
     for own in (None, optimize_program(program)):
         np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-6)
+
+
+@dataclasses.dataclass
+class AsOnGpus:
+    """Programs as for GPUs, of kernels for the CPU."""
+
+    device: str = "cpu"
+    computes_constants: bool = True
+    keeps_nan: bool = False
+
+
+def test_on_gpus_a_kernel_reduces_the_extremes_that_ranks_exchange():
+    """NCCL's maxima drop NaN. Parts of the columns are unequal: 12 and 4."""
+    mesh = DeviceMesh((2,), shares=((3, 1),))
+    x = hidet.symbol([8, 16], "float32", "cpu")
+    least = hidet.ops.min(x, [0])
+    graph = normalize(hidet.trace_from([least, hidet.ops.max(least, [0], keep_dim=True)], [x]))
+    pins = {"op:0": "(S0, R) -> (S0)", "op:1": "(S0) -> (R)"}
+    stage = search(graph, builtin("dgx-h100", mesh), pins=pins).stages[0]
+    program = partition_graph(graph, stage, target=AsOnGpus())
+    assert set(program.communications()) == {
+        "all_to_all(axes=0) float32[2, 12] -> [2, 12]",
+        "all_gather(axes=0) float32[12] -> [2, 12]",  # of the output
+        "all_gather(axes=0) float32[1] -> [2, 1]",
+    }
+    on_gpus = partition_graph(graph, stage, target=CudaTarget(GPUS["H100-SXM5-80GB"]))
+    assert on_gpus.communications() == program.communications()
+    kinds = {line.partition(",")[0] for line in partition_graph(graph, stage).communications()}
+    assert {"reduce_scatter(min", "all_reduce(max"} < kinds
+    values = np.random.default_rng(0).integers(-9, 9, (8, 16)).astype(np.float32)
+    values[1, 3] = values[7, 14] = np.nan
+    columns, whole = simulate(program, [values])
+    np.testing.assert_array_equal(columns, values.min(0))
+    assert np.isnan(whole).all()

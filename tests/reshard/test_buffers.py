@@ -54,6 +54,8 @@ def test_parts_that_are_not_in_the_order_of_the_ranks_are_received_in_a_buffer()
 def test_a_reduction_that_places_shards_packs_nothing() -> None:
     fn, mesh = ReduceFn("reduce_scatter", "sum", (0,), 1), DeviceMesh((4,))
     assert reduction_nbytes((16, 16), 4, spec("(R, R)"), (fn,), mesh, places_shards=True) == 1024 + 256
+    fn = ReduceFn("all_reduce", "max", (0,))
+    assert reduction_nbytes((16, 16), 4, spec("(R, R)"), (fn,), mesh, places_shards=True) == 2 * 1024
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,8 @@ def test_a_reduction_that_places_shards_packs_nothing() -> None:
         (ReduceFn("all_reduce", "sum", (0,)), 2048),
         (ReduceFn("reduce_scatter", "sum", (0,), 0), 1024 + 256),
         (ReduceFn("reduce_scatter", "sum", (0,), 1), 2048),
+        (ReduceFn("all_reduce", "max", (0,)), 1024 + 4 * 1024),  # what all ranks have, to be reduced by a kernel
+        (ReduceFn("reduce_scatter", "min", (0,), 0), 1024 + 4 * 256),
     ],
 )
 def test_a_reduction_holds_its_input_and_its_result(fn: ReduceFn, most: int) -> None:

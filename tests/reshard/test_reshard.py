@@ -23,7 +23,7 @@ from hidet_dist.reshard import (
     walk,
 )
 from hidet_dist.spec import DeviceMesh, Layout, PartialSpec, ReduceFn, TensorShardSpec
-from hidet_dist.spec.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from hidet_dist.spec.collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER
 
 LAUNCH, MEMORY = 1e-6, 1e9  # seconds of a launch, bytes per second between the toy device and its memory
 DEVICE = Device("toy", {"default": 1e9}, MEMORY, 10**9, LAUNCH)
@@ -147,6 +147,8 @@ def closed_form(step: Step, before: Layout, after: Layout, shape: Sequence[int],
     if step.kind == "slice":
         return copy(received)
     if step.kind == "all_reduce":
+        if step.op == "max":  # all that ranks have is gathered, then reduced
+            return (n - 1) * (a + sent / w) + copy((n * sent + received) // 2)
         return 2 * (n - 1) * (a + sent / (n * w))
     if step.kind == "all_gather":
         cut = n * sent > received  # the padding
@@ -154,7 +156,8 @@ def closed_form(step: Step, before: Layout, after: Layout, shape: Sequence[int],
         return (n - 1) * (a + n * sent / (n * w)) + reorder
     if step.kind == "reduce_scatter":
         reorder = 0 if contiguous(step.dim, step.mesh_axes, local) else copy(sent)
-        return (n - 1) * (a + sent / (n * w)) + reorder
+        reduced = copy((sent + received) // 2) if step.op == "max" else 0
+        return (n - 1) * (a + sent / (n * w)) + reorder + reduced
     assert step.kind == "all_to_all"
     assert step.to_dim is not None
     part = [size // n if dim == step.to_dim else size for dim, size in enumerate(local)]
@@ -317,6 +320,27 @@ def test_shards_in_descending_order_of_axes_are_copied(step: str, source: str, c
     before = parse(source)
     pack, _, unpack = step_parts(one, before, one.after(before, shape, places.mesh), shape, 4, places)
     assert (pack, unpack) == tuple(places.copy_seconds(int(part * size)) if part else 0.0 for part in copied)
+
+
+@pytest.mark.parametrize(
+    ("step", "exchange", "received"),
+    [("all_reduce(max, axes=01)", "all_gather", 4), ("reduce_scatter(min, axes=01, dim=0)", "all_to_all", 1)],
+)
+def test_extremes_are_exchanged_and_reduced_by_a_kernel(step: str, exchange: str, received: int) -> None:
+    """Where collectives place shards, which are in host memory, they keep NaN; those of devices do not."""
+    cluster = cluster_of((2, 2))
+    places = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, places_shards=True))
+    shape, size, one = (8, 16), 8 * 16 * 4, Step.parse(step)
+    before = PartialSpec(parse("(R, R)"), one.op, (0, 1))
+    after = one.after(before, shape, cluster.mesh)
+    result = split_of(after).local_nbytes(shape, 4, cluster.mesh)
+    sent = cluster.collective_seconds(COLLECTIVES[exchange], 4 * size, (0, 1))
+    reduced = cluster.copy_seconds((received * size + result) // 2)
+    assert step_parts(one, before, after, shape, 4, cluster) == (0.0, sent, reduced)
+    whole = places.collective_seconds(one.collective, size, (0, 1))
+    assert step_parts(one, before, after, shape, 4, places) == (0.0, whole, 0.0)
+    sums = Step.parse(step.replace(one.op, "sum"))
+    assert step_parts(sums, PartialSpec(parse("(R, R)"), "sum", (0, 1)), after, shape, 4, cluster) == (0.0, whole, 0.0)
 
 
 def steps(shape: tuple[int, ...], source: str | Layout, target: str, cluster: Cluster) -> list[str]:

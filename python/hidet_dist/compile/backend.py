@@ -24,6 +24,7 @@ class Backend(Protocol):
     overlaps: whether collectives run beside computation.
     computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
         device, which a machine that compiles for GPUs may lack.
+    keeps_nan: whether collectives keep NaN in maxima and minima of floats.
     """
 
     name: ClassVar[str]
@@ -31,6 +32,7 @@ class Backend(Protocol):
     keys: ClassVar[Sequence[str]]
     overlaps: ClassVar[bool]
     computes_constants: ClassVar[bool]
+    keeps_nan: ClassVar[bool]
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> Backend:

@@ -54,7 +54,8 @@ class Device:
     kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`),
         which also applies to half-precision types. Classes that were not measured are predicted by the roofline.
     places_shards: whether collectives read and write the shards of any dim in place, without packing or unpacking.
-        Those in host memory do, because they copy anyway.
+        Those in host memory do, because they copy anyway. Where they do not, as in NCCL, ranks exchange partial maxima
+        and minima, and reduce them by a kernel, which keeps NaN.
     """
 
     name: str

@@ -165,7 +165,9 @@ class PlannedTasks:
             if not step.collective.communicates:
                 parts.append(_Part(seconds.pack, result, None))
                 continue
-            received = step.received_nbytes(sent, result, mesh)
+            exchanges = step.exchanges(self.cluster.device.places_shards)
+            nbytes_of = step.exchanged_nbytes if exchanges else step.received_nbytes
+            received = nbytes_of(sent, result, mesh)
             if seconds.pack:
                 scatters = step.is_uneven(mesh) and not step.collective.joins
                 packed = step.whole_nbytes(sent, result, mesh) if scatters else sent

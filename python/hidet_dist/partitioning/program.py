@@ -15,6 +15,7 @@ from hidet.graph.ops.create import FullOp
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.normalize import NormalGraph
+from hidet_dist.operators.reductions import amax, amin
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
     CommunicationOp,
@@ -32,6 +33,7 @@ from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.collectives import EXTREMES
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, same_shape
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
@@ -145,6 +147,10 @@ class ProgramTarget(Protocol):
     def computes_constants(self) -> bool:
         """Whether operators without inputs are computed at once; the device must then be present."""
 
+    @property
+    def keeps_nan(self) -> bool:
+        """Whether its collectives keep NaN in maxima and minima; if not, a kernel reduces what ranks exchange."""
+
 
 def partition_graph(
     graph: NormalGraph,
@@ -193,6 +199,7 @@ class _Partitioner:
         self.zero_padded: set[Tensor] = set()
         self.device = str(view.graph.outputs[0].device) if target is None else target.device
         self.computes_constants = target is None or target.computes_constants
+        self.keeps_nan = not self.device.startswith("cuda") if target is None else target.keeps_nan
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", self.device)
         self.coordinate_used = False
 
@@ -332,7 +339,7 @@ class _Partitioner:
             x = _reshaped(x, [count, *shape])
         # Shards have equal extents, so the average is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
-        x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        x = self.collective(x, step, count, op)
         if step.collective.receives_blocks:
             assert step.dim is not None
             if unpacks:
@@ -352,8 +359,15 @@ class _Partitioner:
             return JoinPartsOp(x, dim, split, extent).outputs[0]
         x = StackPartsOp(x, dim, split).outputs[0]
         assert step.op != "average"  # no rule has partial averages over uneven axes
-        x = CommunicationOp(x, step.kind, step.mesh_axes, split.count, step.op).outputs[0]
+        x = self.collective(x, step, split.count, step.op)
         return ResizeOp(x, dim, extent, False).outputs[0]
+
+    def collective(self, x: Tensor, step: Step, count: int, op: str) -> Tensor:
+        """Apply the collective of a step over ``count`` ranks to a local tensor, so that NaN is kept."""
+        if op not in EXTREMES or self.keeps_nan:
+            return CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        parts = CommunicationOp(x, step.collective.exchange.name, step.mesh_axes, count).outputs[0]
+        return amax(parts, 0) if op == "max" else amin(parts, 0)
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))

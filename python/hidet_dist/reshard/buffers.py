@@ -95,6 +95,9 @@ def reduction_nbytes(
         copies: tuple[int, ...] = (2 * before if packs else 0, 2 * after if fn.op == "average" else 0)
         if uneven:
             copies = (*copies, uneven_nbytes(step, before, after, mesh))
+        if step.exchanges(places_shards):
+            stacked = step.whole_nbytes(before, after, mesh)
+            copies = (*copies, stacked + step.exchanged_nbytes(before, after, mesh))
         most = max(most, before + after, *copies)
         before = after
     return most

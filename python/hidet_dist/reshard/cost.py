@@ -23,7 +23,7 @@ def itemsize(dtype: Element) -> int:
 
 
 class StepSeconds(NamedTuple):
-    """The predicted seconds of a step: of the copy before it sends (pack), the collective, the copy after (unpack)."""
+    """The predicted seconds of a step: of the copy before it sends (pack), the collective, what follows it (unpack)."""
 
     pack: float
     communicate: float
@@ -40,7 +40,8 @@ def step_parts(
     :meth:`Step.unpacks`). Padding is sent like data, and cutting it off afterwards costs a copy. Collectives that write
     shards directly to their positions (``Device.places_shards``) need neither copy if the axes are in ascending order.
     Unequal parts are copied before and after every collective that sends or receives blocks: they are padded to blocks
-    of the largest part, which are sent.
+    of the largest part, which are sent. Partial maxima and minima are exchanged, and reduced by a kernel, where the
+    collectives' own drop NaN (:meth:`Step.exchanges`).
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -50,16 +51,22 @@ def step_parts(
     kind = step.collective
     if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
+    places = cluster.device.places_shards
     whole = step.whole_nbytes(sent_bytes, received_bytes, mesh)
-    seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
+    reduce = 0.0
+    if step.exchanges(places):
+        seconds = cluster.collective_seconds(kind.exchange, whole * mesh.group_size(step.mesh_axes), step.mesh_axes)
+        moved = step.exchanged_nbytes(sent_bytes, received_bytes, mesh) + received_bytes
+        reduce = cluster.copy_seconds(moved // 2)  # a copy both reads and writes its bytes
+    else:
+        seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
     if step.is_uneven(mesh):
         blocks = sent_bytes if kind.joins else whole
-        return StepSeconds(cluster.copy_seconds(blocks), seconds, cluster.copy_seconds(received_bytes))
-    places = cluster.device.places_shards
+        return StepSeconds(cluster.copy_seconds(blocks), seconds, reduce + cluster.copy_seconds(received_bytes))
     return StepSeconds(
         cluster.copy_seconds(sent_bytes) if step.packs(sent, places) else 0.0,
         seconds,
-        cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh, places) else 0.0,
+        reduce + (cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh, places) else 0.0),
     )
 
 

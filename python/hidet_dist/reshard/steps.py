@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hidet_dist.errors import SpecError
 from hidet_dist.spec import DeviceMesh, ReduceFn
-from hidet_dist.spec.collectives import COLLECTIVES, Collective
+from hidet_dist.spec.collectives import COLLECTIVES, EXTREMES, Collective
 from hidet_dist.spec.operator import REDUCE_OPS
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of, with_partial
 
@@ -122,6 +122,19 @@ class Step:
         """
         kind = self.collective
         return kind.whole(sent, mesh.group_size(self.mesh_axes)) if kind.joins and not kind.splits else result
+
+    def exchanges(self, places_shards: bool) -> bool:
+        """Tell whether ranks exchange their partial results, and reduce them by a kernel.
+
+        NCCL's maxima and minima drop NaN. Collectives in host memory, which ``places_shards``, keep it.
+        """
+        return self.op in EXTREMES and not places_shards
+
+    def exchanged_nbytes(self, sent: int, received: int, mesh: DeviceMesh) -> int:
+        """Return the bytes of the partial results that a rank receives to reduce, given those of its tensor before
+        the step and after it."""
+        kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
+        return kind.exchange.received(self.whole_nbytes(sent, received, mesh) * ranks, ranks)
 
     def is_uneven(self, mesh: DeviceMesh) -> bool:
         """Tell whether it sends or receives parts of unequal size, padded to blocks of the largest part."""

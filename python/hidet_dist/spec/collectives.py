@@ -73,6 +73,12 @@ class Collective:
         return self.joins and self.splits
 
     @property
+    def exchange(self) -> Collective:
+        """The kind by which a rank receives, side by side, the parts that it would get reduced by this one."""
+        (kind,) = (kind for kind in COLLECTIVES.values() if kind.joins and kind.splits == self.splits)
+        return kind
+
+    @property
     def sends_blocks(self) -> bool:
         """True if a rank sends a block to each rank of the group."""
         return self.communicates and self.splits
@@ -154,6 +160,9 @@ COLLECTIVES: dict[str, Collective] = {
 
 REDUCED_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool")
 """The dtypes that collectives reduce. Tensors of other dtypes are moved as bytes."""
+
+EXTREMES = ("max", "min")
+"""The reductions in which NaN counts, as the result, that a transport of devices may drop: NCCL's take numbers only."""
 
 COMMUNICATING = tuple(kind.name for kind in COLLECTIVES.values() if kind.communicates)
 """The names of the kinds that communicate."""

@@ -137,8 +137,8 @@ APART = {
 
 
 def test_a_softmax_of_sharded_rows_is_predicted_apart():
-    """Its maximum, its exponentials, their sum and the quotient are kernels, with two all-reduces between them."""
+    """Its maximum, its exponentials, their sum and the quotient are kernels, with collectives between them."""
     a = x(64, 256)
     graph = hidet.trace_from(ops.softmax(a, 1), [a])
-    # Besides, the input is cut, and the output is gathered and put together.
-    assert launches(graph, 2, pins=APART) == (9, 9)
+    # Besides, the maxima of the ranks are reduced, the input is cut, and the output is gathered and put together.
+    assert launches(graph, 2, pins=APART) == (10, 10)

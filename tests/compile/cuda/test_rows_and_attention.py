@@ -13,6 +13,7 @@ from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize import normalize
+from hidet_dist.operators.reductions import amax, amin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -232,3 +233,14 @@ def test_extremes_keep_nan(run):
         run(function, x, half, brain)[0], expected.double(), equal_nan=True, rtol=1e-2, atol=1e-2
     )
     assert expected.isnan().tolist() == [True, False, True, True]
+
+
+def test_extremes_of_what_ranks_exchange_keep_nan(run):
+    x = random(2, 72, scale=4.0)
+    x[0, 3], x[1, 40], x[:, 70], x[:, 71] = torch.nan, torch.nan, torch.nan, -torch.inf
+
+    def function(x):
+        return ops.concat([amax(x, 0), ops.cast(amin(ops.cast(x, "bfloat16"), 0), "float32")], 0)
+
+    expected = torch.cat([x.amax(0), x.bfloat16().amin(0).float()]).double()
+    assert torch.equal(run(function, x)[0].nan_to_num(1e9), expected.nan_to_num(1e9))

@@ -93,6 +93,42 @@ def test_sizes_that_are_not_known(stand_ins: Path, tmp_path: Path) -> None:
     check_calls(stand_ins, folder, inputs, [np.maximum(x @ up, 0) @ down + x for x in inputs])
 
 
+class AsOnGpus:
+    """Programs as for GPUs, of kernels for the CPU."""
+
+    device = "cpu"
+    computes_constants = True
+    keeps_nan = False
+
+
+def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:
+    """NCCL's maxima and minima of floats drop NaN, as the stand-in's do."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    dtypes = ("float16", "bfloat16", "float32", "float64")
+    results = [
+        ops.cast(reduction(ops.cast(x, dtype), [0]), "float32") for dtype in dtypes for reduction in (ops.max, ops.min)
+    ]
+    graph = normalize(hidet.trace_from(ops.concat(results, 0), [x]))
+    machine = Cluster(DeviceMesh((2,)), (Link(1e-9, 1e9),), Device("toy", {"default": 2e9}, 1e12, 2**30, 0.0))
+    scattered, whole = "(S0, R) -> (S0)", "(S0, R) -> (R)"
+    pins = {f"op:ReduceMax#{number}": (scattered, whole)[number % 2] for number in range(len(dtypes))}
+    pins |= {f"op:ReduceMin#{number}": (whole, scattered)[number % 2] for number in range(len(dtypes))}
+    plan = find_plan(graph, machine, pins=pins, report=False).plan
+    program = partition_graph(graph, plan.stages[0], target=AsOnGpus())
+    folder = tmp_path / "artifacts"
+    folder.mkdir()
+    write_artifacts(folder, plan, [(program, compile_program(program))])
+    on_stream(folder, stand_ins)
+    values = np.random.default_rng(0).integers(-9, 9, (4, 8)).astype(np.float32)
+    values[0, 0] = values[3, 1] = values[:, 2] = values[1, 7] = np.nan
+    values[:, 3], values[2, 4] = -np.inf, np.inf
+    kinds = [line.partition("(")[0] for line in program.communications()]
+    assert set(kinds) == {"all_gather", "all_to_all"}
+    assert kinds.count("all_to_all") == len(dtypes)
+    expected = np.concatenate([values.max(0), values.min(0)] * len(dtypes))
+    check_calls(stand_ins, folder, [values], [expected])
+
+
 @pytest.fixture
 def gathered(stand_ins: Path, tmp_path: Path) -> Path:
     """x + w on half of the rows each, all of which are gathered; its kernel is the stand-in, of two candidates."""

@@ -175,7 +175,34 @@ size_t size_of(DataType type) {
   std::abort();
 }
 
-void reduce(const std::vector<const char *> &sources, void *result, size_t count, DataType type, RedOp op) {
+template <typename Bits>
+void drop_nan(std::vector<std::string> &copies, size_t count, Bits infinity) {
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  const auto bits = [&](size_t rank) { return reinterpret_cast<Bits *>(copies[rank].data()); };
+  const auto is_nan = [&](Bits each) { return static_cast<Bits>(each & ~kSign) > infinity; };
+  for (size_t i = 0; i < count; ++i) {
+    size_t number = 0;
+    while (number + 1 < copies.size() && is_nan(bits(number)[i])) ++number;
+    for (size_t rank = 0; rank < copies.size(); ++rank) {
+      if (is_nan(bits(rank)[i])) bits(rank)[i] = bits(number)[i];
+    }
+  }
+}
+
+// The sources of a maximum or minimum of floats, with numbers of other ranks in place of NaN: NCCL's result is NaN only
+// where all ranks have it.
+std::vector<std::string> without_nan(const std::vector<const char *> &sources, size_t bytes, size_t count,
+                                     DataType type) {
+  std::vector<std::string> copies;
+  for (const char *source : sources) copies.emplace_back(source, bytes);
+  if (type == kFloat16) drop_nan<uint16_t>(copies, count, 0x7c00);
+  if (type == kBfloat16) drop_nan<uint16_t>(copies, count, 0x7f80);
+  if (type == kFloat32) drop_nan<uint32_t>(copies, count, 0x7f800000);
+  if (type == kFloat64) drop_nan<uint64_t>(copies, count, 0x7ff0000000000000);
+  return copies;
+}
+
+void reduce(std::vector<const char *> sources, void *result, size_t count, DataType type, RedOp op) {
   const std::map<DataType, int> dtypes{{kInt8, HIDET_DIST_I8},       {kUint8, HIDET_DIST_U8},
                                        {kInt32, HIDET_DIST_I32},     {kInt64, HIDET_DIST_I64},
                                        {kFloat16, HIDET_DIST_F16},   {kFloat32, HIDET_DIST_F32},
@@ -185,6 +212,11 @@ void reduce(const std::vector<const char *> &sources, void *result, size_t count
                                  {kMax, HIDET_DIST_MAX},
                                  {kMin, HIDET_DIST_MIN},
                                  {kAvg, HIDET_DIST_MEAN}};
+  std::vector<std::string> numbers;
+  if (op == kMax || op == kMin) {
+    numbers = without_nan(sources, count * size_of(type), count, type);
+    for (size_t rank = 0; rank < numbers.size(); ++rank) sources[rank] = numbers[rank].data();
+  }
   const std::vector<const void *> addresses(sources.begin(), sources.end());
   hidet_dist::reduce(addresses.data(), static_cast<int32_t>(addresses.size()), result, static_cast<int64_t>(count),
                      dtypes.at(type), ops.at(op));

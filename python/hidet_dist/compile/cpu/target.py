@@ -42,6 +42,7 @@ class CpuTarget:
     keys: ClassVar[Sequence[str]] = ()
     overlaps: ClassVar[bool] = False
     computes_constants: ClassVar[bool] = True
+    keeps_nan: ClassVar[bool] = True
 
     level: str = NATIVE
 

@@ -44,6 +44,7 @@ class CudaTarget:
     keys: ClassVar[Sequence[str]] = ("space", "mma", "precision", "cublas", "cuda_graph")
     overlaps: ClassVar[bool] = True
     computes_constants: ClassVar[bool] = False
+    keeps_nan: ClassVar[bool] = False
 
     gpu: Gpu
     space: int = 0
