@@ -17,11 +17,13 @@ import re
 import resource
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from multiprocessing import connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -245,21 +247,41 @@ def _line(error: Exception) -> str:
     return " ".join(re.sub(r"/\S*/model\.onnx", "The model", str(error)).split())[:300]
 
 
-def in_process(name: str, subject: str, kernels: bool) -> Outcome:
-    """Check a case in a process of its own."""
+def in_processes(chosen: Sequence[Case], kernels: bool, jobs: int) -> Iterator[tuple[str, Outcome]]:
+    """Check cases in processes of their own, ``jobs`` at a time; yield the name and the outcome of each.
+
+    One thread forks them all: another thread may hold a lock while a process is forked, which then waits for ever.
+    """
     context = multiprocessing.get_context("fork")
+    waiting = list(reversed(chosen))
+    running: dict[int, tuple[ForkProcess, Case, Path, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "outcome.json"
-        process = context.Process(target=child, args=(name, kernels, result))
-        process.start()
-        process.join(SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            return Outcome(subject, "wrong", f"it took more than {SECONDS:g} s")
-        if not result.exists():
-            return Outcome(subject, "wrong", f"it ended with status {process.exitcode}")
-        return Outcome(**json.loads(result.read_text()))
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                case = waiting.pop()
+                result = Path(folder) / f"{case.name}.json"
+                process = context.Process(target=child, args=(case.name, kernels, result))
+                process.start()
+                running[process.sentinel] = process, case, result, time.monotonic() + SECONDS
+            first = min(end for *_, end in running.values())
+            connection.wait(list(running), max(0.0, first - time.monotonic()))
+            for sentinel, (process, case, result, end) in list(running.items()):
+                if process.is_alive() and time.monotonic() < end:
+                    continue
+                del running[sentinel]
+                yield case.name, _outcome(process, case.subject, result)
+
+
+def _outcome(process: ForkProcess, subject: str, result: Path) -> Outcome:
+    """Return the outcome of a process that has ended, or whose time is up."""
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return Outcome(subject, "wrong", f"it took more than {SECONDS:g} s")
+    process.join()
+    if not result.exists():
+        return Outcome(subject, "wrong", f"it ended with status {process.exitcode}")
+    return Outcome(**json.loads(result.read_text()))
 
 
 def child(name: str, kernels: bool, result: Path) -> None:
@@ -304,15 +326,10 @@ def main() -> int:
     ]
     check(cases()["test_relu"])  # which imports what the processes of the cases need
     outcomes: dict[str, Outcome] = {}
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        checks = {pool.submit(in_process, own.name, own.subject, arguments.kernels): own.name for own in chosen}
-        try:
-            for done in as_completed(checks):
-                own = outcomes[checks[done]] = done.result()
-                if own.verdict != "right":
-                    print(f"{checks[done]}: {own.verdict}: {own.reason}", file=sys.stderr, flush=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    for name, own in in_processes(chosen, arguments.kernels, arguments.jobs):
+        outcomes[name] = own
+        if own.verdict != "right":
+            print(f"{name}: {own.verdict}: {own.reason}", file=sys.stderr, flush=True)
     outcomes = {own.name: outcomes[own.name] for own in chosen}
     if arguments.out is not None:
         write(outcomes, arguments.out)
