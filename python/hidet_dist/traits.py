@@ -134,11 +134,6 @@ def has_traits(**traits: Any) -> Callable[[_Class], _Class]:
     return state
 
 
-def is_stated(cls: type[Operator]) -> bool:
-    """Whether the traits of a class, or of a base of it, are stated."""
-    return any(base in _STATED for base in cls.__mro__)
-
-
 def _state(*classes: type[Operator], **traits: Any) -> None:
     for cls in classes:
         has_traits(**traits)(cls)
