@@ -6,8 +6,10 @@ import hidet
 import pytest
 from hidet import ops
 
-from hidet_dist.cost.fusion import GPU, HIDET, Fused, Member, fused_operators
-from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.cost.fusion import Fused, Member, fused_operators
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.machine import FUSIONS, GPU, HIDET, LIBRARY, Cluster, Device, Link, builtin
+from hidet_dist.machine.kernels import KERNEL_CLASSES, KernelCost
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -95,7 +97,30 @@ def test_sharded_rows_cost_what_the_operators_cost_apart():
     assert found == pytest.approx(4 * LAUNCH + reads + writes)
 
 
-def test_gpus_are_those_devices_whose_kernels_were_not_measured():
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_device_fuses_as_it_declares_whether_its_kernels_were_measured_or_not(measured):
+    x = symbol(64, 64)
+    view = GraphView(normalize(hidet.trace_from(ops.softmax(ops.matmul(x, x), 1), [x])))
+    kernels = builtin("cpu", ONE).device.kernels if measured else {}
+    entries = {}
+    for fusion in FUSIONS:
+        device = replace(SLOW_MEMORY.device, fusion=fusion, kernels=kernels)
+        entries[fusion] = PredictedCost(replace(SLOW_MEMORY, device=device)).fused(view)
+    assert entries == {fusion: fused_operators(view, fusion) for fusion in FUSIONS}
+    assert any(isinstance(entry, Member) for entry in entries[GPU].values())
+    assert not any(isinstance(entry, Member) for entry in entries[LIBRARY].values())
+
+
+def test_a_calibrated_gpu_computes_a_softmax_by_one_kernel():
+    """As measured, each byte takes a second, so the seconds count the passes."""
+    kernels = dict.fromkeys(KERNEL_CLASSES, KernelCost(0.0, 1.0))
+    device = replace(SLOW_MEMORY.device, kernels=kernels, cache_bytes=2**30)
+    x = symbol(ROWS, LENGTH)
+    found = seconds(ops.softmax(x, 1), [x], replace(SLOW_MEMORY, device=device))
+    assert found == pytest.approx(LAUNCH + 2 * TENSOR_BYTES)
+
+
+def test_gpus_and_cpus_cost_what_their_kernels_cost():
     x = symbol(256, 1024)
     y = ops.softmax(x, 1)
     gpu, cpu = (builtin(name, ONE).device for name in ("dgx-h100", "cpu"))

@@ -36,6 +36,19 @@ def test_a_machine_file_without_an_overlap_flag_describes_a_machine_without_over
     assert not load_machine(path, MESH).device.overlaps_communication
 
 
+def test_a_file_with_measured_kernels_says_how_they_share_operators(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    save_machine(builtin("cpu", MESH), path)
+    data = json.loads(path.read_text())
+    del data["device"]["fusion"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="has measured kernels, but no 'fusion'"):
+        load_machine(path, MESH)
+    data["device"]["kernels"] = {}
+    path.write_text(json.dumps(data))
+    assert load_machine(path, MESH).device.fusion == "gpu"
+
+
 def test_one_link_serves_every_axis(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     save_machine(builtin("cpu", DeviceMesh((4,))), path)
@@ -59,6 +72,7 @@ def test_one_link_serves_every_axis(tmp_path: Path) -> None:
         (lambda data: data["device"].update(flops_per_second=[1e9]), "'default' entry"),
         (lambda data: data.update(links=[]), "one for all"),
         (lambda data: data["device"].update(overlaps_communication=1), "true or false; got 1"),
+        (lambda data: data["device"].update(fusion="tpu"), "fusion is one of hidet, library, gpu; got 'tpu'"),
         (lambda data: data["device"].update(overlaps=True), "must have the keys name"),
     ],
 )

@@ -17,7 +17,7 @@ from hidet_dist import launch
 from hidet_dist.calibration.fit import cache_bytes, fit_kernel, fit_link, predicted_seconds
 from hidet_dist.calibration.samples import PASS_BYTES, CollectiveSample, ProbeSample, load_slowest, pass_name
 from hidet_dist.errors import CalibrationError, ConfigError
-from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.cluster import LIBRARY, Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
 from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.progress import Progress
@@ -269,6 +269,7 @@ def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample])
         launch,
         cache_bytes=cache_bytes({nbytes: seconds[pass_name(nbytes)] for nbytes in PASS_BYTES}),
         places_shards=True,
+        fusion=LIBRARY,
     )
     return replace(device, kernels=_kernels(device, seconds))
 

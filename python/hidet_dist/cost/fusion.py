@@ -24,11 +24,10 @@ from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.compat.half_products import is_taken
 from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
+from hidet_dist.machine import GPU, LIBRARY
 from hidet_dist.spec import OpShardSpec, TensorShardSpec
 from hidet_dist.traits import Moves, traits_of
 from hidet_dist.view import GraphView
-
-HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,13 @@ def tensors_between(view: GraphView, fusions: Fusions) -> dict[str, tuple[int, B
     return result
 
 
-def fused_operators(view: GraphView, target: str = GPU) -> dict[int, Fused | Member]:
+def fused_operators(view: GraphView, fusion: str = GPU) -> dict[int, Fused | Member]:
     """Map the numbers of operators to how they share a kernel with others.
 
-    ``target`` is :data:`GPU`, or :data:`LIBRARY` where matrix products and convolutions are kernels around a library's
-    calls, or :data:`HIDET` for hidet's pass alone.
+    ``fusion`` is one of :data:`hidet_dist.machine.FUSIONS`.
     """
-    if target != GPU:
-        return dict(_Fusion(view, target == LIBRARY).run())
+    if fusion != GPU:
+        return dict(_Fusion(view, fusion == LIBRARY).run())
     kernels = gpu_kernels(view)
     injective: dict[Hashable, bool] = {}
     fused: dict[int, Fused | Member] = dict(_Fusion(view, False, kernels, False, injective).run())

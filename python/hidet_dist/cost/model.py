@@ -16,9 +16,6 @@ from typing import Protocol
 from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import (
-    GPU,
-    HIDET,
-    LIBRARY,
     Between,
     Fused,
     Fusions,
@@ -82,12 +79,8 @@ class PredictedCost:
         self.cluster = cluster
 
     def fused(self, view: GraphView) -> Fusions:
-        """Map the numbers of operators to how they share kernels.
-
-        Devices whose kernels were measured are CPUs; all others are predicted as GPUs.
-        """
-        kernels = self.cluster.device.kernels
-        return fused_operators(view, LIBRARY if "matmul" in kernels else HIDET if kernels else GPU)
+        """Map the numbers of operators to how they share kernels on the machine's devices."""
+        return fused_operators(view, self.cluster.device.fusion)
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""

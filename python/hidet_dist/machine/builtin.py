@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.cluster import LIBRARY, Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
@@ -74,6 +74,7 @@ _CPU = Device(
     cache_bytes=16 * 2**20,
     kernels=_CPU_KERNELS,
     places_shards=True,
+    fusion=LIBRARY,
 )
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)

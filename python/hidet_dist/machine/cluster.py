@@ -12,6 +12,12 @@ from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import Collective
 
+HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
+FUSIONS = (HIDET, LIBRARY, GPU)
+"""How the operators of a device's programs share kernels (:mod:`hidet_dist.cost.fusion`): by hidet's pass alone; by
+hidet's pass, with matrix products and convolutions as kernels around a library's calls; as on GPUs, where a softmax, a
+norm or attention is one kernel."""
+
 
 def _positive(value: Any) -> bool:
     return is_finite(value) and value > 0
@@ -56,6 +62,7 @@ class Device:
     places_shards: whether collectives read and write the shards of any dim in place, without packing or unpacking.
         Those in host memory do, because they copy anyway. Where they do not, as in NCCL, ranks exchange partial maxima
         and minima, and reduce them by a kernel, which keeps NaN.
+    fusion: how operators share kernels, one of :data:`FUSIONS`: ``library`` for CPUs, ``gpu`` for GPUs.
     """
 
     name: str
@@ -67,6 +74,7 @@ class Device:
     cache_bytes: int = 0
     kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
     places_shards: bool = False
+    fusion: str = GPU
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -88,6 +96,8 @@ class Device:
                 raise ConfigError(f"A device's {name} is true or false; got {shown(getattr(self, name))}.")
         if not (is_finite(self.cache_bytes) and self.cache_bytes >= 0):
             raise ConfigError(f"A device needs cache_bytes of 0 or more; got {shown(self.cache_bytes)}.")
+        if not isinstance(self.fusion, str) or self.fusion not in FUSIONS:
+            raise ConfigError(f"A device's fusion is one of {', '.join(FUSIONS)}; got {shown(self.fusion)}.")
         check_kernels(self.kernels)
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:

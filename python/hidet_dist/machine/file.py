@@ -10,14 +10,14 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MACHINE_BYTES
-from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.cluster import FUSIONS, Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
 # The optional fields of a device.
-_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards")
+_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards", "fusion")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _GROUP = ("count", "device")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
@@ -53,7 +53,8 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """Read the machine of a JSON file, with ``mesh`` on it.
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
-    launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)
+    launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured;
+    fusion, ``gpu`` where it is left out, which it must not be beside measured kernels)
     and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
@@ -89,6 +90,11 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
 def _device(data: Any, what: str, path: str | Path) -> Device:
     device = _fields(data, _DEVICE, what, _OPTIONAL)
+    if device.get("kernels") and "fusion" not in device:
+        raise ConfigError(
+            f"{what} has measured kernels, but no 'fusion', which says how they share operators: add "
+            f"'fusion': 'library' for a CPU, 'gpu' for a GPU (of {', '.join(FUSIONS)}), or calibrate again."
+        )
     try:
         return Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:

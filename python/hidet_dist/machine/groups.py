@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.cluster import HIDET, Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
@@ -25,7 +25,7 @@ def slowest(devices: Sequence[Device]) -> Device:
     """Describe a device that is equivalent to unequal devices where all do equal parts of the work.
 
     Each rate is the least, and each cost the greatest, of all devices. It has only the features that all devices have,
-    and the classes of kernels that were measured on all.
+    and the classes of kernels that were measured on all. Where they fuse differently, it fuses as hidet does.
     """
     first = devices[0]
     if all(device == first for device in devices):
@@ -54,6 +54,7 @@ def slowest(devices: Sequence[Device]) -> Device:
         min(device.cache_bytes for device in devices),
         kernels,
         all(device.places_shards for device in devices),
+        first.fusion if all(device.fusion == first.fusion for device in devices) else HIDET,
     )
 
 
