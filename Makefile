@@ -36,7 +36,7 @@ $(STAMPS)/modules: FORCE | $(STAMPS)/created
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,dev,docs]"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,llm,serve,dev,docs]"
 	@touch $@
 
 demo: setup

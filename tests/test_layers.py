@@ -13,6 +13,7 @@ ROOT = Path(hidet_dist.__file__).parent
 LAYERS: tuple[str, ...] = (
     # What people start and call.
     "cli",
+    "llm",
     "frontends",
     "api",
     "config",

@@ -1,0 +1,1 @@
+"""Many requests over one model at once: pages, a schedule, sampling."""
