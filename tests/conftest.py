@@ -54,13 +54,16 @@ def quick_reference_kernels() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def plans_without_the_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan that a test gets must not depend on how busy the machine is; limits that tests give hold."""
+def default_time_limit_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that a test gets must not depend on how busy the machine is.
+
+    Searches by default have a deadline, as users' have, but one that no test reaches. Limits that tests give hold.
+    """
     given = SearchOptions.limits
 
     def limits(options: SearchOptions) -> Limits:
         default = options.time_limit_seconds == TIME_LIMIT_SECONDS
-        return given(replace(options, time_limit_seconds=None) if default else options)
+        return given(replace(options, time_limit_seconds=1000 * TIME_LIMIT_SECONDS) if default else options)
 
     monkeypatch.setattr(SearchOptions, "limits", limits)
 

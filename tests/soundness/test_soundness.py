@@ -60,6 +60,15 @@ def test_every_choice_of_random_instances_computes_what_the_whole_operator_does(
     check(cls, seed, ((2, 2),))
 
 
+@pytest.mark.slow
+@every_class
+@settings(max_examples=20, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1))
+def test_instances_that_differ_from_run_to_run_compute_what_the_whole_operator_does(cls, seed):
+    """A failure names its seed; ``--hypothesis-seed`` repeats a run."""
+    check(cls, seed, ((2,), (3,), (2, 2)))
+
+
 # The oracle, against PyTorch and against hidet's own kernels
 
 TORCH = {
