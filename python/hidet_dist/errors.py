@@ -174,3 +174,25 @@ class CommunicationError(HidetDistError, RuntimeError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()):
         super().__init__(message)
         self.ranks = ranks
+
+
+class RequestError(HidetDistError, ValueError):
+    """A request to generate tokens is wrong: no request like it will be served.
+
+    Attributes
+    ----------
+    parameter: str
+        The parameter that is wrong, or nothing.
+    """
+
+    def __init__(self, message: str, parameter: str = ""):
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class BusyError(HidetDistError, RuntimeError):
+    """A request was refused because too many wait already. It may be made again later."""
+
+
+class EngineError(HidetDistError, RuntimeError):
+    """A request ended because the model failed, or because the engine was closed."""

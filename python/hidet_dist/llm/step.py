@@ -166,7 +166,7 @@ class StepInputs:
 
 
 class StepModel(Protocol):
-    """A loaded language model. One thread calls it."""
+    """A loaded language model. One thread calls ``step``, which need not be the one that loaded it."""
 
     @property
     def sizes(self) -> StepSizes:

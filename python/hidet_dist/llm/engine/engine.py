@@ -1,0 +1,407 @@
+"""The engine: one thread that steps a model for all requests together.
+
+Requests come from any thread. Between two steps the thread chooses what to compute next; after a step it chooses
+tokens, and gives each request what is new of its answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hidet_dist.errors import CallError, ConfigError, EngineError, InputError
+from hidet_dist.llm.engine.detokenize import TextStream
+from hidet_dist.llm.engine.request import Request
+from hidet_dist.llm.engine.sampling import Sampler, Scored, scored
+from hidet_dist.llm.engine.scheduler import Part, Scheduler, Step
+from hidet_dist.llm.engine.sequence import Sequence
+from hidet_dist.llm.engine.stream import Event, Stream
+from hidet_dist.llm.engine.structured import Grammars, Matcher
+from hidet_dist.llm.step import StepModel
+from hidet_dist.llm.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine schedules.
+
+    Attributes
+    ----------
+    step_tokens: int, optional
+        Tokens of a step, at most. More of them compute long prompts in fewer steps; fewer let running answers go on
+        sooner. By default as many as the model takes.
+    queue: int
+        Answers that wait for the model, at most. Requests past it are refused.
+    prompt_logits: int
+        Tokens of prompts whose log-probabilities one step gives, at most. It bounds the memory of their logits.
+    """
+
+    step_tokens: int | None = None
+    queue: int = 256
+    prompt_logits: int = 128
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises
+        ------
+        ConfigError
+            When one is not positive.
+        """
+        for name in ("step_tokens", "queue", "prompt_logits"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} of the engine is {value}; give 1 or more.")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What an engine does, and did since it started.
+
+    Attributes
+    ----------
+    running, waiting: int
+        Answers that the model computes, and that wait for it.
+    pages, pages_used, pages_kept: int
+        Pages of the model; those that answers use; those that are kept for prompts to come.
+    steps, prompt_tokens, shared_tokens, generated_tokens, preempted: int
+        Steps; tokens of prompts that were computed, and that were found in the pages; tokens that were generated;
+        answers that gave back their pages for a while.
+    model_seconds, other_seconds: float
+        Seconds in the model, and beside it: scheduling, choosing tokens, and giving them out.
+    """
+
+    running: int
+    waiting: int
+    pages: int
+    pages_used: int
+    pages_kept: int
+    steps: int
+    prompt_tokens: int
+    shared_tokens: int
+    generated_tokens: int
+    preempted: int
+    model_seconds: float
+    other_seconds: float
+
+
+@dataclass(eq=False)
+class _Answer:
+    """An answer that is being generated."""
+
+    stream: Stream
+    choice: int
+    sequence: Sequence
+    sampler: Sampler
+    text: TextStream
+    matcher: Matcher | None
+    ends: frozenset[int]
+    limit: int
+    prompt: list[Scored] | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.sequence.tokens) - self.sequence.prompt
+
+
+class Engine:
+    """Generates tokens for many requests with one model.
+
+    Parameters
+    ----------
+    model: StepModel
+        The model. The engine's thread is the only one that calls it, until the engine is closed.
+    tokenizer: Tokenizer
+        The model's tokenizer.
+    options: EngineOptions
+        How to schedule.
+
+    Raises
+    ------
+    ConfigError
+        When an option does not fit the model.
+    """
+
+    def __init__(self, model: StepModel, tokenizer: Tokenizer, options: EngineOptions | None = None):
+        options = options or EngineOptions()
+        options.check()
+        self.sizes = model.sizes
+        self.tokenizer = tokenizer
+        self._model = model
+        step_tokens = min(options.step_tokens or self.sizes.tokens, self.sizes.tokens)
+        self._scheduler = Scheduler(self.sizes, step_tokens, options.prompt_logits, options.queue)
+        self._grammars = Grammars(tokenizer, self.sizes.vocabulary)
+        self._changed = threading.Condition()
+        self._answers: dict[Sequence, _Answer] = {}
+        self._status = "ready"
+        self._failure: BaseException | None = None
+        self._steps = self._prompt_tokens = self._generated = 0
+        self._model_seconds = self._other_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="hidet_dist engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def status(self) -> str:
+        """``ready``, ``draining``, ``failed`` or ``closed``."""
+        return self._status
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the model failed with, if it did."""
+        return self._failure
+
+    def submit(self, request: Request) -> Stream:
+        """Start a request, and return its events.
+
+        Raises
+        ------
+        RequestError
+            When the request is wrong.
+        BusyError
+            When too many answers wait.
+        EngineError
+            When the engine takes no requests: it drains, was closed, or its model failed.
+        """
+        request.check(self.sizes)
+        matcher = self._grammars.matcher(request.grammar) if request.grammar is not None else None
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        ends = request.stop_tokens if request.ignore_end else request.stop_tokens | self.tokenizer.end
+        stream = Stream(request, self._cancel)
+        answers: list[_Answer] = []
+        for choice in range(request.choices):
+            first = answers[0].sequence if answers else None
+            scores = request.prompt_logprobs is not None and first is None
+            sequence = Sequence(list(request.prompt), scores_prompt=scores, follows=first)
+            answer = _Answer(
+                stream,
+                choice,
+                sequence,
+                Sampler(request.sampling, seed, choice, request.prompt),
+                TextStream(request.stop),
+                matcher.copy() if matcher is not None else None,
+                ends,
+                request.limit(self.sizes),
+                [Scored(request.prompt[0])] if scores else None,
+            )
+            answers.append(answer)
+        with self._changed:
+            if self._status != "ready":
+                raise EngineError(self._why_not())
+            self._scheduler.check_room(len(answers))
+            for answer in answers:
+                self._answers[answer.sequence] = answer
+                self._scheduler.add(answer.sequence)
+            self._changed.notify_all()
+        return stream
+
+    def statistics(self) -> Statistics:
+        """Return what the engine does, and did."""
+        with self._changed:
+            pages = self._scheduler.pages
+            return Statistics(
+                self._scheduler.running,
+                self._scheduler.waiting,
+                pages.count,
+                pages.used,
+                pages.kept,
+                self._steps,
+                self._prompt_tokens,
+                self._scheduler.shared_tokens,
+                self._generated,
+                self._scheduler.preempted,
+                self._model_seconds,
+                self._other_seconds,
+            )
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Take no more requests, and wait until the open ones ended. Those that are left then get an error.
+
+        Returns
+        -------
+        bool
+            Whether all ended in time.
+        """
+        end = time.monotonic() + timeout_seconds
+        with self._changed:
+            if self._status == "ready":
+                self._status = "draining"
+            while self._answers and self._status == "draining" and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            drained = not self._answers
+            self._abandon(
+                EngineError("The server stops, and the answer was not complete in time. Make the request again.")
+            )
+        return drained
+
+    def close(self) -> None:
+        """End open requests with an error, stop the thread, and close the model. It may be called twice."""
+        with self._changed:
+            if self._status != "failed":
+                self._status = "closed"
+            self._abandon(EngineError("The engine was closed before the answer was complete."))
+            self._changed.notify_all()
+        self._thread.join()
+        self._model.close()
+
+    def __enter__(self) -> Engine:
+        """Return the engine; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the engine."""
+        self.close()
+
+    def _why_not(self) -> str:
+        if self._status == "draining":
+            return "The server stops, and takes no more requests. Make the request again elsewhere, or later."
+        if self._failure is not None:
+            return f"The model failed: {self._failure}. Start the server again."
+        return "The engine was closed."
+
+    def _cancel(self, stream: Stream) -> None:
+        with self._changed:
+            self._remove([answer for answer in self._answers.values() if answer.stream is stream])
+        stream.end("cancelled")
+
+    def _remove(self, answers: Iterable[_Answer]) -> None:
+        """End answers; the caller holds the lock."""
+        for answer in answers:
+            if self._answers.pop(answer.sequence, None) is not None:
+                self._scheduler.remove(answer.sequence)
+        if not self._answers:
+            self._changed.notify_all()
+
+    def _abandon(self, error: BaseException) -> None:
+        """End all answers with an error; the caller holds the lock."""
+        answers = tuple(self._answers.values())
+        self._remove(answers)
+        for stream in {answer.stream for answer in answers}:
+            stream.fail(error)
+
+    def _run(self) -> None:
+        try:
+            while (step := self._next()) is not None:
+                begin = time.perf_counter()
+                try:
+                    logits = self._model.step(step.inputs)
+                except (CallError, InputError) as error:  # nothing was written, on no rank
+                    self._refused(step, error)
+                    continue
+                between = time.perf_counter()
+                self._note(step, logits)
+                with self._changed:
+                    self._model_seconds += between - begin
+                    self._other_seconds += time.perf_counter() - between
+        except BaseException as error:
+            with self._changed:
+                if self._status != "closed":
+                    self._status = "failed"
+                    self._failure = error
+                failure = EngineError(f"The model failed: {error}. Start the server again.")
+                failure.__cause__ = error
+                self._abandon(failure)
+                self._changed.notify_all()
+
+    def _next(self) -> Step | None:
+        with self._changed:
+            while self._status not in {"closed", "failed"}:
+                begin = time.perf_counter()
+                step = self._scheduler.plan()
+                if step is not None:
+                    self._other_seconds += time.perf_counter() - begin
+                    return step
+                self._changed.wait()
+        return None
+
+    def _refused(self, step: Step, error: Exception) -> None:
+        failure = EngineError(f"The ranks refused a step of this request: {error}")
+        failure.__cause__ = error
+        with self._changed:
+            streams = {self._answers[part.sequence].stream for part in step.parts if part.sequence in self._answers}
+            self._remove([answer for answer in self._answers.values() if answer.stream in streams])
+        for stream in streams:
+            stream.fail(failure)
+
+    def _note(self, step: Step, logits: NDArray[np.float32]) -> None:
+        """Take the results of a step: choose tokens, give them out, and end the answers that are complete."""
+        if logits.shape != (len(step.inputs.wanted), self.sizes.vocabulary):
+            raise EngineError(
+                f"The model gave logits {list(logits.shape)} where {len(step.inputs.wanted)} rows of "
+                f"{self.sizes.vocabulary} were wanted."
+            )
+        with self._changed:
+            self._scheduler.commit(step)
+            answers = [self._answers.get(part.sequence) for part in step.parts]
+        row = 0
+        computed = len(step.inputs.tokens)
+        events: dict[_Answer, Event] = {}
+        failed: dict[Stream, EngineError] = {}
+        for part, answer in zip(step.parts, answers, strict=True):
+            rows = logits[row : row + part.scores + part.gives]
+            row += len(rows)
+            if answer is None or answer.stream in failed:  # it was cancelled, or failed with another answer
+                continue
+            if part.gives and answer.generated:
+                computed -= 1
+            try:
+                event = self._event(answer, part, rows)
+            except EngineError as error:
+                failed[answer.stream] = error
+                continue
+            if event is not None:
+                events[answer] = event
+        # An answer's pages are free before its request hears that it ended.
+        with self._changed:
+            self._steps += 1
+            self._generated += sum(event.token is not None for event in events.values())
+            self._prompt_tokens += computed
+            self._remove([answer for answer, event in events.items() if event.finish is not None])
+            self._remove([answer for answer in self._answers.values() if answer.stream in failed])
+        for answer, event in events.items():
+            answer.stream.first = answer.stream.first or time.monotonic()
+            answer.stream.put([event])
+        for stream, failure in failed.items():
+            stream.fail(failure)
+
+    def _event(self, answer: _Answer, part: Part, rows: NDArray[np.float32]) -> Event | None:
+        """Take an answer's rows of logits, and return what is new of it."""
+        request, sequence = answer.stream.request, answer.sequence
+        if answer.prompt is not None and request.prompt_logprobs is not None:
+            for logits in rows[: part.scores]:
+                token = sequence.tokens[len(answer.prompt)]
+                answer.prompt.append(scored(logits, token, request.prompt_logprobs))
+            if len(answer.prompt) == sequence.prompt:
+                answer.stream.prompt, answer.prompt = tuple(answer.prompt), None
+        if not part.gives:
+            return None
+        if answer.generated >= answer.limit:  # nothing but the prompt was wanted
+            return Event(answer.choice, finish="length")
+        logits = rows[-1]
+        token = answer.sampler.choose(logits, answer.matcher.allowed() if answer.matcher is not None else None)
+        sequence.tokens.append(token)
+        told = scored(logits, token, request.logprobs) if request.logprobs is not None else Scored(token)
+        finish: str | None = None
+        text = ""
+        if token in answer.ends:
+            finish = "stop"
+        else:
+            if answer.matcher is not None:
+                answer.matcher.consume(token)
+            text = answer.text.push(self._piece(token, request))
+            if answer.text.stopped or (answer.matcher is not None and answer.matcher.complete):
+                finish = "stop"
+            elif answer.generated >= answer.limit:
+                finish = "length"
+        if finish is not None:
+            text += answer.text.finish()
+        return Event(answer.choice, text, told, finish)
+
+    def _piece(self, token: int, request: Request) -> bytes:
+        hidden = token >= self.tokenizer.vocabulary or (token in self.tokenizer.special and not request.special)
+        return b"" if hidden else self.tokenizer.piece(token)
