@@ -47,6 +47,18 @@ MOST_TABLE_BYTES = 2**31
 MOST_HEADER_BYTES = 100_000_000
 """The header of a safetensors file: the bound of the safetensors library itself."""
 
+MOST_GGUF_HEADER_BYTES = 2**28
+"""The header of a GGUF file: a vocabulary of 260,000 tokens and its merges have about 20 MB."""
+
+MOST_GGUF_ENTRIES = 2**24
+"""Keys, tensors, or elements of one list in such a header: the largest vocabularies have 2**18 tokens."""
+
+MOST_TOKENIZER_BYTES = 2**28
+"""The tokenizer.json of a language model: that of a vocabulary of 260,000 tokens has 33 MB."""
+
+MOST_PROMPT_CHARACTERS = 2**26
+"""A prompt made by a chat template: the longest contexts have some million tokens."""
+
 MOST_MACHINE_BYTES = 2**20
 """A machine file has a few kilobytes: one device, and a link for each mesh axis."""
 

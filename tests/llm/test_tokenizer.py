@@ -1,0 +1,99 @@
+"""Tokenizers of checkpoints: texts, pieces of text, special tokens, and files that are malformed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from tests.llm.tokenizers_made import TEXTS, byte_level, sentence_piece, write_folder
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.llm.tokenizer import CheckpointTokenizer
+
+END = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "auto_map": {"AutoTokenizer": "x.Y"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(
+        tmp_path,
+        byte_level(),
+        {**END, "chat_template": "{{ messages[0].content }}"},
+        config={"eos_token_id": 0},
+    )
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_pieces_joined_are_the_text(tmp_path: Path, make):
+    tokenizer = CheckpointTokenizer.of_folder(write_folder(tmp_path, make(), {}))
+    for text in (*TEXTS, "🙂é\n\n  x <|im_start|><think>"):
+        tokens = tokenizer.encode(text, special=False)
+        joined = b"".join(tokenizer.piece(token) for token in tokens).decode()
+        assert joined.removeprefix(" ") == text
+        assert tokenizer.decode(tokens) == text
+        assert all(token < tokenizer.vocabulary for token in tokens)
+    assert tokenizer.piece(tokenizer.vocabulary) == b""
+
+
+def test_special_tokens_begin_a_text_and_are_left_out_where_asked(tmp_path: Path):
+    tokenizer = CheckpointTokenizer.of_folder(write_folder(tmp_path, sentence_piece(), {"eos_token": "</s>"}))
+    tokens = tokenizer.encode("the dog")
+    assert tokens[0] == tokenizer.token("<s>") and tokens[1:] == tokenizer.encode("the dog", special=False)
+    assert tokenizer.decode(tokens, special=False) == "the dog"
+    assert tokenizer.decode(tokens).startswith("<s>")
+    assert tokenizer.special == {0, 1, 2}
+    assert tokenizer.end == {2}
+
+
+def test_a_folder_says_what_ends_a_text_and_how_a_chat_is_written(folder: Path):
+    tokenizer = CheckpointTokenizer.of_folder(folder)
+    assert tokenizer.end == {0, tokenizer.token("<|im_end|>")}
+    assert tokenizer.special_texts == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    (folder / "chat_template.jinja").write_text("other")
+    tokenizer = CheckpointTokenizer.of_folder(folder)
+    assert tokenizer.end == {1, 2}
+    assert tokenizer.chat_template == "other"
+
+
+def test_a_tokenizer_that_is_saved_is_read_as_it_was(folder: Path, tmp_path: Path):
+    tokenizer = CheckpointTokenizer.of_folder(folder)
+    (tmp_path / "copy").mkdir()
+    tokenizer.save(tmp_path / "copy")
+    copy = CheckpointTokenizer.of_folder(tmp_path / "copy")
+    for name in ("end", "special", "special_texts", "chat_template", "vocabulary"):
+        assert getattr(copy, name) == getattr(tokenizer, name)
+    assert copy.encode(TEXTS[1]) == tokenizer.encode(TEXTS[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", "{", "not a tokenizer that can be read"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}', "not a tokenizer"),
+        ("tokenizer.json", "[" * 10000, "tokenizer"),
+        ("tokenizer_config.json", "[]", "must be a JSON object"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "other", "template": "x"}]}', "named 'default'"),
+        ("config.json", '{"eos_token_id": "2"}', "eos_token_id must be a whole number"),
+        ("config.json", '{"eos_token_id": 100000}', "token 100000, which is to end texts, is none"),
+    ],
+)
+def test_malformed_files_are_refused(folder: Path, name: str, content: str, said: str):
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        CheckpointTokenizer.of_folder(folder)
+
+
+def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"AutoTokenizer\.from_pretrained"):
+        CheckpointTokenizer.of_folder(tmp_path)
+
+
+def test_a_decoder_whose_pieces_are_not_known_is_refused(tmp_path: Path):
+    tokenizer = byte_level()
+    tokenizer.decoder = importlib.import_module("tokenizers").decoders.WordPiece()
+    with pytest.raises(ConfigError, match="decoder of the types"):
+        CheckpointTokenizer.of_folder(write_folder(tmp_path, tokenizer, {}))
