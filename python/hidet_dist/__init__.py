@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hidet_dist.frontends.onnx.model import from_onnx
     from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
+    from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -47,6 +48,7 @@ __all__ = [
     "TensorShardSpec",
     "as_weight",
     "as_weights",
+    "attention_over_rows",
     "auto_parallel",
     "calibrate",
     "describe",
@@ -81,6 +83,7 @@ _HOMES = {
     "hidet_dist.frontends.onnx.model": ("from_onnx",),
     "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
+    "hidet_dist.frontends.pytorch.row_attention": ("attention_over_rows",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),

@@ -14,8 +14,9 @@ from hidet.graph.ops.arithmetic import SetStridedSliceOp
 from hidet.graph.ops.attention.attention import AttnOp
 from hidet.graph.ops.create import ArangeOp, LinSpaceOp, TriOp
 from hidet.graph.ops.normalize.norm import NormalizeOp
-from hidet.graph.ops.transform import Im2ColOp
+from hidet.graph.ops.transform import CastOp, Im2ColOp
 from hidet.graph.ops.utils import Task, compute, tensor_input
+from hidet.ir.type import data_type
 
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.local import rebuild
@@ -262,3 +263,10 @@ def test_a_symbolic_dim_has_no_rule_but_a_reason():
     assert "symbolic" in rule.notation()
     with pytest.raises(UnsupportedDefinition, match="symbolic"):
         analyze(op.task)
+
+
+def test_a_cast_to_int32_stays_one_when_it_is_rebuilt():
+    for kind in ("int64", "float32", "int32"):
+        op = CastOp(symbol([8], kind), data_type("int32"))
+        assert op.outputs[0].dtype.name == "int32"
+        assert rebuild(op, [symbol([4], kind)], [(4,)])[0].dtype.name == "int32"

@@ -42,6 +42,7 @@ from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, a
 from hidet_dist.operators.products import addmm, einsum, grouped_matmul, integer_matmul, linear, matmul
 from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
 from hidet_dist.operators.resampling import interpolate
+from hidet_dist.operators.row_attention import attention_over_rows
 from hidet_dist.operators.sampling import grid_sample
 from hidet_dist.operators.shaping import (
     channel_shuffle,
@@ -66,6 +67,7 @@ __all__ = [
     "adaptive_max_pool",
     "addmm",
     "argsort",
+    "attention_over_rows",
     "avg_pool",
     "batch_norm",
     "batch_norm_of_batch",

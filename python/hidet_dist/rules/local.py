@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask
+from hidet.graph.ops.transform import CastOp
 from hidet.graph.ops.utils import input_like
 from hidet.ir.expr import Constant
 from hidet.ir.type import DataType
@@ -124,7 +125,7 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
             for shape, whole in zip((*in_shapes, *out_shapes), (*op.inputs, *op.outputs), strict=True)
         ):
             outputs = _clone(op, inputs, op.task)
-        elif isinstance(op, UnaryElementwiseOp):
+        elif isinstance(op, UnaryElementwiseOp) and not isinstance(op, CastOp):  # hidet forgets the cast to int32 in it
             outputs = _clone(op, inputs, _elementwise(op, inputs[0]))
         else:
             with hidet.option.context():

@@ -57,6 +57,7 @@ from hidet_dist.operators.indexing import HistogramOp, ScatterElementsOp, Scatte
 from hidet_dist.operators.pooling import WindowPoolOp
 from hidet_dist.operators.products import IntegerMatmulOp
 from hidet_dist.operators.reductions import CumulativeOp, ReduceOp
+from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionPartsOp
 from hidet_dist.operators.sorting import ArgsortOp
 
 Rng = np.random.Generator
@@ -981,6 +982,29 @@ def _window_pool(rng: Rng, cls: Any) -> Operator:
     x = _symbol([int(_pick(rng, (2, 3, 4))), _size(rng), *inner])
     kind = str(_pick(rng, ("max", "avg")))
     return cls(x, kind, [2] * dims, [stride] * dims, [padding] * dims, [1] * dims, out, bool(rng.integers(2)))
+
+
+def _row_attention(rng: Rng, parts: list[int]) -> Instance:
+    """Attention over rows; ``parts`` are the dims before those of the pools."""
+    tokens, groups, size_k, size_v, columns = (int(_pick(rng, (2, 3, 4))) for _ in range(5))
+    heads, page, pages, sequences = groups * int(_pick(rng, (1, 2, 3))), int(rng.integers(1, 4)), 3, 2
+    value_size = int(rng.integers(1, size_k + 1)) if rng.random() < 0.25 else 0
+    pools = [[*parts, pages * page, groups, size] for size in ((size_k,) if value_size else (size_k, size_v))]
+    integers = [[sequences, *parts, columns], [tokens], [tokens, *parts], [tokens, *parts]]
+    tensors = [_symbol([tokens, heads, size_k]), *map(_symbol, pools), *(_symbol(shape, "int32") for shape in integers)]
+    options: dict[str, Any] = {"scale": 0.4, "softcap": float(_pick(rng, (0, 2))), "page": page}
+    # Some tokens see nothing, and some as much as there is.
+    seen = ((0, pages), (0, sequences), (-1, columns * page), (-1, columns * page + 2))
+    ranges = {1 + len(pools) + number: values for number, values in enumerate(seen)}
+    if parts:
+        return Instance(RowAttentionPartsOp(*tensors, **options, value_size=value_size), ranges)
+    has_sinks = bool(rng.integers(2))
+    tensors += [_symbol([heads])] * has_sinks
+    return Instance(RowAttentionOp(*tensors, **options, value_size=value_size, has_sinks=has_sinks), ranges)
+
+
+MAKERS[RowAttentionOp] = lambda rng: _row_attention(rng, [])
+MAKERS[RowAttentionPartsOp] = lambda rng: _row_attention(rng, [int(_pick(rng, (2, 3, 4)))])
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:

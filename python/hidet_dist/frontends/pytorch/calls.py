@@ -115,7 +115,7 @@ _WITH_NUMBERS: set[str] = set()
 
 
 def lowers(*names: str, numbers: bool = False) -> Callable[[Lowering], Lowering]:
-    """Register a function as the lowering of ATen operators, named without ``aten.``.
+    """Register a function as the lowering of ATen operators, named without ``aten.``, or of others by full names.
 
     The function takes the :class:`Call` and the operator's arguments, by the names of the operator's schema: hidet's
     tensors, numbers, and expressions for symbolic sizes. It returns the output, or a tuple of several. With ``numbers``
@@ -124,7 +124,7 @@ def lowers(*names: str, numbers: bool = False) -> Callable[[Lowering], Lowering]
 
     def register(lowering: Lowering) -> Lowering:
         for name in names:
-            full = name if name.startswith("transformers.") else f"aten.{name}"
+            full = name if name.startswith(("transformers.", "hidet_dist.")) else f"aten.{name}"
             assert full not in _LOWERINGS, full
             _LOWERINGS[full] = lowering
             if numbers:

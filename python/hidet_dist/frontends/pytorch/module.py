@@ -22,6 +22,7 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
     products,
     recurrent,
     reductions,
+    row_attention,
     shapes,
     windows,
 )
