@@ -36,6 +36,7 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_page_is_made_and_needs_nothing_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert {"index.html", "configuration.html", "contributing.html"} <= {page.name for page in pages}
@@ -46,12 +47,14 @@ def test_every_page_is_made_and_needs_nothing_from_elsewhere(site):
         assert not [source for pair in fetched for source in pair if source.startswith(("http", "//"))], page
 
 
+@pytest.mark.slow
 def test_every_public_call_has_its_reference(site):
     text = text_of(site / "reference" / "index.html")
     assert all(f">{name}<" in text or f".{name}" in text for name in hidet_dist.__all__)
 
 
 @pytest.mark.parametrize("config", [DistributedConfig, OptimizationConfig])
+@pytest.mark.slow
 def test_every_key_that_a_configuration_takes_is_on_its_page(site, config):
     with pytest.raises(ConfigError, match="the keys are") as refused:
         config.parse({"nonsense": 1})

@@ -27,7 +27,7 @@ def by_rows_then_columns(_):
 
 
 # A gated decoder has what the other patterns have: products, attention and gates.
-QUICK = ("uneven", "convolutions", "gated_decoder")
+QUICK = ("uneven", "gated_decoder")
 
 
 @pytest.mark.parametrize(
