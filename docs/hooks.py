@@ -169,16 +169,24 @@ or if hidet alone fails as well. {tests} tests and examples were run: {right} ca
 
 def configuration() -> str:
     """The page of all keys of the two configurations: type, default and meaning, from their dataclasses."""
-    from hidet_dist.config import DistributedConfig, OptimizationConfig
+    from hidet_dist.config import DistributedConfig, OptimizationConfig, target_options
+    from hidet_dist.options.option import default_of, options_of
 
     parts = [_CONFIGURATION, "## distributed_config\n"]
     parts += [_key(name, "", meaning) for name, meaning in DistributedConfig.KEYS.items()]
     parts.append("## optimization_config\n")
     documented = _attributes("config.OptimizationConfig")
     for item in fields(OptimizationConfig):
+        if item.name == "target_options":
+            continue
         kind, meaning = documented[item.name]
         default = item.default_factory() if item.default_factory is not MISSING else item.default
         parts.append(_key(item.name, f"*{kind}*; `{default!r}` by default.", meaning))
+    for target, options in target_options().items():
+        parts.append(_key(target, "*dict*", f"The options of the target `{target}`:"))
+        for name, one in options_of(options).items():
+            meaning = f"*{one.kind}*; `{default_of(options, name)!r}` by default. {one.help}"
+            parts.append(f"* `{name}`: {meaning}\n")
     return roles.rewrite("\n".join(parts))
 
 

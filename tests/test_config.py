@@ -8,7 +8,6 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +130,9 @@ SANE: dict[str, list[Any]] = {
     "solver": ["highs", "cbc"],
     "mode": ["search", "propagate"],
     "precision": ["float16"],
-    "mma": ["simt"],
+    "cuda": [{"mma": "simt"}, {}],
 }
-OPTIMIZATION = [field.name for field in fields(OptimizationConfig)]
+OPTIMIZATION = OptimizationConfig.keys()
 DISTRIBUTED = ["mesh_shape", "mesh_axis_names", "machine"]
 
 
@@ -236,8 +235,8 @@ def test_meshes_that_are_none(config: Mapping[str, Any], says: str) -> None:
         ({"solver_gap": False}, "got False"),
         ({"mem_budget": 10**400}, "more than the largest"),
         ({"mode": np.array(["search"])}, "must be one of search, propagate"),
-        ({"space": True, "target": "cuda"}, "must be one of 0, 1, 2"),
-        ({"space": None}, "must be one of 0, 1, 2"),
+        ({"cuda": {"space": True}, "target": "cuda"}, "must be one of 0, 1, 2"),
+        ({"cuda": {"space": None}, "target": "cuda"}, "must be one of 0, 1, 2"),
         ({"weights": "a\0b"}, "must be the path"),
     ],
 )

@@ -21,12 +21,12 @@ from safetensors.numpy import save_file
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.machine import builtin
-from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.targets import TARGETS
 from hidet_dist.testing.rounding import tolerance
 from hidet_dist.testing.shapes import random_weights
 from hidet_dist.view import GraphView
@@ -42,13 +42,14 @@ def write_weights(name: str, file: str) -> None:
 
 def as_graph(out: Path, graph: FlowGraph, mesh: dict[str, Any], config: dict[str, Any], plan: Plan) -> None:
     """Build the same program beside it, to be run as a CUDA graph. Its kernels are those in the cache."""
-    auto_parallel(graph, mesh, {**config, "cuda_graph": True}, out.with_name(f"{out.name}-graph"), plan=plan)
+    config = {**config, "cuda": {**config["cuda"], "cuda_graph": True}}
+    auto_parallel(graph, mesh, config, out.with_name(f"{out.name}-graph"), plan=plan)
 
 
 def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
     """Bytes for a rank's share of the weights, beside what a single device would hold of all else."""
     normal = normalize(graph)
-    stage = search(normal, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stages[0]
+    stage = search(normal, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
     weights = stage.weight_bytes_per_device
     return int(SHARE * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 
@@ -89,7 +90,7 @@ def main(do: str, name: str, weights: str, *how: str) -> None:
         write_weights(name, weights)
     else:
         ranks, arch, space, out = how
-        target = {"target": "cuda", "arch": arch, "space": int(space), "cublas": True}
+        target = {"target": "cuda", "arch": arch, "cuda": {"space": int(space), "cublas": True}}
         print(json.dumps(build(name, int(ranks), Path(weights), arch, target, Path(out))))
 
 

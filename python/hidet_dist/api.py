@@ -56,6 +56,7 @@ from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.targets import targets_with
 from hidet_dist.view import GraphView
 from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 
@@ -360,9 +361,10 @@ class _Request:
                     f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the "
                     "two out."
                 )
-        if plan.pipeline is not None and self.target.name != "cpu" and plan.stages[0].symbols:
+        if plan.pipeline is not None and not self.target.record.symbolic_pipelines and plan.stages[0].symbols:
             raise ConfigError(
-                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target.name!r}: "
+                "Pipelines of graphs with symbolic dims are so far for the target "
+                f"{targets_with('symbolic_pipelines')!r}, not for {self.target.record.name!r}: "
                 "give a plan of one stage, or of the graph traced for one size."
             )
         for stage in plan.stages:
@@ -392,9 +394,9 @@ class _Request:
 
 def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
     """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
-    if target.name != "cpu":
+    if not target.record.shares:
         raise ConfigError(
-            f"Shares of mesh axes are not supported on the target {target.name!r}: leave 'shares' out of "
+            f"Shares of mesh axes are not supported on the target {target.record.name!r}: leave 'shares' out of "
             "distributed_config and of its stages."
         )
     if optimization.symbols:
@@ -589,7 +591,7 @@ class _Build:
         """Partition and compile the graph of a stage; ``write`` writes its weights while compilers run."""
         stage = plan.stages[number]
         program = replace(partition_graph(graph, stage, files, self.target), interface=interface)
-        overlap = stage.overlap if self.target.overlaps else None
+        overlap = stage.overlap if self.target.record.overlaps else None
         with progress.task("Compiling") as task:
             compiled = compile_program(
                 program,

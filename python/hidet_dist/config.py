@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet_dist.checks import is_list, is_whole, shown
-from hidet_dist.compile import TARGETS, Backend
-from hidet_dist.compile.cuda.target import MMA
+from hidet_dist.compile import Backend, backend_of
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.limits import MOST_MICRO_BATCHES
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
-from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
+from hidet_dist.options.option import options_of, parse_options, refuse_unknown
 from hidet_dist.pipeline import GivenStage, PipelineOptions, StageConstraint, parse_stages
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
@@ -24,7 +23,9 @@ from hidet_dist.search.shares import AUTO, parse_shares
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.targets import DEFAULT_TARGET, TARGETS, targets_with
 
+_DEFAULT_MACHINE = TARGETS[DEFAULT_TARGET].machine
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
 # The keys of the configuration that are options of the search, by the options' names.
@@ -37,14 +38,6 @@ _SEARCH_KEYS = {
     "memory_limit_bytes": "solver_memory_limit_bytes",
     "threads": "solver_threads",
 }
-
-
-def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} must be a dict; got {shown(given)}.")
-    for key in given:
-        if not isinstance(key, str) or key not in known:
-            raise ConfigError(f"Unknown key {shown(key)} in {what}; the keys are {', '.join(known)}.")
 
 
 def _are_paths(value: Any) -> bool:
@@ -79,9 +72,9 @@ class DistributedConfig:
     searches_shares: bool = False
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
+    def parse(cls, given: Mapping[str, Any], default_machine: str = _DEFAULT_MACHINE) -> DistributedConfig:
         """Parse the user's dict. Raises ConfigError for unknown keys and unfit values."""
-        _refuse_unknown("distributed_config", given, tuple(cls.KEYS))
+        refuse_unknown("distributed_config", given, tuple(cls.KEYS))
         shape, names = given.get("mesh_shape"), given.get("mesh_axis_names")
         if not is_list(shape):
             raise ConfigError(
@@ -121,28 +114,17 @@ class OptimizationConfig:
     Attributes
     ----------
     target: str
-        The target: ``cpu`` or ``cuda``. Compiling for GPUs needs no GPU.
+        The target: ``cpu`` or ``cuda``. Compiling for GPUs needs no GPU. Options that only one target has are in a dict
+        under its name, such as ``{"target": "cuda", "cuda": {"space": 2}}``.
     arch: str, optional
         For the target ``cuda``, the architecture of the GPUs, such as ``sm_90``; ``auto``, the default, is that of the
         described machine. If ``arch`` is given and no machine, costs are predicted for a machine with such GPUs.
         For the target ``cpu``, the level of x86-64 whose instructions kernels use: ``x86-64``, ``x86-64-v2``,
         ``x86-64-v3`` or ``x86-64-v4``; ``native``, the default, is the best level of the running machine. Processors of
         a lower level refuse the artifacts.
-    space: int
-        The candidates of a CUDA kernel: 0 for one, 1 and 2 for hidet's small and large search spaces. A serving process
-        measures the fastest when it first loads the artifacts.
-    mma: str, optional
-        ``mma`` to compute float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of
-        mantissa), or ``simt``, the default. Half precision always uses tensor cores.
     precision: str, optional
         ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is safe, with weights stored
         in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target ``cuda``.
-    cublas: bool
-        Whether cuBLAS is another candidate for each matrix product on CUDA, whatever ``space`` is. Processes without
-        cuBLAS use another candidate.
-    cuda_graph: bool
-        Whether serving processes run the program as a CUDA graph: captured at the second run with the same sizes of
-        symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device.
     mem_budget: int, optional
         The memory budget of a device in bytes: weights, graph inputs and outputs, and live activations; by default the
         device's memory.
@@ -194,15 +176,13 @@ class OptimizationConfig:
         The ranks on which a call of a pipeline returns outputs: ``all``, or ``last`` for those of the last stage.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
+    target_options: object
+        The options of the target, an object of its class; by default the target's defaults.
     """
 
-    target: str = "cpu"
+    target: str = DEFAULT_TARGET
     arch: str | None = None
-    space: int = 0
-    mma: str | None = None
     precision: str | None = None
-    cublas: bool = False
-    cuda_graph: bool = False
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
@@ -222,12 +202,14 @@ class OptimizationConfig:
     micro_batches: int | None = None
     outputs: str = ALL
     recompile: bool = False
+    target_options: Any = None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> OptimizationConfig:
         """Parse the user's dict. Raises ConfigError for unknown keys and unfit values."""
-        _refuse_unknown("optimization_config", given, [field.name for field in fields(cls)])
-        values = dict(given)
+        _refuse_moved(given)
+        refuse_unknown("optimization_config", given, cls.keys())
+        values = {key: value for key, value in given.items() if key not in TARGETS}
         for key in ("input_specs", "output_specs"):
             if values.get(key) is not None:
                 values[key] = _specs(key, values[key])
@@ -246,14 +228,28 @@ class OptimizationConfig:
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
                 f"list of paths; got {shown(config.weights)}."
             )
-        for key in ("recompile", "cublas", "cuda_graph"):
-            if not isinstance(getattr(config, key), bool):
-                raise ConfigError(
-                    f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
-                )
+        if not isinstance(config.recompile, bool):
+            raise ConfigError(f"optimization_config['recompile'] must be True or False; got {shown(config.recompile)}.")
+        config._check_target()
         config._check_pipeline()
-        config._check_target()  # last, since it compares values with defaults of the same type
-        return config
+        for name in TARGETS:
+            if name in given and name != config.target:
+                raise ConfigError(
+                    f"optimization_config[{name!r}] has options of the target {name!r}; the target is "
+                    f"{config.target!r}."
+                )
+        of_target = given.get(config.target, {})
+        return replace(
+            config,
+            target_options=parse_options(
+                backend_of(config.target).options, of_target, f"optimization_config[{config.target!r}]"
+            ),
+        )
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """List the keys: the fields, and the names of targets that have options, which are in a dict each."""
+        return [*(field.name for field in fields(cls) if field.name != "target_options"), *target_options()]
 
     def search_options(self) -> SearchOptions:
         """Return the options of the search."""
@@ -305,42 +301,39 @@ class OptimizationConfig:
                         f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of "
                         "each stage in 'stages'."
                     )
-        if self.target != "cpu" and self.symbols:
+        if not TARGETS[self.target].symbolic_pipelines and self.symbols:
             raise ConfigError(
-                f"Pipelines of graphs with symbolic dims run on CPUs so far, not on the target {self.target!r}: leave "
-                "'stages' and 'objective' out, or trace the graph for one size."
+                "Pipelines of graphs with symbolic dims are so far for the target "
+                f"{targets_with('symbolic_pipelines')!r}, not for {self.target!r}: "
+                "leave 'stages' and 'objective' out, or trace the graph for one size."
             )
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))
         chosen = TARGETS[self.target]
-        for key, choices in (
-            ("space", (0, 1, 2)),
-            ("mma", MMA),
-            ("precision", PRECISIONS),
-        ):
-            value = getattr(self, key)
-            if value is not None or key == "space":
-                _choice(key, value, choices)
-        for name, target in TARGETS.items():
-            if isinstance(self.arch, str) and self.arch in target.archs and self.arch not in chosen.archs:
+        if self.precision is not None:
+            _choice("precision", self.precision, PRECISIONS)
+            if self.precision not in chosen.precisions:
+                raise ConfigError(
+                    f"optimization_config['precision'] = {self.precision!r} is for the target "
+                    f"{targets_with('precisions')!r}; the target is {self.target!r}."
+                )
+        if self.arch is None:
+            return
+        archs = {name: backend_of(name).archs for name in TARGETS}
+        for name, others in archs.items():
+            if isinstance(self.arch, str) and self.arch in others and self.arch not in archs[self.target]:
                 raise ConfigError(
                     f"optimization_config['arch'] = {self.arch!r} is for the target {name!r}; the target is "
                     f"{self.target!r}."
                 )
-            for key in target.keys:
-                if key not in chosen.keys and getattr(self, key) != _DEFAULTS[key]:
-                    raise ConfigError(
-                        f"optimization_config[{key!r}] = {shown(getattr(self, key))} is for the target {name!r}; the "
-                        f"target is {self.target!r}."
-                    )
-        if self.arch is not None:
-            _choice("arch", self.arch, chosen.archs)
+        _choice("arch", self.arch, archs[self.target])
 
     @property
     def default_machine(self) -> str:
         """The machine for which costs are predicted if none is named."""
-        return MACHINE_OF_ARCH.get(self.arch or "auto", "cpu")
+        target = TARGETS[self.target]
+        return target.machines.get(self.arch or "", target.machine)
 
     def target_on(self, device: Device) -> Backend:
         """Make the target to compile for on a machine of such devices.
@@ -350,11 +343,29 @@ class OptimizationConfig:
         ConfigError
             When the device cannot run code for the target, or for the architecture.
         """
-        target = TARGETS[self.target]
-        return target.configured(self.arch, {key: getattr(self, key) for key in target.keys}, device)
+        backend = backend_of(self.target)
+        options = backend.options() if self.target_options is None else self.target_options
+        return backend.configured(self.arch, options, device)
 
 
 _DEFAULTS = {each.name: each.default for each in fields(OptimizationConfig)}
+
+
+def target_options() -> dict[str, type]:
+    """Return the classes of options of all targets that have some, by the target's name."""
+    kinds = {name: backend_of(name).options for name in TARGETS}
+    return {name: kind for name, kind in kinds.items() if options_of(kind)}
+
+
+def _refuse_moved(given: Any) -> None:
+    """Raise ConfigError for an option of a target that is not in the target's dict."""
+    for name, kind in target_options().items():
+        for key in options_of(kind):
+            if isinstance(given, Mapping) and key in given:
+                raise ConfigError(
+                    f"optimization_config[{key!r}] is an option of the target {name!r}: give it in a dict under the "
+                    f"target's name, as {{'target': {name!r}, {name!r}: {{{key!r}: ...}}}}."
+                )
 
 
 def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
@@ -395,7 +406,7 @@ def _symbols(given: Any) -> dict[str, SymbolSize]:
             declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
         else:
             declared = value if isinstance(value, Mapping) else {"expected": value}
-        _refuse_unknown(what, declared, ("expected", "multiple_of"))
+        refuse_unknown(what, declared, ("expected", "multiple_of"))
         if "expected" not in declared:
             raise ConfigError(f"{what} lacks 'expected', the size that costs are predicted for; got {shown(declared)}.")
         size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))

@@ -22,12 +22,12 @@ from safetensors.numpy import load_file, save_file
 
 from hidet_dist import auto_parallel
 from hidet_dist.machine import builtin
-from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.targets import TARGETS
 from hidet_dist.testing import bert, shapes, torch_models
 from hidet_dist.testing.minilm import minilm_dir
 from hidet_dist.testing.rounding import tolerance
@@ -149,13 +149,13 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     if variant == "stages":
         config |= {"objective": "throughput", "stages": STAGES, "micro_batches": MICRO_BATCHES}
     elif ranks > 1:  # so that it is split
-        stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stages[0]
+        stage = search(graph, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
     if variant == "graph":
-        config["cuda_graph"] = True
+        config["cuda"] = {"cuda_graph": True}
     if variant == "candidates":
-        config |= {"space": 1, "cublas": True}
+        config["cuda"] = {"space": 1, "cublas": True}
     result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
     pipeline = result.plan.pipeline

@@ -24,6 +24,7 @@ from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import check_stage
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan, OperatorPlan, StagePlan, TensorPlan
+from hidet_dist.targets import TARGETS
 from hidet_dist.view import GraphView
 
 
@@ -378,13 +379,11 @@ def test_shards_of_a_dim_that_is_split_minor_axis_first_are_placed_in_order():
         np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-6)
 
 
-@dataclasses.dataclass
 class AsOnGpus:
     """Programs as for GPUs, of kernels for the CPU."""
 
-    device: str = "cpu"
-    computes_constants: bool = True
-    keeps_nan: bool = False
+    device = "cpu"
+    record = dataclasses.replace(TARGETS["cpu"], keeps_nan=False)
 
 
 def test_on_gpus_a_kernel_reduces_the_extremes_that_ranks_exchange():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import shown
@@ -21,32 +21,11 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.formula import check_formula
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
+from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
-
-KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
-"""The kinds of memory, in the order in which a launcher reports its workspace."""
-
-
-@dataclass(frozen=True)
-class TargetFields:
-    """The fields of a manifest that only some targets have.
-
-    Attributes
-    ----------
-    gpu: whether it names a GPU.
-    cuda_graph: whether a stage may be run as a CUDA graph.
-    cublas: whether kernels may call cuBLAS.
-    """
-
-    gpu: bool = False
-    cuda_graph: bool = False
-    cublas: bool = False
-
-
-TARGETS = {"cpu": TargetFields(), "cuda": TargetFields(gpu=True, cuda_graph=True, cublas=True)}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The fields of a stage that its launcher's description lacks: its folder, and figures computed by the launcher.
@@ -134,10 +113,10 @@ def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 def check(manifest: Manifest) -> None:
     """Raise ValueError, which names the field, if a manifest contradicts itself."""
     _require(manifest.target in TARGETS, "target", manifest.target, f"one of {', '.join(TARGETS)}")
-    fields = TARGETS[manifest.target]
-    expected = "given" if fields.gpu else "null"
+    names_gpu = "gpu" in TARGETS[manifest.target].manifest_fields
+    expected = "given" if names_gpu else "null"
     _require(
-        (manifest.gpu is not None) == fields.gpu, "gpu", manifest.gpu, f"{expected} for the target {manifest.target!r}"
+        (manifest.gpu is not None) == names_gpu, "gpu", manifest.gpu, f"{expected} for the target {manifest.target!r}"
     )
     _require(len(manifest.stages) > 0, "stages", [], "at least one")
     for number, stage in enumerate(manifest.stages):
@@ -269,7 +248,7 @@ def _check_formulas(what: str, stage: StageManifest) -> None:
 
 
 def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
-    fields = TARGETS[target]
+    fields = TARGETS[target].manifest_fields
     kernels = len(stage.kernels)
     for field, count in (("candidates", len(stage.candidates)), ("cublas", len(stage.cublas))):
         _require(count == kernels, f"{what}.{field}", getattr(stage, field), f"of {kernels} entries, as kernels")
@@ -284,8 +263,8 @@ def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
         len(used) == kernels, f"{what}.launches", len(stage.launches), f"launches of each of the {kernels} kernels"
     )
     never = f"false for the target {target!r}"
-    _require(fields.cuda_graph or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, never)
-    _require(fields.cublas or not any(stage.cublas), f"{what}.cublas", stage.cublas, never)
+    _require("cuda_graph" in fields or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, never)
+    _require("cublas" in fields or not any(stage.cublas), f"{what}.cublas", stage.cublas, never)
 
 
 def _check_data(what: str, stage: StageManifest) -> None:

@@ -28,6 +28,7 @@ from hidet.utils.py import repeat_until_converge
 from hidet_dist.compat.definitions import bound_in, renamed_task
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.rewriting import Repeated, copy_operator
+from hidet_dist.targets import target_of_memory
 
 _FOR_TENSOR_CORES = (
     "lower_cute_dialect_pass",
@@ -88,8 +89,8 @@ _PLAIN = (bool, int, float, str, type(None))
 class _ResolvedOnce:
     """Rules that resolve an operator to a variant; operators that are copies of another get copies of its variant.
 
-    Rules for GPUs look at an operator, and at those whose results it reads. The CPU target's look further, and keep
-    their results by themselves.
+    That suits the rules of targets that look at an operator, and at those whose results it reads. Others look further,
+    and keep their results by themselves.
     """
 
     def __init__(self, chain: Any, known: Repeated):
@@ -100,7 +101,7 @@ class _ResolvedOnce:
         """Resolve an operator; None if no rule does."""
         known_values = any(x.storage is not None for x in op.inputs)  # which rules read
         plain = all(isinstance(value, _PLAIN) for value in op.attrs.values())
-        if known_values or not plain or op.build_target == "cpu":
+        if known_values or not plain or not target_of_memory(op.build_target).resolves_locally:
             outputs: Sequence[Tensor] | None = self.chain.resolve(op)
             return outputs
         read = tuple(

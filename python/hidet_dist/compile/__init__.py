@@ -2,6 +2,6 @@
 
 from hidet_dist.compile.backend import Backend
 from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program
-from hidet_dist.compile.targets import TARGETS
+from hidet_dist.compile.targets import backend_of
 
-__all__ = ["TARGETS", "Backend", "CompiledProgram", "compile_program", "optimize_program"]
+__all__ = ["Backend", "CompiledProgram", "backend_of", "compile_program", "optimize_program"]

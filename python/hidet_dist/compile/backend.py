@@ -11,6 +11,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
+from hidet_dist.targets import Target
 
 
 class Backend(Protocol):
@@ -18,25 +19,19 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    name: its name in the configuration, and hidet's name of the build target.
+    record: what all layers know of the target.
     archs: the values of ``optimization_config["arch"]`` for this target.
-    keys: the keys of ``optimization_config`` for this target, besides ``arch``.
-    overlaps: whether collectives run beside computation.
-    computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
-        device, which a machine that compiles for GPUs may lack.
-    keeps_nan: whether collectives keep NaN in maxima and minima of floats.
+    options: the class of the target's options (:mod:`hidet_dist.options`), which are the keys of the dict that
+        ``optimization_config`` has under the target's name.
     """
 
-    name: ClassVar[str]
+    record: ClassVar[Target]
     archs: ClassVar[Sequence[str]]
-    keys: ClassVar[Sequence[str]]
-    overlaps: ClassVar[bool]
-    computes_constants: ClassVar[bool]
-    keeps_nan: ClassVar[bool]
+    options: ClassVar[type]
 
     @classmethod
-    def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> Backend:
-        """Make the configured target. ``options`` has a value for each of ``keys``; costs are those of ``device``.
+    def configured(cls, arch: str | None, options: Any, device: Device) -> Backend:
+        """Make the configured target. ``options`` is an object of the target's class; costs are those of ``device``.
 
         Raises
         ------

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.compile.blocks import BlockOp
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
+from hidet_dist.targets import KINDS_OF_MEMORY
 
 ALIGNMENT = 128
 """Bytes to whose multiples buffers are rounded up; ``kBufferAlignment`` in ``hidet_dist/launcher.h``."""

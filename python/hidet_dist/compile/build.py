@@ -16,7 +16,6 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.task import Task
 
 from hidet_dist.artifacts import StageManifest
-from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import is_built, locked_builds, task_folder
 from hidet_dist.compat.passes import layered_passes
@@ -25,19 +24,20 @@ from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend
 from hidet_dist.compile.cache import mark_used, prune
-from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import Workspace, build_launcher
 from hidet_dist.compile.ordering import order_for_memory
 from hidet_dist.compile.renamings import renamings_in_place
+from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.files import parse_json
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
+from hidet_dist.targets import KINDS_OF_MEMORY
 from hidet_dist.weights import Layout, UnevenLayout
 
 _FAILURES = (RuntimeError, ValueError, OSError, CompilationFailed)  # of processes that compile kernels
@@ -105,8 +105,8 @@ def _compile_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise CompileError(f"A kernel does not compile: {' '.join(said[:_MOST_LINES] or lines)}") from error
 
 
-def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
-    """Fuse a program's operators.
+def optimize_program(program: Program, target: Backend | None = None) -> FlowGraph:
+    """Fuse a program's operators, for the default target if none is given.
 
     Raises
     ------
@@ -114,6 +114,7 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
         When a pass loses or changes a communication operator, so that the program would compute another result, or
         computes a product twice; or when a kernel that computes a constant does not compile.
     """
+    target = target or default_backend()
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
         with _compile_errors(CompilationFailed):  # constants are computed
@@ -127,7 +128,7 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
 
 def compile_program(
     program: Program,
-    target: Backend = CPU,
+    target: Backend | None = None,
     total: Callable[[int], None] = lambda _: None,
     advance: Callable[[], None] = lambda: None,
     overlap: Cluster | None = None,
@@ -141,8 +142,8 @@ def compile_program(
     ----------
     program: Program
         The program, on the target's device.
-    target: Backend
-        The target to compile for.
+    target: Backend, optional
+        The target to compile for; the default target if none is given.
     total, advance: callable, optional
         Progress: called with the number of kernels, and once for each that is built.
     overlap: Cluster, optional
@@ -161,6 +162,8 @@ def compile_program(
     CompileError
         When a kernel or the launch function does not compile, or there is no compiler for the target.
     """
+    target = target or default_backend()
+    build_target = target.record.memory
     graph = optimize_program(program, target)
     inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
     named = dict(program.weight_placeholders)
@@ -182,8 +185,8 @@ def compile_program(
     kernel_of_node = []
     texts: dict[Task, str] = {}
     for node in graph.nodes:
-        if node.build_target != target.name:
-            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.name}.")
+        if node.build_target != build_target:
+            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {build_target}.")
         text = texts.get(node.task) or texts.setdefault(node.task, str(node.task))
         kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
@@ -192,7 +195,7 @@ def compile_program(
     layouts = layouts_of(program, names, constants)
     other_work = _Once(lambda: meanwhile({name: layouts[name] for name in data}))
     with _hidet_options(target.building()):
-        folders = [task_folder(node.task, target.name) for node in nodes]
+        folders = [task_folder(node.task, build_target) for node in nodes]
         missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
         for _ in range(len(nodes) - len(missing)):
             advance()
@@ -205,7 +208,7 @@ def compile_program(
 
             # All processes that compile are started before the first kernel is done.
             with _compile_errors(*_FAILURES), quiet_builds(one_built), locked_builds():
-                build_task_batch([(node.task, target.name) for node in missing])
+                build_task_batch([(node.task, build_target) for node in missing])
     other_work.finish()
 
     kernel_names = [node.name for node in nodes]

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hidet_dist.limits import MOST_CACHE_BYTES
+from hidet_dist.targets import TARGETS
 
-_OURS = ("cpu", "cuda", "launchers")  # folders in hidet's cache; the rest of it is hidet's own
+_LAUNCHERS = "launchers"
 _MARKS = ("lib.so", "*.gch")  # an entry has one of these, whose time of change is that of the entry's last use
 _USED_LATELY_SECONDS = 3600.0  # a build that may still read an entry is done by then
 _FILLED = 0.8  # of the bound, after old entries are removed, so that not every build has to
@@ -33,7 +34,9 @@ def prune(cache: Path, most_bytes: int = MOST_CACHE_BYTES, used_lately_seconds: 
     Entries that were used in the last ``used_lately_seconds`` stay in any case. Returns the bytes that are left.
     """
     entries = []
-    for file in (file for part in _OURS for mark in _MARKS for file in (cache / part).rglob(mark)):
+    # Folders in hidet's cache, those of kernels by their build target; the rest of it is hidet's own.
+    ours = {_LAUNCHERS, *(target.memory for target in TARGETS.values())}
+    for file in (file for part in sorted(ours) for mark in _MARKS for file in (cache / part).rglob(mark)):
         try:
             nbytes = sum(each.stat().st_blocks * 512 for each in file.parent.iterdir() if each.is_file())
             entries.append((file.stat().st_mtime, nbytes, file.parent))

@@ -86,7 +86,7 @@ def description_of(stage: StageManifest, layouts: Mapping[str, Layout | UnevenLa
         stage,
         layouts,
         {
-            "target": target.name,
+            "target": target.record.name,
             "arch": target.arch,
             "gpu": target.gpu_name,
             "cpu_features": target.cpu_features,

@@ -17,7 +17,7 @@ import torch
 from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts, weights_file
 from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
-from hidet_dist.compile.cpu.target import CPU
+from hidet_dist.compile.targets import default_backend
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.explain import StageExplanation, explanation_file
 from hidet_dist.files import exchange, folder_beside, sha256, write_text
@@ -135,7 +135,7 @@ def write_artifacts(
     folder: Path,
     plan: Plan,
     stages: Sequence[tuple[Program, CompiledProgram]],
-    target: Backend = CPU,
+    target: Backend | None = None,
     reports: Sequence[Report] = (),
     weights_written: bool = False,
 ) -> Manifest:
@@ -149,8 +149,8 @@ def write_artifacts(
         The plan.
     stages: sequence of pairs of Program and CompiledProgram
         The program of each stage. Ranks are numbered stage by stage.
-    target: Backend
-        The target that the programs are compiled for.
+    target: Backend, optional
+        The target, by default the default one, that the programs are compiled for.
     reports: sequence of Report, optional
         The data of ``hidet-dist report``, one per stage.
     weights_written: bool
@@ -163,6 +163,7 @@ def write_artifacts(
     PlanError
         When the programs do not match the plan's stages in number or mesh.
     """
+    target = target or default_backend()
     program_meshes, stage_meshes = [program.mesh for program, _ in stages], [stage.mesh for stage in plan.stages]
     if program_meshes != stage_meshes:
         raise PlanError(
@@ -185,7 +186,7 @@ def write_artifacts(
         version("hidet_dist"),
         hidet.__version__,
         native.ABI_VERSION,
-        target.name,
+        target.record.name,
         target.arch,
         target.gpu_name,
         target.cpu_features,

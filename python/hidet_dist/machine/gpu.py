@@ -62,5 +62,3 @@ GPUS: dict[str, Gpu] = {
         _gpu("H200-SXM5-141GB", (9, 0), 132),
     )
 }
-# The default machine of each architecture.
-MACHINE_OF_ARCH = {"sm_80": "dgx-a100", "sm_89": "pcie-l40s", "sm_90": "dgx-h100"}

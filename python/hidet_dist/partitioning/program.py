@@ -40,6 +40,7 @@ from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
+from hidet_dist.targets import Target, target_of_memory
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
@@ -144,12 +145,8 @@ class ProgramTarget(Protocol):
         """hidet's name of the device that the program's tensors are on."""
 
     @property
-    def computes_constants(self) -> bool:
-        """Whether operators without inputs are computed at once; the device must then be present."""
-
-    @property
-    def keeps_nan(self) -> bool:
-        """Whether its collectives keep NaN in maxima and minima; if not, a kernel reduces what ranks exchange."""
+    def record(self) -> Target:
+        """Whether operators without inputs are computed at once, and whether collectives keep NaN."""
 
 
 def partition_graph(
@@ -198,8 +195,9 @@ class _Partitioner:
         # Local tensors whose padding is known to be zero.
         self.zero_padded: set[Tensor] = set()
         self.device = str(view.graph.outputs[0].device) if target is None else target.device
-        self.computes_constants = target is None or target.computes_constants
-        self.keeps_nan = not self.device.startswith("cuda") if target is None else target.keeps_nan
+        self.computes_constants = target is None or target.record.computes_constants
+        record = target_of_memory(view.graph.outputs[0].device.kind) if target is None else target.record
+        self.keeps_nan = record.keeps_nan
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", self.device)
         self.coordinate_used = False
 

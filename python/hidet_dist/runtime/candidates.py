@@ -142,7 +142,7 @@ class Choices:
         why = f" ({self.reason})" if self.reason else ""
         return HidetDistError(
             f"None of the {self.candidates[kernel]} candidates of kernel {kernel} of {self.folder} runs on "
-            f"{self.device}{why}. Build the artifacts for this device, or with optimization_config['space'] = 0 and "
+            f"{self.device}{why}. Build the artifacts for this device, or with the target's option 'space' = 0 and "
             "without 'cublas'."
         )
 

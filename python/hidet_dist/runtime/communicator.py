@@ -15,7 +15,8 @@ from hidet_dist.errors import CommunicationError, ConfigError
 from hidet_dist.runtime import liveness, native
 from hidet_dist.runtime.forks import Owner, keep_forever
 from hidet_dist.runtime.liveness import Progress, Verdict
-from hidet_dist.runtime.transports import TARGETS, Failures, Setup, Transport, open_transport
+from hidet_dist.runtime.transports import Failures, Setup, Transport, open_transport
+from hidet_dist.targets import DEFAULT_TARGET, TARGETS
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.rendezvous import Rendezvous
@@ -61,7 +62,7 @@ class Communicator:
         mesh_shape: tuple[int, ...],
         timeout_seconds: float = 60.0,
         rendezvous: Rendezvous | None = None,
-        target: str = "cpu",
+        target: str = DEFAULT_TARGET,
         device: int | None = None,
         stream: int | None = None,
     ):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.memory import HostMemory, Memory
@@ -64,6 +65,20 @@ class Device(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class DeviceKind:
+    """A kind of devices.
+
+    Attributes
+    ----------
+    check: raises ``ConfigError`` on a host without such a device; called before ranks meet.
+    open: opens a rank's device for a stage. The device must run code for the manifest's ``arch``.
+    """
+
+    check: Callable[[], None]
+    open: Callable[[Manifest, StageManifest, int], Device]
+
+
 class HostDevice:
     """The host's processor. Its kernels have one candidate each."""
 
@@ -92,3 +107,6 @@ class HostDevice:
         build: str,
     ) -> None:
         """Keep the first candidate of each kernel."""
+
+
+HOST = DeviceKind(lambda: None, lambda manifest, stage, rank: HostDevice())

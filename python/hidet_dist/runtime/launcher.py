@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.runtime.memory import Memory
+from hidet_dist.targets import KINDS_OF_MEMORY
 
 
 class Launcher:

@@ -33,7 +33,7 @@ from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
-from hidet_dist.runtime.targets import DEVICE_KINDS
+from hidet_dist.runtime.targets import device_kind
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
@@ -184,7 +184,7 @@ class LoadedPartition:
 
     def _load(self, artifacts: OpenedArtifacts) -> Launcher:
         stage, folder = self.stage, artifacts.folder
-        self._device = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
+        self._device = device_kind(self.manifest.target).open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed((), folder)  # the libraries that every launcher links against
         self._runtime = hidet_runtime()
@@ -576,7 +576,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {installed}. Build "
                     "the artifacts again."
                 )
-            DEVICE_KINDS[manifest.target].check()  # before the ranks meet
+            device_kind(manifest.target).check()  # before the ranks meet
             entered = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
             artifacts.verify(_files_of(manifest, entered))
         except ArtifactError:

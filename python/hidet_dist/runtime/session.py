@@ -18,6 +18,7 @@ from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.loading import Loading
 from hidet_dist.runtime.members import Members
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
+from hidet_dist.targets import DEFAULT_TARGET
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -179,7 +180,7 @@ def communicator_for(
     mesh_shape: tuple[int, ...],
     rank: int | None = None,
     timeout_seconds: float | None = None,
-    target: str = "cpu",
+    target: str = DEFAULT_TARGET,
     device: int | None = None,
     first_rank: int | None = None,
     stream: int | None = None,
@@ -198,7 +199,7 @@ def communicator_for(
     timeout_seconds: float | None
         How long a collective waits for the other ranks; the session's time-out by default.
     target: str
-        ``cpu`` or ``cuda``: the memory that buffers of collectives lie in.
+        One of :data:`hidet_dist.targets.TARGETS`: the memory that buffers of collectives lie in.
     device: int | None
         This rank's CUDA device; ``nccl.default_device`` by default.
     first_rank: int | None

@@ -4,13 +4,14 @@ import hidet
 import pytest
 
 from hidet_dist import auto_parallel
-from hidet_dist.compile.cpu.target import CPU
+from hidet_dist.compile.cpu.target import CpuTarget
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import MACHINES, builtin
-from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
+from hidet_dist.machine.gpu import GPUS
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.targets import TARGETS
 
 
 def target(machine=None, **keys):
@@ -36,13 +37,13 @@ def test_auto_is_the_architecture_of_the_described_machine(auto, machine, arch):
 def test_all_gpus_that_can_be_planned_for_can_be_built_for():
     devices = {machine.device.name for name, machine in MACHINES.items() if name != "cpu"}
     assert devices == set(GPUS)
-    for arch, machine in MACHINE_OF_ARCH.items():
+    for arch, machine in TARGETS["cuda"].machines.items():
         assert GPUS[MACHINES[machine].device.name].arch == arch
 
 
 def test_options_reach_the_target():
-    assert target("dgx-h100", space=2, mma="mma") == CudaTarget(GPUS["H100-SXM5-80GB"], 2, "mma")
-    assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) == CPU
+    assert target("dgx-h100", cuda={"space": 2, "mma": "mma"}) == CudaTarget(GPUS["H100-SXM5-80GB"], 2, "mma")
+    assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) == CpuTarget()
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,16 @@ def test_options_reach_the_target():
         ({"target": "tpu"}, "'target'\\] must be one of cpu, cuda; got 'tpu'"),
         ({"target": "cuda", "arch": "sm_70"}, "'arch'\\] must be one of auto, sm_80.*got 'sm_70'"),
         ({"target": "cuda", "arch": 90}, "'arch'\\] must be one of"),
-        ({"target": "cuda", "space": 3}, "'space'\\] must be one of 0, 1, 2; got 3"),
-        ({"target": "cuda", "space": True}, "'space'\\] must be one of"),
-        ({"target": "cuda", "mma": "wgmma"}, "'mma'\\] must be one of mma, simt"),
+        ({"target": "cuda", "cuda": {"space": 3}}, "'space'\\] must be one of 0, 1, 2; got 3"),
+        ({"target": "cuda", "cuda": {"space": True}}, "'space'\\] must be one of"),
+        ({"target": "cuda", "cuda": {"mma": "wgmma"}}, "'mma'\\] must be one of mma, simt"),
         ({"arch": "sm_80"}, "is for the target 'cuda'; the target is 'cpu'"),
-        ({"space": 1}, "is for the target 'cuda'; the target is 'cpu'"),
-        ({"mma": "simt"}, "is for the target 'cuda'; the target is 'cpu'"),
-        ({"cuda_graph": True}, "is for the target 'cuda'; the target is 'cpu'"),
-        ({"target": "cuda", "cuda_graph": 1}, "'cuda_graph'\\] must be True or False; got 1"),
+        ({"precision": "float16"}, "is for the target 'cuda'; the target is 'cpu'"),
+        ({"cuda": {"cuda_graph": True}}, "has options of the target 'cuda'; the target is 'cpu'"),
+        ({"target": "cuda", "space": 1}, "'space'\\] is an option of the target 'cuda': give it in a dict"),
+        ({"target": "cuda", "cuda": {"arch": "sm_90"}}, "Unknown key 'arch' in optimization_config\\['cuda'\\]"),
+        ({"target": "cuda", "cuda": 1}, "optimization_config\\['cuda'\\] must be a dict; got 1"),
+        ({"target": "cuda", "cuda": {"cuda_graph": 1}}, "'cuda_graph'\\] must be True or False; got 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(keys, message):

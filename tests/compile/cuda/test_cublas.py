@@ -101,7 +101,7 @@ def test_it_is_the_last_candidate_that_is_built(nvcc, tmp_path):
     x = hidet.symbol([8, 64], "float16", "cpu")
     graph = hidet.trace_from(hidet.ops.relu(hidet.ops.matmul(x, hidet.ones([64, 32], "float16", "cpu"))), [x])
     out = tmp_path / "out"
-    auto_parallel(graph, {"mesh_shape": [1]}, {"target": "cuda", "arch": "sm_90", "cublas": True}, out)
+    auto_parallel(graph, {"mesh_shape": [1]}, {"target": "cuda", "arch": "sm_90", "cuda": {"cublas": True}}, out)
     (stage,) = Manifest.load(out).stages
     assert (stage.candidates, stage.cublas) == ((2,), (True,))
     assert b"hidet_dist_cublas_product" in (out / stage.kernel_file(0)).read_bytes()
@@ -110,7 +110,7 @@ def test_it_is_the_last_candidate_that_is_built(nvcc, tmp_path):
 def test_it_is_for_gpus():
     x = hidet.symbol([2, 4], "float32", "cpu")
     graph = hidet.trace_from(x + 1.0, [x])
-    with pytest.raises(ConfigError, match=r"'cublas'. = True is for the target 'cuda'"):
-        auto_parallel(graph, {"mesh_shape": [1]}, {"cublas": True}, "out")
+    with pytest.raises(ConfigError, match=r"has options of the target 'cuda'; the target is 'cpu'"):
+        auto_parallel(graph, {"mesh_shape": [1]}, {"cuda": {"cublas": True}}, "out")
     with pytest.raises(ConfigError, match=r"'cublas'. must be True or False"):
-        auto_parallel(graph, {"mesh_shape": [1]}, {"cublas": "yes", "target": "cuda"}, "out")
+        auto_parallel(graph, {"mesh_shape": [1]}, {"cuda": {"cublas": "yes"}, "target": "cuda"}, "out")

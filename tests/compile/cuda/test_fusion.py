@@ -7,7 +7,7 @@ import hidet
 import pytest
 
 from hidet_dist.compile import optimize_program
-from hidet_dist.compile.cpu.target import CPU
+from hidet_dist.compile.cpu.target import CpuTarget
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
@@ -138,7 +138,7 @@ def test_the_kernels_are_as_many_however_many_ranks_there_are():
 def test_the_same_program_for_the_cpu_is_on_the_cpu():
     graph = normalize(mlp())
     plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
-    for target, kind in ((None, "cpu"), (CPU, "cpu"), (H100, "cuda")):
+    for target, kind in ((None, "cpu"), (CpuTarget(), "cpu"), (H100, "cuda")):
         program = partition_graph(graph, plan.stages[0], target=target)
         tensors = [*program.graph.inputs, *program.graph.outputs, *(y for n in program.graph.nodes for y in n.outputs)]
         assert {x.device.kind for x in tensors} == {kind}
@@ -154,7 +154,7 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
     assert {node.build_target for node in nodes} == {"cuda"}
-    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], target=CPU).graph
+    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], target=CpuTarget()).graph
     assert {node.build_target for node in on_cpu.nodes} == {"cpu"}
 
 

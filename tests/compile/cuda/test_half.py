@@ -62,5 +62,5 @@ def test_models_compile_in_half_precision(nvcc, name, dtype, tmp_path):
 def test_all_candidates_are_built(nvcc, tmp_path):
     x = hidet.symbol([16, 256], "float32", "cpu")
     graph = hidet.trace_from(hidet.ops.relu(x @ hidet.randn([256, 128])), [x])
-    stage = build(graph, tmp_path / "out", precision="float16", space=1)
+    stage = build(graph, tmp_path / "out", precision="float16", cuda={"space": 1})
     assert max(stage.candidates) > 1

@@ -60,7 +60,7 @@ def build_for_the_cpu(*arguments: str) -> None:
         ours = {key: config[key] for key in kept if key in config}
         result = parallel(graph, machine, ours, out)
         on_stream(out, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
-        as_cuda(out, cuda_graph="cuda_graph" in config)
+        as_cuda(out, cuda_graph="cuda_graph" in config.get("cuda", {}))
         return result
 
     if "WRONG" in os.environ:

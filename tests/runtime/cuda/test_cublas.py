@@ -233,7 +233,7 @@ def test_a_program_built_for_a_gpu_computes_the_product(handle: Callable[[], str
     w = rng.integers(-2, 3, (40, 64)).astype(np.float16)
     x = hidet.symbol([2, 3, 8, 40], "float16", "cpu")
     graph = hidet.trace_from(hidet.ops.matmul(x, hidet.asarray(w)), [x])
-    config = {"target": "cuda", "arch": "sm_90", "cublas": True}
+    config = {"target": "cuda", "arch": "sm_90", "cuda": {"cublas": True}}
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, config, tmp_path / "out")
     (stage,) = Manifest.load(tmp_path / "out").stages
     number = stage.cublas.index(True)  # beside it, only what renames memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -97,8 +99,7 @@ class AsOnGpus:
     """Programs as for GPUs, of kernels for the CPU."""
 
     device = "cpu"
-    computes_constants = True
-    keeps_nan = False
+    record = replace(TARGETS["cpu"], keeps_nan=False)
 
 
 def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
@@ -26,6 +26,12 @@ from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
+from hidet_dist.targets import TARGETS, Target
+
+
+@dataclass(frozen=True)
+class CpuOptions:
+    """The options of this target: none."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,9 @@ class CpuTarget:
     level: the processors that code is compiled for, one of :data:`hidet_dist.compile.cpu.arch.ARCHS`.
     """
 
-    name: ClassVar[str] = "cpu"
+    record: ClassVar[Target] = TARGETS["cpu"]
     archs: ClassVar[Sequence[str]] = ARCHS
-    keys: ClassVar[Sequence[str]] = ()
-    overlaps: ClassVar[bool] = False
-    computes_constants: ClassVar[bool] = True
-    keeps_nan: ClassVar[bool] = True
+    options: ClassVar[type] = CpuOptions
 
     level: str = NATIVE
 
@@ -52,7 +55,7 @@ class CpuTarget:
     cuda_graph: ClassVar[bool] = False
 
     @classmethod
-    def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CpuTarget:
+    def configured(cls, arch: str | None, options: CpuOptions, device: Device) -> CpuTarget:
         """Make the target of a level, by default the running processor's; costs may be those of any device."""
         return cls(arch or NATIVE)
 
@@ -108,9 +111,6 @@ class CpuTarget:
     def calls_cublas(self, node: Operator) -> bool:
         """Never."""
         return False
-
-
-CPU = CpuTarget()
 
 
 @contextmanager

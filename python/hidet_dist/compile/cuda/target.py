@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
@@ -14,16 +14,51 @@ from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Device
-from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH, Gpu
+from hidet_dist.machine.gpu import GPUS, Gpu
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.normalize.columns import pad_columns
+from hidet_dist.options.option import BOOL, one_of, option
 from hidet_dist.partitioning import Program
+from hidet_dist.targets import TARGETS, Target
 from hidet_dist.toolchain.cuda import find_toolkit
 
-MMA = ("mma", "simt")
 WIDEST_READ_BYTES = 16
 """The bytes that a thread reads at once at most; their address must be a multiple of it (CUDA C++ Programming Guide,
 "Device Memory Accesses")."""
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """The options of this target."""
+
+    space: int = option(
+        0,
+        "int",
+        "The candidates of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces. A serving process "
+        "measures the fastest when it first loads the artifacts.",
+        one_of((0, 1, 2)),
+    )
+    mma: str = option(
+        "simt",
+        "str",
+        "``mma`` to compute float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of "
+        "mantissa), or ``simt``. Half precision always uses tensor cores.",
+        one_of(("mma", "simt")),
+    )
+    cublas: bool = option(
+        False,
+        "bool",
+        "Whether cuBLAS is another candidate for each matrix product, whatever ``space`` is. Processes without cuBLAS "
+        "use another candidate.",
+        BOOL,
+    )
+    cuda_graph: bool = option(
+        False,
+        "bool",
+        "Whether serving processes run the program as a CUDA graph: captured at the second run with the same sizes of "
+        "symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device.",
+        BOOL,
+    )
 
 
 @dataclass(frozen=True)
@@ -39,12 +74,9 @@ class CudaTarget:
     cublas: whether cuBLAS is a candidate for matrix products in the serving process.
     """
 
-    name: ClassVar[str] = "cuda"
-    archs: ClassVar[Sequence[str]] = ("auto", *MACHINE_OF_ARCH)
-    keys: ClassVar[Sequence[str]] = ("space", "mma", "precision", "cublas", "cuda_graph")
-    overlaps: ClassVar[bool] = True
-    computes_constants: ClassVar[bool] = False
-    keeps_nan: ClassVar[bool] = False
+    record: ClassVar[Target] = TARGETS["cuda"]
+    archs: ClassVar[Sequence[str]] = ("auto", *TARGETS["cuda"].machines)
+    options: ClassVar[type] = CudaOptions
 
     gpu: Gpu
     space: int = 0
@@ -56,7 +88,7 @@ class CudaTarget:
     cpu_features: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CudaTarget:
+    def configured(cls, arch: str | None, options: CudaOptions, device: Device) -> CudaTarget:
         """Make the target of the device's GPU.
 
         Raises
@@ -69,14 +101,14 @@ class CudaTarget:
             raise ConfigError(
                 f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
                 "in distributed_config['machine'] (`hidet-dist machines`), or an architecture in "
-                f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
-                f"their names: {', '.join(GPUS)}."
+                f"optimization_config['arch'] ({', '.join(cls.record.machines)}). Devices of a machine file are known "
+                f"by their names: {', '.join(GPUS)}."
             )
         if arch not in (None, "auto", gpu.arch):
             raise ConfigError(
                 f"optimization_config['arch'] = {arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
             )
-        return cls(gpu, options["space"], options["mma"] or "simt", options["cuda_graph"], options["cublas"])
+        return cls(gpu, options.space, options.mma, options.cuda_graph, options.cublas)
 
     @property
     def arch(self) -> str:

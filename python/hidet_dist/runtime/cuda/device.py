@@ -14,6 +14,7 @@ from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, devi
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.cuda.tuning import CandidateTuning
+from hidet_dist.runtime.device import DeviceKind
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.program import Program
 
@@ -80,3 +81,10 @@ class CudaDevice:
         version, reason = self._cublas_version, self._without_cublas
         tuning = CandidateTuning(stage, program, launcher, kernels, self.memory, communicator, version, reason)
         tuning.choose(folder, build)
+
+
+def _check() -> None:
+    device_of_rank(0)
+
+
+GPU = DeviceKind(_check, open_cuda_device)

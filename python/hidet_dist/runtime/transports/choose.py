@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.targets import TARGETS
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.transports.base import Setup, Transport
@@ -15,7 +16,8 @@ VARIABLE = "HIDET_DIST_TRANSPORT"
 """The environment variable with the choice for CPUs: ``auto`` (default), or ``gloo`` to use Gloo on one host too."""
 
 
-def _open_for_cpu(setup: Setup, device: int | None, stream: int | None) -> Transport:
+def open_for_host(setup: Setup, device: int | None, stream: int | None) -> Transport:
+    """Open the transport of ranks whose buffers are in the memory of their hosts. Raises ConfigError."""
     from hidet_dist.runtime.transports.shared_memory import SharedMemoryTransport
 
     choice = os.environ.get(VARIABLE, "auto")
@@ -31,28 +33,13 @@ def _open_gloo(setup: Setup) -> Transport:
     return GlooTransport(setup)
 
 
-def _open_for_cuda(setup: Setup, device: int | None, stream: int | None) -> Transport:
-    from hidet_dist.runtime.transports.nccl import NcclTransport
-
-    return NcclTransport(setup, device, stream)
-
-
-_OPEN: dict[str, Callable[[Setup, int | None, int | None], Transport]] = {
-    "cpu": _open_for_cpu,
-    "cuda": _open_for_cuda,
-}
-
-TARGETS = tuple(_OPEN)
-"""The targets for which there is a transport."""
-
-
 def open_transport(target: str, setup: Setup, device: int | None = None, stream: int | None = None) -> Transport:
     """Open the transport of one rank.
 
     Parameters
     ----------
     target: str
-        One of ``TARGETS``: the memory that buffers of collectives lie in.
+        One of :data:`hidet_dist.targets.TARGETS`: the memory that buffers of collectives lie in.
     setup: Setup
         The common arguments of transports.
     device: int | None
@@ -65,4 +52,5 @@ def open_transport(target: str, setup: Setup, device: int | None = None, stream:
     ConfigError
         Where HIDET_DIST_TRANSPORT names no transport; where NCCL, the CUDA driver or the device cannot be used.
     """
-    return _OPEN[target](setup, device, stream)
+    opened: Transport = resolve_name(TARGETS[target].transport)(setup, device, stream)
+    return opened

@@ -1,0 +1,120 @@
+"""The definition of an option: a field of a dataclass that carries its check, its meaning and its flag.
+
+The classes of options are tables with a row for each option. Configurations, the command line and the documentation
+follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from hidet_dist.checks import shown
+from hidet_dist.errors import ConfigError
+
+_KEY = "option"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A requirement on the value of an option.
+
+    Attributes
+    ----------
+    fits: whether a value meets it.
+    requirement: its text, after "must be".
+    most: the largest number that fits, which errors name; None for no such bound.
+    """
+
+    fits: Callable[[Any], bool]
+    requirement: str
+    most: float | None = None
+
+    def __call__(self, label: str, value: Any) -> None:
+        """Raise ConfigError unless a value fits; ``label`` is the option's name in errors."""
+        if not self.fits(value):
+            beyond = self.most is not None and isinstance(value, int | float) and value > self.most
+            more = f", more than the largest, {self.most}" if beyond else ""
+            raise ConfigError(f"{label} must be {self.requirement}; got {shown(value)}{more}.")
+
+
+def _same(value: Any, choice: Any) -> bool:
+    """Whether a value is a choice: True is not 1."""
+    is_kind = isinstance(value, str) if isinstance(choice, str) else type(value) is type(choice)
+    return is_kind and bool(value == choice)
+
+
+def one_of(choices: Sequence[str | int]) -> Check:
+    """Require one of the choices, of the same type."""
+    return Check(lambda value: any(_same(value, one) for one in choices), f"one of {', '.join(map(str, choices))}")
+
+
+def or_none(check: Check) -> Check:
+    """Accept None as well."""
+    return Check(lambda value: value is None or check.fits(value), check.requirement, check.most)
+
+
+BOOL = Check(lambda value: isinstance(value, bool), "True or False")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its name and default.
+
+    Attributes
+    ----------
+    kind: its type in the documentation.
+    help: its meaning.
+    check: the requirement on its value, if it is simple.
+    """
+
+    kind: str
+    help: str
+    check: Check | None = None
+
+
+def option(default: Any, kind: str, help: str, check: Check | None = None) -> Any:
+    """Make the field of an option; a function without parameters makes its default. See :class:`Option`."""
+    made: Mapping[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**made, metadata={_KEY: Option(kind, help, check)})
+
+
+def options_of(kind: Any) -> dict[str, Option]:
+    """Return the options of a class of options, or of an object of it, by name, in order."""
+    return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
+
+
+def default_of(kind: Any, name: str) -> Any:
+    """Return the default of an option."""
+    (found,) = (one for one in fields(kind) if one.name == name)
+    return _default(found)
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def check_options(options: Any, label: Callable[[str], str] = str) -> None:
+    """Check all values of an object of options; ``label`` gives their names in errors. Raises ConfigError."""
+    for name, one in options_of(options).items():
+        if one.check is not None:
+            one.check(label(name), getattr(options, name))
+
+
+def refuse_unknown(what: str, given: Any, known: Sequence[str]) -> None:
+    """Raise ConfigError unless a value is a mapping whose keys are known; ``what`` is its name in errors."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} must be a dict; got {shown(given)}.")
+    for key in given:
+        if not isinstance(key, str) or key not in known:
+            raise ConfigError(f"Unknown key {shown(key)} in {what}; the keys are {', '.join(known)}.")
+
+
+def parse_options(kind: type[T], given: Any, what: str) -> T:
+    """Make an object of options from a mapping; ``what`` is the mapping's name in errors. Raises ConfigError."""
+    refuse_unknown(what, given, tuple(options_of(kind)))
+    options = kind(**given)
+    check_options(options, lambda name: f"{what}[{name!r}]")
+    return options
