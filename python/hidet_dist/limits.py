@@ -59,6 +59,9 @@ MOST_TOKENIZER_BYTES = 2**28
 MOST_PROMPT_CHARACTERS = 2**26
 """A prompt made by a chat template: the longest contexts have some million tokens."""
 
+MOST_BODY_BYTES = 2**25
+"""The body of a request over HTTP: a prompt of a million tokens, as numbers, has about 7 MB."""
+
 MOST_MACHINE_BYTES = 2**20
 """A machine file has a few kilobytes: one device, and a link for each mesh axis."""
 

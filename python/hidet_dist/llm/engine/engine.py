@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,19 +121,28 @@ class Engine:
         The model's tokenizer.
     options: EngineOptions
         How to schedule.
+    on_failure: function, optional
+        What the engine's thread calls when the model failed, after every open request has its error.
 
     Raises
     ------
     ConfigError
-        When an option does not fit the model.
+        When an option is wrong.
     """
 
-    def __init__(self, model: StepModel, tokenizer: Tokenizer, options: EngineOptions | None = None):
+    def __init__(
+        self,
+        model: StepModel,
+        tokenizer: Tokenizer,
+        options: EngineOptions | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ):
         options = options or EngineOptions()
         options.check()
         self.sizes = model.sizes
         self.tokenizer = tokenizer
         self._model = model
+        self._on_failure = on_failure
         step_tokens = min(options.step_tokens or self.sizes.tokens, self.sizes.tokens)
         self._scheduler = Scheduler(self.sizes, step_tokens, options.prompt_logits, options.queue)
         self._grammars = Grammars(tokenizer, self.sizes.vocabulary)
@@ -307,6 +316,8 @@ class Engine:
                 failure.__cause__ = error
                 self._abandon(failure)
                 self._changed.notify_all()
+            if self._failure is not None and self._on_failure is not None:
+                self._on_failure(self._failure)
 
     def _next(self) -> Step | None:
         with self._changed:
@@ -364,7 +375,9 @@ class Engine:
             self._remove([answer for answer, event in events.items() if event.finish is not None])
             self._remove([answer for answer in self._answers.values() if answer.stream in failed])
         for answer, event in events.items():
-            answer.stream.first = answer.stream.first or time.monotonic()
+            if not answer.stream.first:
+                answer.stream.first = time.monotonic()
+                answer.stream.shared = answer.sequence.shared or 0
             answer.stream.put([event])
         for stream, failure in failed.items():
             stream.fail(failure)

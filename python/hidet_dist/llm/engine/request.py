@@ -150,9 +150,12 @@ class Request:
         """
         if not self.prompt:
             raise RequestError("The prompt has no token; give one at least.", "prompt")
-        for token in (*self.prompt, *self.stop_tokens):
-            if not 0 <= token < sizes.vocabulary:
-                raise RequestError(f"There is no token {token}; the model has 0 to {sizes.vocabulary - 1}.", "prompt")
+        for name, tokens in (("prompt", self.prompt), ("stop_token_ids", self.stop_tokens)):
+            for token in (min(tokens, default=0), max(tokens, default=0)):
+                if not 0 <= token < sizes.vocabulary:
+                    raise RequestError(
+                        f"{name} has the token {token}; this model has 0 to {sizes.vocabulary - 1}.", name
+                    )
         room = room_of(sizes) - len(self.prompt)
         if room < 0 or (room == 0 and self.max_tokens != 0):
             raise RequestError(

@@ -203,6 +203,8 @@ class Scheduler:
         sequence.give([*found, *taken])
         sequence.computed = len(found) * page
         self.shared_tokens += sequence.computed
+        if sequence.shared is None:
+            sequence.shared = sequence.computed
         sequence.state = self._states.pop()
         self._running.append(sequence)
         return sequence

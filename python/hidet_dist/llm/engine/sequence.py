@@ -31,6 +31,8 @@ class Sequence:
         Its row of the states beside the pools, while it runs.
     computed: int
         Tokens whose keys and values the pages hold.
+    shared: int or None
+        Tokens that the pages held already when it ran first.
     scored: int
         Tokens of the prompt whose logits were given, where they are wanted.
     ended: bool
@@ -44,6 +46,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     state: int | None = None
     computed: int = 0
+    shared: int | None = None
     scored: int = 0
     ended: bool = False
     _keys: list[Key] = field(default_factory=list)

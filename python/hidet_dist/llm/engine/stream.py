@@ -59,6 +59,8 @@ class Stream:
         The tokens of the prompt with their log-probabilities, before the first event, where the request asked for them.
     shared: int
         Tokens of the prompt that were in the pages already.
+    generated: int
+        Tokens of all answers so far.
     submitted, first, ended: float
         When it was submitted, when its first token was there, and when its last answer ended, by ``time.monotonic``, in
         seconds; 0 before that.
@@ -68,6 +70,7 @@ class Stream:
         self.request = request
         self.prompt: tuple[Scored, ...] | None = None
         self.shared = 0
+        self.generated = 0
         self.submitted = time.monotonic()
         self.first = 0.0
         self.ended = 0.0
@@ -165,6 +168,7 @@ class Stream:
             for event in events:
                 if event.choice in self._open:
                     self._events.append(event)
+                    self.generated += event.token is not None
                     if event.finish is not None:
                         self._open.discard(event.choice)
             self._wake()

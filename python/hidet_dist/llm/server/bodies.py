@@ -1,0 +1,200 @@
+"""The bodies of requests, with OpenAI's names and defaults, and what other servers add to them.
+
+A parameter that is not known is refused: to leave it out silently would give another answer than the one asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from hidet_dist.errors import RequestError
+from hidet_dist.llm.engine import Grammar, Sampling
+
+_MOST_PROMPTS = 1024
+_MOST_MESSAGES = 65536
+_JSON_OBJECT = json.dumps({"type": "object"})
+
+Text = Annotated[str, StringConstraints(strict=True)]
+Token = Annotated[int, Field(strict=True, ge=0)]
+
+
+class Body(BaseModel):
+    """A body of JSON."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _has_characters(cls, value: Any) -> Any:
+        """Refuse halves of surrogate pairs, which are no characters: no tokenizer takes them."""
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError("it has a half of a surrogate pair, which is no character") from error
+        return value
+
+
+class JsonSchema(Body):
+    """A schema that an answer must follow."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form that an answer must have; ``regex`` and ``lark`` go beyond OpenAI's interface."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "lark"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    lark: str | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Return what the answer must match.
+
+        Raises
+        ------
+        RequestError
+            When the type asks for a field that is missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Grammar("json_schema", _JSON_OBJECT)
+        value = getattr(self, self.type)
+        if value is None:
+            raise RequestError(
+                f"response_format has the type {self.type}, and no {self.type}.", f"response_format.{self.type}"
+            )
+        return Grammar(self.type, json.dumps(value.schema_) if isinstance(value, JsonSchema) else value)
+
+
+class StreamOptions(Body):
+    """What a stream tells beside the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Generation(Body):
+    """What completions and chats have in common."""
+
+    model: str
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    max_tokens: int | None = Field(None, ge=0)
+    n: int | None = Field(None, ge=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    # Beyond OpenAI's interface, by the names that other servers use.
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    stop_token_ids: list[Token] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def sampling(self) -> Sampling:
+        """Return how tokens are chosen.
+
+        Raises
+        ------
+        RequestError
+            When the bias names no token.
+        """
+        try:
+            bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        except ValueError:
+            raise RequestError("logit_bias has a key that is no token: give numbers, as texts.", "logit_bias") from None
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            bias=bias,
+            seed=self.seed,
+        )
+
+    def stops(self) -> tuple[str, ...]:
+        """Return the texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def grammar(self) -> Grammar | None:
+        """Return what an answer must match."""
+        return self.response_format.grammar() if self.response_format is not None else None
+
+
+class CompletionBody(Generation):
+    """The body of ``/v1/completions``."""
+
+    prompt: (
+        Text
+        | Annotated[list[Token], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1, max_length=_MOST_PROMPTS)]
+        | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    )
+    best_of: int | None = Field(None, ge=1)
+    echo: bool | None = False
+    logprobs: int | None = Field(None, ge=0, le=128)
+    max_tokens: int | None = Field(16, ge=0)
+    suffix: Literal[""] | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each as a text or as tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[int(token) for token in self.prompt]]
+        return list(self.prompt)
+
+
+class ChatBody(Generation):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    # Beyond OpenAI's interface, by the names that other servers use.
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(Body):
+    """The body of ``/tokenize``: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = Field(None, min_length=1, max_length=_MOST_MESSAGES)
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """The body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[Token]

@@ -1,0 +1,182 @@
+"""``/v1/completions``: prompts as texts or tokens, with the echo and log-probabilities that evaluations ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from hidet_dist.errors import RequestError
+from hidet_dist.llm.engine import Engine, Request, Stream
+from hidet_dist.llm.server.answers import Choice, CompletionLogprobs, Usage, finish_reason, gather
+from hidet_dist.llm.server.bodies import CompletionBody
+from hidet_dist.llm.server.prompts import check_model, encode
+from hidet_dist.llm.server.sending import DONE, EventResponse, event, watched
+from hidet_dist.llm.server.service import Service
+
+
+@dataclass
+class _Asked:
+    """A prompt that was submitted: what is echoed of it, and its request."""
+
+    echo: str
+    stream: Stream
+
+
+async def complete(service: Service, body: CompletionBody, http: HttpRequest) -> Response:
+    """Answer a request for completions.
+
+    Raises
+    ------
+    RequestError, BusyError, EngineError, Unavailable, UnknownModel
+        When it is wrong, or cannot be served.
+    """
+    check_model(service, body.model)
+    engine = service.ready()
+    asked = await asyncio.to_thread(_submit, engine, body)
+    streams = [each.stream for each in asked]
+    answer = _Completions(service, engine, body, asked)
+    if body.stream:
+        return EventResponse(service, streams, answer.chunks())
+    with watched(service, http.receive, streams):
+        return JSONResponse(await answer.whole())
+
+
+def _submit(engine: Engine, body: CompletionBody) -> list[_Asked]:
+    """Submit all prompts, or none of them."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError("best_of differs from n; only as many answers are made as are returned.", "best_of")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options is for streams alone.", "stream_options")
+    requests: list[tuple[str, Request]] = []
+    for prompt in body.prompts():
+        tokens = encode(engine, prompt, True, "prompt") if isinstance(prompt, str) else prompt
+        echo = (prompt if isinstance(prompt, str) else _text_of(engine, prompt)) if body.echo else ""
+        request = Request(
+            prompt=tuple(tokens),
+            max_tokens=body.max_tokens,
+            choices=body.n or 1,
+            sampling=body.sampling(),
+            stop=body.stops(),
+            stop_tokens=frozenset(body.stop_token_ids or ()),
+            ignore_end=body.ignore_eos,
+            special=not body.skip_special_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+            grammar=body.grammar(),
+        )
+        request.check(engine.sizes)
+        requests.append((echo, request))
+    asked: list[_Asked] = []
+    try:
+        for echo, request in requests:
+            asked.append(_Asked(echo, engine.submit(request)))
+    except BaseException:
+        for each in asked:
+            each.stream.cancel()
+        raise
+    return asked
+
+
+def _text_of(engine: Engine, tokens: list[int]) -> str:
+    known = [token for token in tokens if token < engine.tokenizer.vocabulary]
+    return b"".join(map(engine.tokenizer.piece, known)).decode("utf-8", "replace")
+
+
+class _Completions:
+    """The completions of a request. The answers of prompt p are choices ``p * n`` to ``p * n + n - 1``."""
+
+    def __init__(self, service: Service, engine: Engine, body: CompletionBody, asked: list[_Asked]):
+        self._engine = engine
+        self._body = body
+        self._asked = asked
+        self._usage = Usage()
+        self._logprobs = {
+            (place, choice): CompletionLogprobs(engine.tokenizer)
+            for place, each in enumerate(asked)
+            for choice in range(each.stream.request.choices)
+        }
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for all answers, and return the body of the response."""
+        all_events = await asyncio.gather(*(_events(each.stream) for each in self._asked))
+        choices = []
+        for place, (asked, events) in enumerate(zip(self._asked, all_events, strict=True)):
+            for number, choice in sorted(gather(events).items()):
+                choices.append(self._choice(place, number, choice, self._echo(asked)))
+            self._usage.add(asked.stream)
+        return {**self._head, "choices": choices, "usage": self._usage.object()}
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """Give the events of the stream."""
+        usage = self._body.stream_options is not None and self._body.stream_options.include_usage
+        begun: set[tuple[int, int]] = set()
+        async for place, events in _merged([each.stream for each in self._asked]):
+            text = ""
+            for number, choice in gather(events).items():
+                first = (place, number) not in begun
+                begun.add((place, number))
+                before = self._echo(self._asked[place]) if first else Choice()
+                part = self._choice(place, number, choice, before)
+                text += event({**self._head, "choices": [part], **({"usage": None} if usage else {})})
+            yield text
+        if usage:
+            for asked in self._asked:
+                self._usage.add(asked.stream)
+            yield event({**self._head, "choices": [], "usage": self._usage.object()})
+        yield event(DONE)
+
+    def _echo(self, asked: _Asked) -> Choice:
+        return Choice(asked.echo, list(asked.stream.prompt or ())) if self._body.echo else Choice()
+
+    def _choice(self, place: int, number: int, choice: Choice, before: Choice) -> dict[str, Any]:
+        self._usage.generated += len(choice.tokens)
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs[place, number].object([*before.tokens, *choice.tokens])
+        return {
+            "index": place * (self._body.n or 1) + number,
+            "text": before.text + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(choice.finish),
+        }
+
+
+async def _events(stream: Stream) -> list[Any]:
+    return [each async for each in stream]
+
+
+async def _merged(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Any]]]:
+    """Give the events of several streams as they come, with the stream's number."""
+    if len(streams) == 1:
+        async for events in streams[0].batches():
+            yield 0, events
+        return
+    iterators = {number: stream.batches() for number, stream in enumerate(streams)}
+    tasks = {asyncio.ensure_future(anext(iterator)): number for number, iterator in iterators.items()}
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda each: tasks[each]):
+                number = tasks.pop(task)
+                try:
+                    events = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield number, events
+                tasks[asyncio.ensure_future(anext(iterators[number]))] = number
+    finally:
+        for task in tasks:
+            task.cancel()
