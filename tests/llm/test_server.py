@@ -217,7 +217,7 @@ USER = [{"role": "user", "content": "hi"}]
         (COMPLETE, {"prompt": "a", "best_of": 3}, 400, "best_of"),
         (COMPLETE, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
         (COMPLETE, {"prompt": "a", "wrong": 1}, 400, "wrong"),
-        (COMPLETE, {"prompt": "a", "\ud800": 1}, 400, "\\ud800"),
+        (COMPLETE, {"prompt": "a", "\ud800": 1}, 400, None),
         (COMPLETE, {"prompt": "\ud800"}, 400, "prompt"),
         (COMPLETE, {"prompt": ["a", "\ud800"]}, 400, "prompt"),
         (COMPLETE, {"prompt": []}, 400, None),
