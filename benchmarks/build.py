@@ -49,8 +49,8 @@ def _children() -> float:
 @contextmanager
 def _timed(parts: dict[str, float]) -> Iterator[None]:
     """Measure the CPU seconds that this process spends in each part of a build."""
-    from hidet_dist import api
     from hidet_dist.compile import build
+    from hidet_dist.phases import values
 
     def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -63,11 +63,11 @@ def _timed(parts: dict[str, float]) -> Iterator[None]:
         return run
 
     with (
-        mock.patch.object(api, "search", timed("plan", api.search)),
-        mock.patch.object(api, "partition_graph", timed("partition", api.partition_graph)),
-        mock.patch.object(api, "compile_program", timed("compile", api.compile_program)),
-        mock.patch.object(api, "write_weights", timed("weights", api.write_weights)),
-        mock.patch.object(api, "write_artifacts", timed("write", api.write_artifacts)),
+        mock.patch.object(values, "plan_graph", timed("plan", values.plan_graph)),
+        mock.patch.object(values.Planned, "partition", timed("partition", values.Planned.partition)),
+        mock.patch.object(values, "compile_program", timed("compile", values.compile_program)),
+        mock.patch.object(values, "write_weights", timed("weights", values.write_weights)),
+        mock.patch.object(values, "write_artifacts", timed("write", values.write_artifacts)),
         mock.patch.object(build, "optimize_program", timed("passes", build.optimize_program)),
     ):
         yield

@@ -16,6 +16,7 @@ LAYERS: tuple[str, ...] = (
     "llm",
     "frontends",
     "api",
+    "phases",
     "config",
     # What measures and checks the layers below.
     "calibration",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
+    from hidet_dist.phases import Compiled, Partitioned, Planned, Prepared, Traced
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -39,13 +40,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoParallelResult",
+    "Compiled",
     "DeviceMesh",
     "LoadedPartition",
     "OpShardSpec",
+    "Partitioned",
     "Plan",
+    "Planned",
+    "Prepared",
     "Profile",
     "ReduceFn",
     "TensorShardSpec",
+    "Traced",
     "as_weight",
     "as_weights",
     "attention_over_rows",
@@ -84,6 +90,7 @@ _HOMES = {
     "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.frontends.pytorch.row_attention": ("attention_over_rows",),
+    "hidet_dist.phases": ("Compiled", "Partitioned", "Planned", "Prepared", "Traced"),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),

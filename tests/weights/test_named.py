@@ -183,7 +183,7 @@ def test_tensors_that_cannot_be_weights_are_refused() -> None:
 
 def refused(graph: FlowGraph, weights: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by auto_parallel before anything is planned or written."""
-    monkeypatch.setattr("hidet_dist.api.search", lambda *_: pytest.fail("planned"))
+    monkeypatch.setattr("hidet_dist.phases.values.plan_graph", lambda *_: pytest.fail("planned"))
     config = {} if weights is None else {"weights": weights}
     with pytest.raises((WeightsError, ConfigError), match=says):
         dist.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / "out")

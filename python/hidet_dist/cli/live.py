@@ -25,21 +25,22 @@ def serve(report: Report) -> None:
     request = PlanRequest.of_origin(report.origin)
     request.check()
 
-    from hidet_dist.api import Replanner
     from hidet_dist.cli.planning import trace
+    from hidet_dist.phases import Traced
     from hidet_dist.report.live import serving
     from hidet_dist.search.limits import Clock
 
-    planner = Replanner(trace(request, None), *request.configurations(), request.title)
-    if planner.fingerprint != report.fingerprint:
+    prepared = Traced.of(trace(request, None), *request.configurations()).prepare()
+    if prepared.fingerprint != report.fingerprint:
         raise PlanError(f"{request.model} has changed since the plan was made; plan it again.")
-    planner.report({})  # derives the rules, so that the first search with pins is as fast as the others
+    prepared.plan()  # derives the rules, so that the first search with pins is as fast as the others
     # The graph, the rules and the libraries stay: the garbage collector need not walk them after every search.
     gc.collect()
     gc.freeze()
 
     def search(pins: Mapping[str, str], clock: Clock) -> Report:
-        return replace(planner.report(pins, clock), origin=report.origin)
+        planned = prepared.with_pins(pins).plan(clock=clock)
+        return replace(planned.reports(request.title)[0], origin=report.origin)
 
     with serving(report, search) as address:
         print(f"Serving at {address} until Ctrl-C.", flush=True)

@@ -56,23 +56,24 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
     for path in (out, html, export):
         check_destination(path)
 
-    from hidet_dist.api import describe_stages, export_problem, make_plan
+    from hidet_dist.phases import Traced
 
     distributed, optimization = request.configurations()
-    graph = trace(request, None)
+    prepared = Traced.of(trace(request, None), distributed, optimization).prepare()
     if export is not None:
         # Before planning, so that a problem without a solution, or a slow one, can be exported.
-        unit = export_problem(graph, distributed, optimization, export)
+        unit = prepared.export_problem(export)
         if not as_json:
             report_console().print(f"Exported to {export}, with costs in units of {unit:.0e} s.")
-    planned = make_plan(graph, distributed, optimization)
-    reports = describe_stages(planned, graph, distributed, optimization, request.title)
+    prepared.check_weights(required=False)
+    planned = prepared.plan()
+    reports = planned.reports(request.title)
     if request.objective is None:
         reports = [replace(report, origin=request.origin()) for report in reports]
     if out is not None:
-        _save(planned, reports, out)
+        _save(planned.plan, reports, out)
     pages = [] if html is None else _draw(reports, html)
-    print_plan(planned, reports, as_json)
+    print_plan(planned.plan, reports, as_json)
     if len(pages) > 1 and not as_json:
         print(f"Written to {', '.join(map(str, pages))}.")
 

@@ -91,7 +91,11 @@ def batch_symbol(graph: NormalGraph, dims: Sequence[int | None]) -> str | None:
 
 
 def micro_batch(
-    graph: NormalGraph, count: int, dims: Sequence[int | None] | None = None, symbols: Sequence[SymbolPlan] = ()
+    graph: NormalGraph,
+    count: int,
+    dims: Sequence[int | None] | None = None,
+    symbols: Sequence[SymbolPlan] = (),
+    rules: RuleTable | None = None,
 ) -> MicroBatch:
     """Cut the batch of a graph into ``count`` micro-batches, and make the graph of one.
 
@@ -108,6 +112,8 @@ def micro_batch(
         :func:`batch_dims`.
     symbols: sequence of SymbolPlan
         The symbolic dims of the graph, with the sizes of the whole batch to plan for.
+    rules: RuleTable, optional
+        A table, for any mesh, with which rules and proofs are shared.
 
     Raises
     ------
@@ -123,7 +129,7 @@ def micro_batch(
     if len(dims) != len(inputs):
         raise ConfigError(f"The graph has {len(inputs)} inputs; {len(dims)} batch dims are given.")
     if graph_symbols(graph):
-        return _symbolic_micro_batch(graph, count, dims, symbols)
+        return _symbolic_micro_batch(graph, count, dims, symbols, rules)
     for number, (x, dim) in enumerate(zip(inputs, dims, strict=True)):
         if dim is not None and not (0 <= dim < len(x.shape) and int(x.shape[dim]) % count == 0):
             raise ConfigError(
@@ -133,7 +139,7 @@ def micro_batch(
     mesh = DeviceMesh((count,), ("micro_batch",))
     view = GraphView(graph)
     given = {name: _split(len(view.shape(name)), dim) for name, dim in zip(view.inputs, dims, strict=True)}
-    chosen = _Choices(view, mesh, given).run()
+    chosen = _Choices(view, mesh, given, RuleTable(mesh, rules)).run()
     return _built(view, mesh, given, chosen, dims, count)
 
 
@@ -160,7 +166,11 @@ def _cut_symbols(symbols: Sequence[SymbolPlan], name: str, count: int) -> tuple[
 
 
 def _symbolic_micro_batch(
-    graph: NormalGraph, count: int, dims: tuple[int | None, ...], symbols: Sequence[SymbolPlan]
+    graph: NormalGraph,
+    count: int,
+    dims: tuple[int | None, ...],
+    symbols: Sequence[SymbolPlan],
+    rules: RuleTable | None,
 ) -> MicroBatch:
     """Cut a symbolic batch. Raises ConfigError as :func:`micro_batch` does."""
     name = batch_symbol(graph, dims)
@@ -173,11 +183,15 @@ def _symbolic_micro_batch(
     known = {symbol.name: symbol for symbol in symbols}
     check_symbols(graph, list(known))
     cut = _cut_symbols(symbols, name, count)
-    return MicroBatch(graph, count, dims, _independent(graph, name, dims, known), cut)
+    return MicroBatch(graph, count, dims, _independent(graph, name, dims, known, rules), cut)
 
 
 def _independent(
-    graph: NormalGraph, batch: str, dims: Sequence[int | None], known: Mapping[str, SymbolPlan]
+    graph: NormalGraph,
+    batch: str,
+    dims: Sequence[int | None],
+    known: Mapping[str, SymbolPlan],
+    like: RuleTable | None,
 ) -> tuple[int | None, ...]:
     """Prove that no operator mixes the symbolic dim ``batch``; return the dim of each output that it splits, or None.
 
@@ -193,7 +207,7 @@ def _independent(
     view = planning_view(graph, declared, mesh)
     assert isinstance(view, TwinView)
     given = {name: _split(len(view.shape(name)), dim) for name, dim in zip(view.inputs, dims, strict=True)}
-    rules = SymbolicRules(view, mesh)
+    rules = SymbolicRules(view, mesh, like)
     chosen = _Choices(view, mesh, given, rules).run()
     split = dict(given)
     for number, (op, spec) in enumerate(zip(view.operators, chosen, strict=True)):
@@ -225,10 +239,9 @@ class _Choices:
         view: GraphView,
         mesh: DeviceMesh,
         given: Mapping[str, TensorShardSpec],
-        rules: RuleTable | None = None,
+        rules: RuleTable,
     ):
         self._view = view
-        rules = RuleTable(mesh) if rules is None else rules
         self._specs: list[list[OpShardSpec]] = []
         for op in view.operators:
             shapes = [view.shape(view.names[x]) for x in (*op.inputs, *op.outputs)]

@@ -25,13 +25,13 @@ from hidet_dist.partitioning.operators import (
     SplitOrder,
     StackShardsOp,
 )
-from hidet_dist.partitioning.proof import prove
+from hidet_dist.partitioning.proof import ProvenStage, prove
 from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp, UnevenSplit
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
-from hidet_dist.rules.rule import RuleTable, derive
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.collectives import EXTREMES
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, same_shape
@@ -41,7 +41,6 @@ from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.targets import Target, target_of_memory
-from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 _TRIAL_FACTOR = 1009  # a prime, so that trial sizes have no special divisors
@@ -172,15 +171,28 @@ def partition_graph(
     WeightsError
         When ``files`` lack a weight, or have it in another shape or dtype.
     """
-    proven = prove(stage, graph, rules)
-    view = proven.view.symbolic if isinstance(proven.view, TwinView) else proven.view
-    return _Partitioner(view, proven.stage, files, target).run()
+    return partition_proven(prove(stage, graph, rules), files, target)
+
+
+def partition_proven(
+    proven: ProvenStage, files: SafetensorsFiles | None = None, target: ProgramTarget | None = None
+) -> Program:
+    """Turn the graph of a stage that is proven into its program, as :func:`partition_graph` does.
+
+    Raises
+    ------
+    PartitionError, WeightsError
+        As :func:`partition_graph`.
+    """
+    return _Partitioner(proven, files, target).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None, target: ProgramTarget | None):
-        self.view = view
+    def __init__(self, proven: ProvenStage, files: SafetensorsFiles | None, target: ProgramTarget | None):
+        view, stage = proven.view, proven.stage
+        self.view = view.symbolic if isinstance(view, TwinView) else view
         self.stage = stage
+        self.rules = proven.rules
         self.files = files
         self.mesh = stage.mesh
         self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
@@ -269,7 +281,7 @@ class _Partitioner:
         specs = (*spec.in_specs, *spec.out_specs)
         if not any(tensor_spec.is_padded(shape, self.mesh) for shape, tensor_spec in zip(shapes, specs, strict=True)):
             return
-        for i, dim in derive(at_sizes(op, self.view.symbols)).masks(spec, self.mesh):
+        for i, dim in self.rules.rule(at_sizes(op, self.view.symbols)).masks(spec, self.mesh):
             if inputs[i] not in self.zero_padded:
                 size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
                 inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.use_coordinate)

@@ -51,12 +51,14 @@ class ProvenStage:
     stage: the stage.
     choices: the choice with the spec of each operator.
     notes: for each operator the reason why it is only replicated; else empty.
+    rules: the rules by which it is proven.
     """
 
     view: GraphView
     stage: StagePlan
     choices: tuple[Choice, ...]
     notes: tuple[str, ...]
+    rules: RuleTable
 
 
 def prove(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
@@ -68,7 +70,13 @@ def prove(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) 
         Naming the operator or the tensor, and what is wrong with it.
     """
     proven = prove_specs(stage, graph, rules)
-    view = proven.view
+    check_conversions(proven)
+    return proven
+
+
+def check_conversions(proven: ProvenStage) -> None:
+    """Check the conversions of a stage whose specs are proven, and its schedule of collectives. Raises PlanError."""
+    view, stage = proven.view, proven.stage
     steps = PlannedSteps(stage)
     listed = {
         (operator, conversion.tensor, conversion.target)
@@ -95,7 +103,6 @@ def prove(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) 
     except PlanError as error:
         raise PlanError(f"{error} {_ANEW}") from error
     _check_overlap(view, stage)
-    return proven
 
 
 def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
@@ -141,7 +148,7 @@ def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = 
             )
         choices.append(choice)
         notes.append(table.note(op))
-    return ProvenStage(view, stage, tuple(choices), tuple(notes))
+    return ProvenStage(view, stage, tuple(choices), tuple(notes), table)
 
 
 def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:

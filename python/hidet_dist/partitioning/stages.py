@@ -11,6 +11,7 @@ from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch, batch_symbol, micro_batch
 from hidet_dist.rewriting import Subgraph, subgraph
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import Plan
 from hidet_dist.spec.extents import extents_of, symbols_in
 from hidet_dist.spec.formula import check_formula
@@ -160,11 +161,12 @@ def _names(names: Mapping[Tensor, str], tensors: Sequence[Tensor]) -> list[str]:
     return [names[x] for x in tensors]
 
 
-def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
+def stage_graphs(plan: Plan, graph: NormalGraph, rules: RuleTable | None = None) -> list[NormalGraph]:
     """Cut a graph into the graphs of a plan's stages.
 
     The stages of a pipeline have the operators that the pipeline says, on one micro-batch. Without a pipeline, stages
-    have consecutive operators, in order. The only stage of a plan has the whole graph.
+    have consecutive operators, in order. The only stage of a plan has the whole graph. Rules and proofs are shared with
+    the table ``rules``.
 
     Raises
     ------
@@ -173,7 +175,7 @@ def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
         differs from that of the graph.
     """
     if plan.pipeline is not None:
-        return list(_cut_as_planned(plan, plan.pipeline, graph).graphs)
+        return list(_cut_as_planned(plan, plan.pipeline, graph, rules).graphs)
     if len(plan.stages) == 1:
         return [graph]
     graph.update_nodes()
@@ -188,7 +190,7 @@ def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
     return [NormalGraph.of(subgraph(graph, operators).graph) for operators in ranges]
 
 
-def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
+def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph, rules: RuleTable | None) -> Cut:
     """Cut a graph as a plan's pipeline says, and compare the result with it. Raises PlanError when they differ."""
     plan.check_pipeline()
     operators = [stage.operators for stage in pipeline.stages]
@@ -198,7 +200,7 @@ def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
         if dims is not None and len(dims) == len([x for x in graph.inputs or [] if not is_weight(x)]):
             batch = batch_symbol(graph, dims)
             symbols = tuple(replace(one, size=one.size * count) if one.name == batch else one for one in symbols)
-        cut = cut_graph(micro_batch(graph, count, dims, symbols), operators)
+        cut = cut_graph(micro_batch(graph, count, dims, symbols, rules), operators)
     except ConfigError as error:
         raise PlanError(f"The plan's pipeline does not fit the graph: {error}") from error
     for what, planned, actual in (

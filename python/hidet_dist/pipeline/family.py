@@ -22,6 +22,7 @@ from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import shared_weights
 from hidet_dist.search.formulation.labels import parse_names
@@ -37,6 +38,7 @@ def search_pipeline_family(
     cluster: Cluster,
     options: SearchOptions | None = None,
     pipeline: PipelineOptions | None = None,
+    rules: RuleTable | None = None,
 ) -> Family:
     """Find pipelines of several graphs with one cut and one layout of the weights that they share.
 
@@ -51,6 +53,7 @@ def search_pipeline_family(
         device's, for the weights of all graphs together.
     pipeline: the objective, the micro-batches, the ranks of outputs, and the constraints on stages. The stages are
         given by their number, ranks and weights.
+    rules: a table, for any mesh, with which rules and proofs are shared.
 
     Raises
     ------
@@ -64,7 +67,7 @@ def search_pipeline_family(
     options = SearchOptions() if options is None else options
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(members, options, pipeline)
-    return _FamilySearch(members, cluster, options, pipeline).run()
+    return _FamilySearch(members, cluster, options, pipeline, rules).run()
 
 
 def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: PipelineOptions) -> None:
@@ -110,10 +113,16 @@ class _FamilySearch:
     """
 
     def __init__(
-        self, members: Sequence[FamilyMember], cluster: Cluster, options: SearchOptions, pipeline: PipelineOptions
+        self,
+        members: Sequence[FamilyMember],
+        cluster: Cluster,
+        options: SearchOptions,
+        pipeline: PipelineOptions,
+        rules: RuleTable | None,
     ):
         self.members, self.cluster, self.options, self.pipeline = members, cluster, options, pipeline
         self.limits = options.limits()
+        self.rules = RuleTable(cluster.mesh, rules)
         self.views = [GraphView(member.graph) for member in members]
         self.named = [parse_names(member.names) for member in members]
         sharing = shared_weights(self.views, self.named)
@@ -164,7 +173,7 @@ class _FamilySearch:
             output_specs=member.output_specs,
             time_limit_seconds=self.limits.seconds_left(),
         )
-        return search_pipeline(member.graph, self.cluster, options, pipeline)
+        return search_pipeline(member.graph, self.cluster, options, pipeline, rules=self.rules)
 
     def _candidates(self, alone: Sequence[PipelineResult]) -> Iterator[_Candidate]:
         """List distinct cuts: those of each graph's best pipeline, and one stage, if it may be."""
@@ -279,6 +288,5 @@ class _FamilySearch:
                 f"The buffers of the graphs' micro-batches take {budget - left} bytes, and mem_budget is {budget}.",
                 2 * (budget - left),
             )
-        return search_family(
-            members, cluster, replace(self.options, mem_budget=left, time_limit_seconds=self.limits.seconds_left())
-        )
+        options = replace(self.options, mem_budget=left, time_limit_seconds=self.limits.seconds_left())
+        return search_family(members, cluster, options, rules=self.rules)

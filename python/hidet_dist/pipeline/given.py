@@ -24,6 +24,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import delivery_seconds
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import search
@@ -135,6 +136,7 @@ def plan_given(
     micro_batches: int = 1,
     batch_dims: Sequence[int | None] | None = None,
     results: str = ALL,
+    rules: RuleTable | None = None,
 ) -> Plan:
     """Plan a pipeline of given stages, with a search for each.
 
@@ -155,6 +157,8 @@ def plan_given(
         :func:`hidet_dist.partitioning.micro_batches.micro_batch`.
     results: str
         ``all`` for outputs on all ranks, ``last`` for the ranks of the last stage.
+    rules: RuleTable, optional
+        A table, for any mesh, with which rules and proofs are shared.
 
     Raises
     ------
@@ -173,7 +177,7 @@ def plan_given(
             f"{cluster.mesh.size}."
         )
     symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
-    batch = micro_batch(graph, micro_batches, batch_dims, symbols)
+    batch = micro_batch(graph, micro_batches, batch_dims, symbols, rules)
     options = replace(options, symbols=batch.declared)
     cut = cut_graph(batch, [stage.operators for stage in stages])
     planned = []
@@ -183,9 +187,9 @@ def plan_given(
             changed = replace(options, pins=dict(stage.pins) or None)
             if stage.searches_shares:
                 along = devices_along(cluster, stage.mesh, ranks[number].start)
-                plan_of_stage = search_shares(stage_graph, part, changed, along)
+                plan_of_stage = search_shares(stage_graph, part, changed, along, rules)
             else:
-                plan_of_stage = search(stage_graph, part, changed)
+                plan_of_stage = search(stage_graph, part, changed, rules=rules)
         except ConfigError as error:
             raise ConfigError(f"Stage {number}: {error}") from error
         planned.append(plan_of_stage.stages[0])

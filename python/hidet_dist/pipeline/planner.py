@@ -37,6 +37,8 @@ def search_pipeline(
     cluster: Cluster,
     options: SearchOptions | None = None,
     pipeline: PipelineOptions | None = None,
+    *,
+    rules: RuleTable | None = None,
     **changes: Any,
 ) -> PipelineResult:
     """Find the best pipeline by the objective; one stage on the whole machine is among the candidates.
@@ -47,6 +49,7 @@ def search_pipeline(
     cluster: the machine.
     options: the options of a search; the memory budget is each device's.
     pipeline: the objective, the micro-batches, the ranks of outputs, and the constraints on stages.
+    rules: a table, for any mesh, with which rules and proofs are shared.
     changes: fields of ``options``, by name.
 
     Raises
@@ -68,7 +71,7 @@ def search_pipeline(
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
     enough: list[int] = []  # memory budgets that suffice for pipelines that do not fit the given one
-    rules = RuleTable(cluster.mesh)
+    rules = RuleTable(cluster.mesh, rules)
     several = pipeline.stages != 1 and cluster.mesh.size > 1
     chains: ChainSearch | None = None  # the last one
     least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
@@ -80,7 +83,7 @@ def search_pipeline(
             bound = 0.0
             break
         try:
-            micro = micro_batch(graph, count, symbols=symbols) if proven is None else recut(proven, count, symbols)
+            micro = micro_batch(graph, count, None, symbols, rules) if proven is None else recut(proven, count, symbols)
         except ConfigError:
             if pipeline.micro_batches is not None or count == 1:
                 raise
@@ -221,9 +224,9 @@ def _one_stage(
     part = limits.part(ONE_STAGE_SHARE) if several else limits
     changed = replace(options, time_limit_seconds=part.seconds_left(), symbols=micro.declared or None)
     if pipeline.shares:
-        result = shares_result(micro.graph, cluster, changed, changed.limits())
+        result = shares_result(micro.graph, cluster, changed, changed.limits(), rules=rules)
     else:
-        result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
+        result = search_result(micro.graph, cluster, changed, changed.limits(), rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     whole = MeshSlice(0, cluster.mesh.size)

@@ -14,6 +14,7 @@ from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
@@ -80,10 +81,12 @@ def search_family(
     cluster: Cluster,
     options: SearchOptions | None = None,
     cost_model: CostModel | None = None,
+    rules: RuleTable | None = None,
 ) -> Family:
     """Plan graphs that share weights, as :func:`hidet_dist.api.search_family` describes.
 
-    Names, pins and specs come from the members; ``options`` must have none.
+    Names, pins and specs come from the members; ``options`` must have none. Rules and proofs are shared with the table
+    ``rules``, and among the members.
     """
     options = SearchOptions() if options is None else options
     for key in ("names", "pins", "input_specs", "output_specs"):
@@ -107,11 +110,12 @@ def search_family(
         Pins(view, cluster.mesh, parse_pins(member.pins), tensors)
         for view, member, tensors in zip(views, members, named, strict=True)
     ]
+    rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
         formulations = []
         for view, member, pins in zip(views, members, pinned, strict=True):
             specified = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
-            formulations.append(formulate(view, cluster, model, specified, pins, None, limits))
+            formulations.append(formulate(view, cluster, model, specified, pins, None, limits, rules))
         joint = _Joint(views, formulations, [member.weight for member in members], budget, named)
         solution = _solve(joint, options.solve_options(limits))
         stages = [

@@ -56,7 +56,7 @@ def search(
     options: SearchOptions, optional
         The memory budget, given specs and pins, and limits.
     rules: RuleTable, optional
-        The rules for the mesh, where they are shared with other searches of graphs without symbolic dims.
+        A table, for any mesh, with which rules and proofs are shared.
     changes:
         Fields of the options, by name, that differ from ``options``: ``search(graph, cluster, mem_budget=10**9)``.
 
@@ -86,14 +86,14 @@ def search_result(
 ) -> SearchResult:
     """Find a plan as :func:`search` does, with the bound that was proven, and without a warning.
 
-    ``rules`` are those of the cluster's mesh, where they are shared with other graphs without symbolic dims.
+    Rules and proofs are shared with the table ``rules``.
     """
     free = options.mode == "search" and not options.pins and not options.symbols
-    finer = refine(graph, cluster) if options.refine_mesh and free else None
+    finer = refine(graph, cluster, rules) if options.refine_mesh and free else None
     if finer is None:
         result = _search(graph, cluster, options, limits, rules=rules, insists=True)
     else:
-        result = _search_both(graph, cluster, finer, options, limits)
+        result = _search_both(graph, cluster, finer, options, limits, rules)
     return result
 
 
@@ -147,7 +147,7 @@ def find_plan(
         Whether to look for plans that hide more communication behind computation (:mod:`hidet_dist.search.overlap`),
         on a machine that overlaps them, and to report what is hidden.
     rules: RuleTable, optional
-        The rules for the mesh, where they are shared with other graphs without symbolic dims.
+        A table, for any mesh, with which rules and proofs are shared.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
@@ -168,14 +168,19 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
 
 
 def _search_both(
-    graph: NormalGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
+    graph: NormalGraph,
+    cluster: Cluster,
+    finer: Refinement,
+    options: SearchOptions,
+    limits: Limits,
+    rules: RuleTable | None,
 ) -> SearchResult:
     """Search for the given mesh and for the finer one, and return the better plan."""
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
     searches = [
-        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part, insists=True)),
-        (1.0, lambda part: _search(graph, finer.cluster, translated, part)),
+        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part, rules=rules, insists=True)),
+        (1.0, lambda part: _search(graph, finer.cluster, translated, part, rules=rules)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
     return replace(best_search(searches, limits, options.gap), time_limit_reached=limits.time_reached)
@@ -321,7 +326,12 @@ def _solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
 
 
 def formulate_problem(
-    graph: NormalGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any
+    graph: NormalGraph,
+    cluster: Cluster,
+    options: SearchOptions | None = None,
+    *,
+    rules: RuleTable | None = None,
+    **changes: Any,
 ) -> Problem:
     """Formulate the planning of a graph, for the given mesh alone, as the problem that solvers take.
 
@@ -331,7 +341,7 @@ def formulate_problem(
     limits = options.limits()
     view, _, pins = _named(graph, cluster, options)
     with collector_paused(), limits_as_errors(limits):
-        return formulate(view, cluster, PredictedCost(cluster), options, pins, limits=limits).problem
+        return formulate(view, cluster, PredictedCost(cluster), options, pins, limits=limits, rules=rules).problem
 
 
 def _named(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> tuple[GraphView, dict[str, Tensor], Pins]:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, PlanError
 from hidet_dist.machine import Cluster
-from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
-from hidet_dist.partitioning.proof import prove_specs
+from hidet_dist.partitioning.proof import ProvenStage
 from hidet_dist.search.formulation.labels import label_stage
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.solution import lay_out
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.spec import StagePlan
+from hidet_dist.view import GraphView
 
 
-def recost_stage(
-    stage: StagePlan, graph: NormalGraph, cluster: Cluster, cost_model: CostModel | None = None
-) -> StagePlan:
-    """Derive the conversions that a stage's specs need, and predict every cost anew.
+def recost_stage(proven: ProvenStage, cluster: Cluster, cost_model: CostModel | None = None) -> ProvenStage:
+    """Derive the conversions that the specs of a stage need, and predict every cost anew.
+
+    Parameters
+    ----------
+    proven: ProvenStage
+        The stage, whose specs are proven (:func:`hidet_dist.partitioning.proof.prove_specs`).
+    cluster: Cluster
+        The machine, with the stage's mesh.
+    cost_model: CostModel, optional
+        The costs of its parts; predicted for the machine by default.
 
     Raises
     ------
     PlanError
-        When the stage is of another graph or mesh, or a spec is not one that its operator or tensor can have.
+        When the stage is for another mesh.
     """
-    proven = prove_specs(stage, graph)
-    view = proven.view
+    view, stage = proven.view, proven.stage
     if stage.mesh != cluster.mesh:
         raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
     model = PredictedCost(cluster) if cost_model is None else cost_model
@@ -38,10 +46,10 @@ def recost_stage(
     if cost_model is None and cluster.device.overlaps_communication:
         result = overlapped(PlannedTasks(view, cluster, fused), laid_out, cluster.device.memory_bytes)
         laid_out = result.plan(laid_out)
-    return label_stage(view, laid_out, names)
+    return replace(proven, stage=label_stage(view, laid_out, names))
 
 
-def check_budget(stage: StagePlan, graph: NormalGraph, cluster: Cluster, mem_budget: int | None) -> None:
+def check_budget(view: GraphView, stage: StagePlan, cluster: Cluster, mem_budget: int | None) -> None:
     """Refuse a stage that holds more than ``mem_budget`` bytes a device; the device's memory by default.
 
     Raises
@@ -50,6 +58,6 @@ def check_budget(stage: StagePlan, graph: NormalGraph, cluster: Cluster, mem_bud
         When it holds more.
     """
     budget = memory_budget(cluster, mem_budget)
-    most = max(live_bytes(prove_specs(stage, graph).view, stage, cluster.device.places_shards))
+    most = max(live_bytes(view, stage, cluster.device.places_shards))
     if most > budget:
         raise InfeasibleError(f"The given plan holds {most} bytes a device, and mem_budget is {budget}.", most)

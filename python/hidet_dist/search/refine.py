@@ -40,23 +40,24 @@ class Refinement:
         return None if specs is None else [None if spec is None else self.translated(spec) for spec in specs]
 
 
-def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster) -> Cluster:
+def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> Cluster:
     """Select the cluster that a stage is planned for: the given one, or that with the finer mesh or with shares."""
     if stage.mesh.is_uneven() and stage.mesh.without_shares() == cluster.mesh:
         return replace(cluster, mesh=stage.mesh)
-    finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
+    finer = None if stage.mesh == cluster.mesh else refine(graph, cluster, rules)
     return cluster if finer is None else finer.cluster
 
 
-def refine(graph: NormalGraph, cluster: Cluster) -> Refinement | None:
+def refine(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> Refinement | None:
     """Make a finer mesh that may have better plans for the graph; None if there is none.
 
     An axis of n devices is cut into (g, n / g). Here g is the greatest common divisor of n and a number of heads that n
     does not divide: 12 heads on 8 devices make (4, 2). Numbers of heads are the extents into which a reshape splits a
-    dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead.
+    dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead. Rules
+    are shared with the table ``rules``.
     """
-    table = RuleTable(DeviceMesh((1,)))
-    reshapes = [table(op)[0] for op in GraphView(graph).operators if isinstance(op, ReshapeOp)]
+    table = RuleTable(DeviceMesh((1,)), rules)
+    reshapes = [table.rule(op) for op in GraphView(graph).operators if isinstance(op, ReshapeOp)]
     dims = [dim for rule in reshapes for layout in (*rule.in_layouts, *rule.out_layouts) for dim in layout]
     extents = {digits[0].extent for digits in dims if digits is not None and len(digits) > 1}
     shape: list[int] = []

@@ -49,7 +49,11 @@ def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ..
 
 
 def search_shares(
-    graph: NormalGraph, cluster: Cluster, options: SearchOptions, devices: Sequence[Device] | None = None
+    graph: NormalGraph,
+    cluster: Cluster,
+    options: SearchOptions,
+    devices: Sequence[Device] | None = None,
+    rules: RuleTable | None = None,
 ) -> Plan:
     """Find the plan of least predicted time for the even mesh and for the proposed shares of its first axis.
 
@@ -58,7 +62,7 @@ def search_shares(
     out, unless that is so for all.
     """
     limits = options.limits()
-    best = shares_result(graph, cluster, options, limits, devices)
+    best = shares_result(graph, cluster, options, limits, devices, rules)
     warn_of_limit(limits, best.gap)
     return best.plan
 
@@ -69,19 +73,20 @@ def shares_result(
     options: SearchOptions,
     limits: Limits,
     devices: Sequence[Device] | None = None,
+    rules: RuleTable | None = None,
 ) -> SearchResult:
     """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
     if devices is not None:
         cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
-    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed_meshes(graph, cluster))]
+    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed_meshes(graph, cluster, rules))]
     searches = [
-        (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options))
+        (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
         for number, on in enumerate(clusters)
     ]
     return best_search(searches, limits, options.gap)  # within the gap the even mesh wins
 
 
-def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
+def proposed_meshes(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> list[DeviceMesh]:
     """Propose meshes with shares of the first axis in proportion to the rates of its devices, the best estimates first.
 
     None are proposed for equal devices, or for one device along the axis.
@@ -91,10 +96,14 @@ def proposed_meshes(graph: NormalGraph, cluster: Cluster) -> list[DeviceMesh]:
     if len(devices) != mesh.shape[0] or mesh.is_uneven():
         return []
     others = ((),) * (mesh.ndim - 1)
-    return [DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for shares in proposed_shares(graph, devices)]
+    return [
+        DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for shares in proposed_shares(graph, devices, rules)
+    ]
 
 
-def proposed_shares(graph: NormalGraph, devices: Sequence[Device]) -> list[tuple[int, ...]]:
+def proposed_shares(
+    graph: NormalGraph, devices: Sequence[Device], rules: RuleTable | None = None
+) -> list[tuple[int, ...]]:
     """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices.
 
     The last ones may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
@@ -102,7 +111,7 @@ def proposed_shares(graph: NormalGraph, devices: Sequence[Device]) -> list[tuple
     """
     if all(device == devices[0] for device in devices):
         return []
-    view, table = GraphView(graph), RuleTable(DeviceMesh((1,)))
+    view, table = GraphView(graph), RuleTable(DeviceMesh((1,)), rules)
     rates = [1 / _seconds(view, table, device) for device in devices]
     # The work of operators, by the extents of the factors that may be split.
     work = [

@@ -1,0 +1,70 @@
+"""Checks of what a user asks for, across the two configurations and a given plan, before work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hidet_dist.compile import Backend
+from hidet_dist.config import DistributedConfig, OptimizationConfig
+from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.spec import Plan
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.targets import targets_with
+
+
+def check_configurations(distributed: DistributedConfig, optimization: OptimizationConfig, target: Backend) -> None:
+    """Refuse configurations that do not fit each other. Raises ConfigError."""
+    given = optimization.given_stages or ()
+    if given and distributed.mesh.is_uneven():
+        raise ConfigError(
+            "The stages are given whole, each with a mesh of its own: give 'shares' in each of "
+            "optimization_config['stages'] instead of distributed_config['shares']."
+        )
+    uneven = any(stage.mesh.is_uneven() or stage.searches_shares for stage in given)
+    if uneven or distributed.mesh.is_uneven() or distributed.searches_shares:
+        _check_shares(target, optimization)
+
+
+def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, symbols: Sequence[SymbolPlan]) -> None:
+    """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
+    steering = ("pins", "input_specs", "output_specs", "stages", "objective")
+    for key, default in (*((key, None) for key in steering), ("mode", "search")):
+        if getattr(optimization, key) != default:
+            raise ConfigError(
+                f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the two "
+                "out."
+            )
+    if plan.pipeline is not None and not target.record.symbolic_pipelines and plan.stages[0].symbols:
+        raise ConfigError(
+            f"Pipelines of graphs with symbolic dims are so far for the target {targets_with('symbolic_pipelines')!r}, "
+            f"not for {target.record.name!r}: give a plan of one stage, or of the graph traced for one size."
+        )
+    for stage in plan.stages:
+        if stage.mesh.is_uneven():
+            _check_shares(target, optimization)
+    declared = {symbol.name: symbol for symbol in symbols}
+    count = 1 if plan.pipeline is None else plan.pipeline.micro_batches
+    for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
+        whole = declared.setdefault(symbol.name, symbol)
+        if symbol not in (whole, whole.cut(count)):  # a pipeline's symbols are those of one micro-batch
+            raise PlanError(
+                f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
+                f"{symbol.multiple_of}; optimization_config['symbols'] declares another."
+            )
+
+
+def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
+    """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
+    if not target.record.shares:
+        raise ConfigError(
+            f"Shares of mesh axes are not supported on the target {target.record.name!r}: leave 'shares' out of "
+            "distributed_config and of its stages."
+        )
+    if optimization.symbols:
+        raise ConfigError(
+            "Shares of mesh axes are for graphs of fixed sizes: leave out 'shares', or trace the graph for one size "
+            f"instead of the symbolic dims {', '.join(optimization.symbols)}."
+        )

@@ -1,0 +1,559 @@
+"""The values on the way from a traced graph to artifacts: Traced, Prepared, Planned, Partitioned and Compiled.
+
+::
+
+    traced = Traced.of(graph, distributed_config, optimization_config)
+    compiled = traced.prepare().plan().partition().compile()
+    compiled.save("artifacts")
+
+Each value has the one that it was made from, and prints as the text of what it has. Work whose result several phases
+need is done once and kept: the graph is normalized by :meth:`Traced.prepare`, an operator's sharding rule is derived at
+its first use and shared by all plans of a :class:`Prepared`, and a plan is proven by :attr:`Planned.proven`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from hidet.graph import FlowGraph, Tensor
+
+from hidet_dist.artifacts import Manifest
+from hidet_dist.compile import Backend, CompiledProgram, compile_program
+from hidet_dist.config import DistributedConfig, OptimizationConfig
+from hidet_dist.errors import ConfigError, MemoryBudgetWarning, OverBudgetError
+from hidet_dist.export.write import check_destination, replacing, write_artifacts, write_weights
+from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph, normalize
+from hidet_dist.normalize.precision import in_precision
+from hidet_dist.overlap.planned import resident_bytes
+from hidet_dist.partitioning import Program, stage_graphs
+from hidet_dist.partitioning.program import partition_proven
+from hidet_dist.partitioning.proof import ProvenStage, check_conversions, prove, prove_specs
+from hidet_dist.partitioning.text import graph_lines
+from hidet_dist.phases.checks import check_configurations, check_plan
+from hidet_dist.pipeline import stage_cluster
+from hidet_dist.pipeline.given import with_seconds
+from hidet_dist.pipeline.planning import Planning, plan_graph, problem_of
+from hidet_dist.progress import Progress, Task
+from hidet_dist.report.collect import collect
+from hidet_dist.report.data import Report
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import parse_pins
+from hidet_dist.search.limits import Clock
+from hidet_dist.search.pairwise import encode, save_problem
+from hidet_dist.search.planner import memory_budget
+from hidet_dist.search.recost import check_budget, recost_stage
+from hidet_dist.search.refine import cluster_of
+from hidet_dist.spec import Plan, StagePlan
+from hidet_dist.spec.interface import Interface, interface_of, names_of_io
+from hidet_dist.spec.pipeline import is_buffered
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, check_weights
+from hidet_dist.weights.named import is_weight
+
+_TOLERATED = 0.01  # share of the memory budget by which a program may exceed it
+_MICROSECONDS = 1e6  # per second
+
+
+@dataclass(frozen=True, repr=False)
+class Traced:
+    """A graph as traced, and the configurations to plan and build it for, which are checked.
+
+    Attributes
+    ----------
+    graph: the graph, not yet optimized.
+    distributed: the mesh and the machine.
+    optimization: what is wanted of the plan and the program.
+    target: the target that programs are compiled for.
+    """
+
+    graph: FlowGraph
+    distributed: DistributedConfig
+    optimization: OptimizationConfig
+    target: Backend
+
+    @classmethod
+    def of(
+        cls,
+        graph: FlowGraph,
+        distributed_config: Mapping[str, Any],
+        optimization_config: Mapping[str, Any] | None = None,
+    ) -> Traced:
+        """Check a graph and its two configurations, as :func:`hidet.distributed.auto_parallel` takes them.
+
+        Raises
+        ------
+        ConfigError
+            For unknown keys and unfit values.
+        """
+        optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
+        distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
+        target = optimization.target_on(distributed.cluster.device)
+        check_configurations(distributed, optimization, target)
+        if not isinstance(graph, FlowGraph):
+            raise ConfigError(f"The graph to plan must be a hidet FlowGraph; got a {type(graph).__name__}.")
+        return cls(graph, distributed, optimization, target)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.distributed.cluster
+
+    @property
+    def symbols(self) -> tuple[SymbolPlan, ...]:
+        """The declared symbolic dims."""
+        return tuple(size.of(name) for name, size in self.optimization.symbols.items())
+
+    def check_plan(self, plan: Any) -> None:
+        """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
+        check_plan(plan, self.target, self.optimization, self.symbols)
+
+    def prepare(self) -> Prepared:
+        """Convert the graph to the requested precision, normalize it, and rewrite it for the target.
+
+        Raises
+        ------
+        ConfigError
+            When an operator has no form that the packages below take.
+        """
+        traced, names = self.graph, {**names_of_io(self.graph), **self.optimization.names}
+        if self.optimization.precision is not None:
+            half = in_precision(traced, self.optimization.precision)
+            traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
+        graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
+        names = {name: replaced.get(x, x) for name, x in names.items()}
+        return Prepared(self, graph, names, RuleTable(self.cluster.mesh))
+
+    def __repr__(self) -> str:
+        return f"Traced({_counts(self.graph)}; for {self.distributed.mesh} on {self.target.record.name})"
+
+    def __str__(self) -> str:
+        return _text(self.graph)
+
+
+@dataclass(frozen=True, repr=False)
+class Prepared:
+    """A graph in normal form, with the user's names of its tensors.
+
+    Attributes
+    ----------
+    traced: what it was made from.
+    graph: the graph in normal form, which the packages below take.
+    names: its tensors by the user's names.
+    rules: the rules of its operators, and their proofs, which all of its plans share.
+    """
+
+    traced: Traced
+    graph: NormalGraph
+    names: Mapping[str, Tensor]
+    rules: RuleTable
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.traced.cluster
+
+    @property
+    def mem_budget(self) -> int | None:
+        """The configured memory budget of a device, in bytes; None for the device's memory."""
+        return self.traced.optimization.mem_budget
+
+    @cached_property
+    def view(self) -> GraphView:
+        """The graph as numbered operators and named tensors."""
+        return GraphView(self.graph, self.traced.symbols, self.traced.distributed.mesh)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the graph, as in plans and reports of one stage."""
+        return self.view.fingerprint()
+
+    @cached_property
+    def files(self) -> SafetensorsFiles | None:
+        """The files of the weights' data; None if none are configured."""
+        paths = self.traced.optimization.weights
+        return None if paths is None else SafetensorsFiles.open(paths)
+
+    def check_weights(self, required: bool = True) -> None:
+        """Check that weights by name have data of their shapes and dtypes; without ``required``, only if files are set.
+
+        Raises
+        ------
+        WeightsError
+            When a weight has none, or has another shape or dtype.
+        """
+        if required or self.files is not None:
+            check_weights(self.view.tensors.values(), self.files)
+
+    def with_budget(self, nbytes: int) -> Prepared:
+        """Return the same graph with another memory budget, in bytes."""
+        optimization = replace(self.traced.optimization, mem_budget=nbytes)
+        return replace(self, traced=replace(self.traced, optimization=optimization))
+
+    def with_pins(self, pins: Mapping[str, Any]) -> Prepared:
+        """Return the same graph with pins besides those of the configuration.
+
+        Raises
+        ------
+        ConfigError
+            When a pin cannot be parsed, or the stages are given whole, each with pins of its own.
+        """
+        optimization = self.traced.optimization
+        if optimization.given_stages is not None:
+            raise ConfigError("The stages are given whole: pin the tensors of each stage in 'stages'.")
+        parse_pins(pins, "pins")
+        pinned = replace(optimization, pins={**(optimization.pins or {}), **pins})
+        return replace(self, traced=replace(self.traced, optimization=pinned))
+
+    def plan(self, progress: Progress | None = None, clock: Clock = time.perf_counter) -> Planned:
+        """Search the plan of least predicted time; ``clock`` counts the seconds of the time limit.
+
+        Raises
+        ------
+        InfeasibleError
+            When no plan fits the memory budget; it states the least sufficient budget.
+        SolverError
+            When the solver fails, or has no plan within the time limit.
+        """
+        with _task(progress, "Planning") as task:
+
+            def show(seconds: float, bound: float) -> None:
+                task.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
+
+            planning = self._planning()
+            planning = replace(planning, options=replace(planning.options, clock=clock, on_incumbent=show))
+            return Planned(self, plan_graph(self.graph, planning, self.rules))
+
+    def export_problem(self, path: str | Path, progress: Progress | None = None) -> float:
+        """Write the problem that the search solves for the given mesh, in the format of google/iopddl.
+
+        Its costs are integers. Returns the seconds of one unit of them, which the problem's name in the file says too.
+
+        Raises
+        ------
+        ConfigError
+            For pipelines, which are planned as many problems.
+        ProblemError
+            When a cost is not finite.
+        """
+        with _task(progress, "Exporting"):
+            encoded = encode(problem_of(self.graph, self._planning(), self.rules))
+            save_problem(encoded.problem, path, f"costs in {encoded.unit_seconds:.0e} s")
+        return encoded.unit_seconds
+
+    def _planning(self) -> Planning:
+        optimization, distributed = self.traced.optimization, self.traced.distributed
+        given = optimization.given_stages
+        if given is not None and distributed.searches_shares:
+            given = tuple(replace(one, searches_shares=not one.mesh.is_uneven()) for one in given)
+        return Planning(
+            self.cluster,
+            replace(optimization.search_options(), names=self.names),
+            optimization.pipeline_options() if given is None else given,
+            optimization.micro_batches or 1,
+            optimization.outputs,
+            distributed.searches_shares,
+        )
+
+    def take(self, plan: Plan) -> Planned:
+        """Take a plan from the user: derive its conversions and costs for the machine from specs that are proven.
+
+        Raises
+        ------
+        ConfigError, PlanError
+            When it contradicts the configuration, is of another graph or mesh, or is not proven.
+        InfeasibleError
+            When it does not fit the memory budget.
+        """
+        self.traced.check_plan(plan)
+        given = Planned(self, plan)
+        proven = []
+        for number, (stage, graph) in enumerate(zip(plan.stages, given.graphs, strict=True)):
+            cluster = given.cluster_of(number)
+            derived = recost_stage(prove_specs(stage, graph, self.rules), cluster)
+            check_budget(derived.view, derived.stage, cluster, self.mem_budget)
+            check_conversions(derived)
+            proven.append(derived)
+        stages = tuple(one.stage for one in proven)
+        pipeline = None if plan.pipeline is None else replace(plan.pipeline, search=None)
+        whole = Plan(stages, None if pipeline is None else with_seconds(pipeline, stages, self.cluster))
+        return Planned(self, whole, tuple(proven))
+
+    def __repr__(self) -> str:
+        return f"Prepared({_counts(self.graph)}; from {self.traced!r})"
+
+    def __str__(self) -> str:
+        return _text(self.graph)
+
+
+@dataclass(frozen=True, repr=False)
+class Planned:
+    """A plan of a graph.
+
+    Attributes
+    ----------
+    prepared: what it was made from.
+    plan: the plan.
+    """
+
+    prepared: Prepared
+    plan: Plan
+    _proven: tuple[ProvenStage, ...] | None = field(default=None, compare=False)
+
+    @cached_property
+    def graphs(self) -> tuple[NormalGraph, ...]:
+        """The graph of each stage. Raises PlanError when the plan is of another graph."""
+        return tuple(stage_graphs(self.plan, self.prepared.graph, self.prepared.rules))
+
+    @cached_property
+    def proven(self) -> tuple[ProvenStage, ...]:
+        """The stages, each proven to compute its graph. Raises PlanError when one is not."""
+        if self._proven is not None:
+            return self._proven
+        rules = self.prepared.rules
+        return tuple(prove(stage, graph, rules) for stage, graph in zip(self.plan.stages, self.graphs, strict=True))
+
+    def cluster_of(self, number: int) -> Cluster:
+        """Return the machine, or the part of it, that a stage is for."""
+        stage, pipeline = self.plan.stages[number], self.plan.pipeline
+        if pipeline is not None:
+            return stage_cluster(self.prepared.cluster, stage.mesh, pipeline.stages[number].ranks)
+        return cluster_of(stage, self.graphs[number], self.prepared.cluster, self.prepared.rules)
+
+    def reports(self, title: str = "") -> list[Report]:
+        """Collect the data of a report on each stage, without measured times.
+
+        Raises
+        ------
+        PlanError
+            When the plan is of another graph or mesh.
+        """
+        reports = []
+        for number, (stage, graph) in enumerate(zip(self.plan.stages, self.graphs, strict=True)):
+            known = None if stage.report is None else stage.report.without_times()
+            described = replace(stage, report=known)
+            reports.append(collect(described, graph, self.cluster_of(number), title, self.prepared.mem_budget))
+        return reports
+
+    def partition(self) -> Partitioned:
+        """Make the program of each stage: rebuild operators on shards, cut weights, and add communication.
+
+        Raises
+        ------
+        PlanError
+            When the plan is not proven to compute the graph.
+        PartitionError
+            When an operator cannot be rebuilt on shards.
+        WeightsError
+            When the configured files lack a weight, or have it in another shape or dtype.
+        """
+        traced = self.prepared.traced
+        # The interface is the whole model's; stages that are served each by itself have none.
+        whole = len(self.plan.stages) == 1 or self.plan.pipeline is not None
+        interface: Interface | None = interface_of(traced.graph) if whole else None
+        programs = (partition_proven(stage, self.prepared.files, traced.target) for stage in self.proven)
+        return Partitioned(self, tuple(replace(program, interface=interface) for program in programs))
+
+    def __repr__(self) -> str:
+        meshes = ", ".join(str(stage.mesh) for stage in self.plan.stages)
+        seconds = self.plan.makespan_seconds * _MICROSECONDS
+        return f"Planned(stages on {meshes}, {seconds:.1f} µs; from {self.prepared!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(line for stage in self.plan.stages for line in _stage_lines(stage))
+
+
+@dataclass(frozen=True, repr=False)
+class Partitioned:
+    """The program of each stage of a plan.
+
+    Attributes
+    ----------
+    planned: what it was made from.
+    programs: the program of each stage, the same for all of its ranks.
+    """
+
+    planned: Planned
+    programs: tuple[Program, ...]
+
+    def compile(self, folder: Path | None = None, progress: Progress | None = None) -> Compiled:
+        """Compile the programs, all of whose memory is compared with the memory budget first.
+
+        With an empty ``folder``, the weights of the ranks are written there while compilers run.
+
+        Raises
+        ------
+        CompileError
+            When there is no compiler for the target, or a kernel does not compile.
+        OverBudgetError
+            When a program holds more than the memory budget.
+        ArtifactError
+            When the disk lacks space for the weights.
+
+        Warns
+        -----
+        MemoryBudgetWarning
+            When a program takes more than the memory budget, by 1 % at most.
+        """
+        target = self.planned.prepared.traced.target
+        target.check_compiler()
+        compiled = []
+        for number, program in enumerate(self.programs):
+            stage = self.planned.plan.stages[number]
+            overlap = stage.overlap if target.record.overlaps else None
+            write = {} if folder is None else {"meanwhile": partial(write_weights, folder, number, program)}
+            with _task(progress, "Compiling") as task:
+                one = compile_program(
+                    program,
+                    target,
+                    task.total,
+                    task.advance,
+                    None if overlap is None else self.planned.cluster_of(number),
+                    None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
+                    fits=partial(self._check_held, number),
+                    **write,
+                )
+            compiled.append(one)
+        return Compiled(self, tuple(compiled), folder)
+
+    def _check_held(self, number: int, nbytes: int) -> None:
+        """Compare the bytes that the program of a stage holds with the memory budget.
+
+        Raises
+        ------
+        OverBudgetError
+            When they are more, by more than ``_TOLERATED``.
+        """
+        plan, cluster = self.planned.plan, self.planned.cluster_of(number)
+        stage, budget = plan.stages[number], memory_budget(cluster, self.planned.prepared.mem_budget)
+        if plan.pipeline is not None:
+            found = plan.pipeline.search
+            if is_buffered("latency" if found is None else found.objective, plan.pipeline.micro_batches):
+                nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
+        if nbytes <= budget:
+            return
+        predicted = max(live_bytes(self.planned.proven[number].view, stage, cluster.device.places_shards))
+        said = f"The program holds {nbytes} bytes a device, where {predicted} were predicted; mem_budget is {budget}."
+        if nbytes > budget * (1 + _TOLERATED):
+            raise OverBudgetError(f"{said} Give at least {nbytes} bytes, or more devices.", nbytes, nbytes - predicted)
+        warnings.warn(said, MemoryBudgetWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        operators = ", ".join(str(len(program.graph.nodes)) for program in self.programs)
+        return f"Partitioned(operators: {operators}; from {self.planned!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(program.text().rstrip("\n") for program in self.programs)
+
+
+@dataclass(frozen=True, repr=False)
+class Compiled:
+    """The programs of a plan as libraries.
+
+    Attributes
+    ----------
+    partitioned: what it was made from.
+    stages: the compiled program of each stage.
+    weights_in: the folder to which the weights are written already; None if they are not.
+    """
+
+    partitioned: Partitioned
+    stages: tuple[CompiledProgram, ...]
+    weights_in: Path | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.partitioned.planned.plan
+
+    def write(self, folder: Path, progress: Progress | None = None) -> Manifest:
+        """Write the artifacts to a folder that is empty but for weights that :meth:`Partitioned.compile` wrote.
+
+        Raises
+        ------
+        ArtifactError
+            When the disk lacks space for the weights.
+        """
+        planned = self.partitioned.planned
+        with _task(progress, "Writing"):
+            return write_artifacts(
+                folder,
+                self.plan,
+                list(zip(self.partitioned.programs, self.stages, strict=True)),
+                planned.prepared.traced.target,
+                planned.reports(),
+                weights_written=self.weights_in == folder,
+            )
+
+    def save(self, out_dir: str | Path) -> Manifest:
+        """Write the artifacts to ``out_dir``, which is replaced atomically; after a failure it is unchanged.
+
+        Raises
+        ------
+        ArtifactError
+            When ``out_dir`` has content other than artifacts, or cannot be written.
+        """
+        recompile = self.partitioned.planned.prepared.traced.optimization.recompile
+        with replacing(check_destination(out_dir, recompile)) as folder:
+            return self.write(folder)
+
+    def __repr__(self) -> str:
+        kernels = ", ".join(str(len(one.kernels)) for one in self.stages)
+        return f"Compiled(kernels: {kernels}; from {self.partitioned!r})"
+
+    def __str__(self) -> str:
+        lines = []
+        for one in self.stages:
+            lines.append(f"kernels: {len(one.kernels)}, bytes a device: {one.held_bytes}")
+            lines += [f"{launch.kernel}: {launch.communication or launch.output}" for launch in one.stage.launches]
+        return "\n".join(lines)
+
+
+@contextmanager
+def _task(progress: Progress | None, what: str) -> Iterator[Task]:
+    """Show ``what`` while the block runs, among the bars of ``progress`` or by itself."""
+    if progress is not None:
+        with progress.task(what) as task:
+            yield task
+    else:
+        with Progress() as own, own.task(what) as task:
+            yield task
+
+
+def _inputs(graph: FlowGraph) -> list[Tensor]:
+    return [x for x in graph.inputs or [] if not is_weight(x)]
+
+
+def _counts(graph: FlowGraph) -> str:
+    graph.update_nodes()
+    return f"operators: {len(graph.nodes)}, inputs: {len(_inputs(graph))}, outputs: {len(graph.outputs)}"
+
+
+def _text(graph: FlowGraph) -> str:
+    """Write the operators of a graph, one a line; inputs are ``x0, x1, ...``, weights by name ``w0, w1, ...``."""
+    graph.update_nodes()
+    weights = [x for x in graph.inputs or [] if is_weight(x)]
+    names = {x: f"x{number}" for number, x in enumerate(_inputs(graph))}
+    return "\n".join(graph_lines(graph, {**names, **{x: f"w{number}" for number, x in enumerate(weights)}}))
+
+
+def _stage_lines(stage: StagePlan) -> Iterator[str]:
+    """Write a stage's specs: of inputs, weights and outputs, then of operators with their conversions."""
+    yield f"plan on {stage.mesh}"
+    for tensor in (*stage.inputs, *stage.weights, *stage.outputs):
+        yield f"{tensor.name}: {tensor.spec}"
+    for op in stage.operators:
+        for conversion in op.conversions:
+            yield f"{conversion.tensor}: {conversion.source} -> {conversion.target} by {', '.join(conversion.steps)}"
+        yield f"{op.operator}: {op.spec}"
+    for conversion in stage.output_conversions:
+        yield f"{conversion.tensor}: {conversion.source} -> {conversion.target} by {', '.join(conversion.steps)}"

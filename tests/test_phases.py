@@ -1,0 +1,114 @@
+"""The values from a traced graph to artifacts: each step is taken once, and each value says what it is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hidet
+import numpy as np
+import pytest
+from hidet.graph import FlowGraph
+
+import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.errors import ConfigError
+from hidet_dist.partitioning import proof
+from hidet_dist.phases import values
+from hidet_dist.rules import rule
+
+MESH = {"mesh_shape": [2]}
+
+
+def mlp() -> FlowGraph:
+    """Three operators, each with a rule of its own."""
+    rng = np.random.default_rng(0)
+    w_in, w_out = (hidet.asarray(rng.standard_normal(shape, "float32")) for shape in ([64, 128], [128, 32]))
+    x = hidet.symbol([8, 64], "float32", "cpu")
+    return hidet.trace_from(hidet.ops.relu(x @ w_in) @ w_out, [x])
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often rules are derived, stages proven and graphs normalized."""
+    found: Counter[str] = Counter()
+
+    def counted(module: Any, name: str) -> None:
+        call: Callable[..., Any] = getattr(module, name)
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            found[name] += 1
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(module, name, counting)
+
+    counted(rule, "derive")
+    counted(proof, "prove_specs")
+    monkeypatch.setattr(values, "prove_specs", proof.prove_specs)
+    counted(values, "normalize")
+    return found
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["searched", "given"])
+def test_a_build_derives_each_rule_proves_the_plan_and_normalizes_the_graph_once(
+    given: bool, counts: Counter[str], tmp_path: Path
+) -> None:
+    graph = mlp()
+    plan = hidet_dist.make_plan(graph, MESH) if given else None
+    counts.clear()
+    hidet_dist.auto_parallel(graph, MESH, {}, tmp_path / "out", plan=plan)
+    assert counts == {"derive": 3, "prove_specs": 1, "normalize": 1}
+
+
+def test_a_pipeline_derives_each_rule_once_for_all_cuts(counts: Counter[str]) -> None:
+    hidet_dist.make_plan(mlp(), MESH, {"objective": "latency", "stages": 2})
+    assert counts["derive"] == 3
+
+
+def test_plans_with_other_pins_share_the_rules(counts: Counter[str]) -> None:
+    prepared = hidet_dist.Traced.of(mlp(), MESH).prepare()
+    by_rows = prepared.with_pins({"w0": "(S0, R)"}).plan().plan
+    by_columns = prepared.with_pins({"w0": "(R, S0)"}).plan().plan
+    assert [str(plan.stages[0].weights[0].spec) for plan in (by_rows, by_columns)] == ["(S0, R)", "(R, S0)"]
+    assert counts == {"derive": 3, "normalize": 1}
+
+
+def test_the_values_make_the_artifacts_that_auto_parallel_makes(tmp_path: Path) -> None:
+    graph = mlp()
+    hidet_dist.auto_parallel(graph, MESH, {"mem_budget": 40_000}, tmp_path / "at_once")
+    traced = hidet_dist.Traced.of(graph, MESH, {"mem_budget": 40_000})
+    compiled = traced.prepare().plan().partition().compile()
+    manifest = compiled.save(tmp_path / "step_by_step")
+    assert manifest == Manifest.load(tmp_path / "at_once")
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("at_once", "step_by_step")]
+    assert plans[0] == plans[1]
+
+
+def test_each_value_prints_what_it_has_and_has_what_it_was_made_from() -> None:
+    graph = mlp()
+    traced = hidet_dist.Traced.of(graph, MESH, {"mem_budget": 40_000})
+    prepared = traced.prepare()
+    planned = prepared.plan()
+    partitioned = planned.partition()
+    compiled = partitioned.compile()
+    assert compiled.partitioned is partitioned
+    assert partitioned.planned is planned
+    assert planned.prepared is prepared
+    assert prepared.traced is traced
+    assert repr(traced) == "Traced(operators: 3, inputs: 1, outputs: 1; for [axis0=2] on cpu)"
+    assert str(prepared).splitlines()[0] == "v0: float32[8, 128] = Matmul(x0, float32[64, 128] constant)"
+    assert "Matmul: (R, R), (R, S0) -> (R, S0)" in str(planned).splitlines()
+    assert str(partitioned) == partitioned.programs[0].text().rstrip()
+    assert str(compiled).endswith("all_reduce(sum, axes=0) float32[8, 32] -> [8, 32]")
+    chain = repr(compiled)
+    assert [chain.index(name) for name in ("Compiled(", "Partitioned(", "Planned(", "Prepared(", "Traced(")] == sorted(
+        chain.index(name) for name in ("Compiled(", "Partitioned(", "Planned(", "Prepared(", "Traced(")
+    )
+
+
+def test_what_is_no_graph_is_refused_before_anything_is_done() -> None:
+    with pytest.raises(ConfigError, match="must be a hidet FlowGraph; got a str"):
+        hidet_dist.make_plan("graph", MESH)  # type: ignore[arg-type]
