@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
+    from hidet_dist.operators.states import replace_state, shift_state, write_rows
     from hidet_dist.phases import Compiled, Partitioned, Planned, Prepared, Traced
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
     from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
-    from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
+    from hidet_dist.weights import as_weight, as_weights, state, weight, weights_from_safetensors
 
     __version__: str
 
@@ -67,11 +68,15 @@ __all__ = [
     "merge_traces",
     "partition",
     "recost",
+    "replace_state",
     "search_family",
+    "shift_state",
     "shutdown",
+    "state",
     "validate_plan",
     "weight",
     "weights_from_safetensors",
+    "write_rows",
 ]
 
 _HOMES = {
@@ -95,7 +100,8 @@ _HOMES = {
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
     "hidet_dist.spec": ("DeviceMesh", "OpShardSpec", "Plan", "ReduceFn", "TensorShardSpec"),
-    "hidet_dist.weights": ("as_weight", "as_weights", "weight", "weights_from_safetensors"),
+    "hidet_dist.operators.states": ("replace_state", "shift_state", "write_rows"),
+    "hidet_dist.weights": ("as_weight", "as_weights", "state", "weight", "weights_from_safetensors"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

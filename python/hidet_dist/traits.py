@@ -55,6 +55,14 @@ class Moves(enum.Enum):
     SELECT = "select"  # some of the elements
 
 
+class Updates(enum.Enum):
+    """What of a state, its first input, an operator that updates it in place writes, from its second input."""
+
+    PART = "part"  # as many elements as the second input has
+    WHOLE = "whole"  # all elements, without reading the old ones
+    SHIFT = "shift"  # all elements, most of them from old ones
+
+
 class Half(enum.Enum):
     """How an operator computes where a float32 graph is converted to half precision, as in PyTorch's autocast."""
 
@@ -78,6 +86,8 @@ class Traits:
         whose extents the definition contains as numbers; None if it is no template.
     local_attributes: returns the attributes that change when the operator is rebuilt on shards, from the local shapes
         of its inputs and outputs; None if none contains a shape.
+    updates: how its output, which has the shape of its first input, updates that in place; None if it does not. In a
+        graph it is an operator like others. In a program it writes into the memory of the state.
     """
 
     kernel: str | None = None
@@ -86,6 +96,7 @@ class Traits:
     half: Half = Half.NEVER
     counted_dims: CountedDims | None = None
     local_attributes: LocalAttributes | None = None
+    updates: Updates | None = None
 
     @property
     def renames(self) -> bool:

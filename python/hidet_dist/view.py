@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,11 +22,15 @@ from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, sy
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.states import is_state, new_values, state_mark_of, updates_of
 
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a tensor: as input ``position`` of ``operator``, or as graph output ``position`` if operator is None."""
+    """A use of a tensor: as input ``position`` of ``operator``, or as graph output ``position`` if operator is None.
+
+    The new value of a state is no graph output. :class:`GraphView` has it in ``new_values``.
+    """
 
     operator: int | None
     position: int
@@ -35,7 +40,7 @@ class GraphView:
     """The numbered operators and named tensors of a graph in normal form, and the uses of each tensor.
 
     Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
-    first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
+    first use) ``w0, w1, ...``, states, likewise, ``s0, s1, ...``, and output o of operator i ``t{i}.{o}``.
 
     Parameters
     ----------
@@ -50,7 +55,8 @@ class GraphView:
     ------
     ConfigError
         When the graph is not in normal form, the size of a symbolic dim is not given or cannot be known from the shapes
-        of the inputs, a dim has the size 0, or a tensor has a dtype that artifacts cannot hold, such as a complex one.
+        of the inputs, a dim has the size 0, or a tensor has a dtype that artifacts cannot hold, such as a complex one;
+        or when two states have the same name, or one has two new values.
     """
 
     def __init__(self, graph: NormalGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
@@ -65,17 +71,27 @@ class GraphView:
         self.tensors: dict[str, hidet.Tensor] = {}
         self.inputs: list[str] = []
         self.weights: list[str] = []
+        self.states: list[str] = []
         for x in graph.inputs or []:
             if not is_weight(x):
                 self.inputs.append(self._add(x, f"x{len(self.inputs)}"))
         for op, node in enumerate(self.operators):
             for x in node.inputs:
-                self._add_weight(x)
+                self._add_leaf(x)
             for number, y in enumerate(node.outputs):
                 self._add(y, f"t{op}.{number}")
         for y in graph.outputs:
-            self._add_weight(y)
-        self.outputs: list[str] = [self.names[y] for y in graph.outputs]
+            self._add_leaf(y)
+        new = new_values(graph.outputs)
+        made = set(new.values())
+        self.outputs: list[str] = [self.names[y] for y in graph.outputs if y not in made and not is_state(y)]
+        # Of each state that is updated its new value, and the operators that make it from the old one, in order.
+        self.new_values: dict[str, str] = {self.names[old]: self.names[y] for old, y in new.items()}
+        number_of = {op: number for number, op in enumerate(self.operators)} if new else {}
+        self.updates: dict[int, str] = {
+            number_of[op]: self.names[old] for old, y in new.items() for op in updates_of(y)
+        }
+        self._check_states()
         self.symbols = tuple(symbols)
         self.mesh = mesh
         sizes = {symbol.name: symbol.size for symbol in symbols}
@@ -105,9 +121,22 @@ class GraphView:
         self.tensors[name] = tensor
         return name
 
-    def _add_weight(self, tensor: hidet.Tensor) -> None:
+    def _add_leaf(self, tensor: hidet.Tensor) -> None:
+        """Name a tensor that nothing computes: a state, or else a weight."""
         if tensor not in self.names:
-            self.weights.append(self._add(tensor, f"w{len(self.weights)}"))
+            kind, names = ("s", self.states) if is_state(tensor) else ("w", self.weights)
+            names.append(self._add(tensor, f"{kind}{len(names)}"))
+
+    def _check_states(self) -> None:
+        """Refuse different states of one name. Raises ConfigError."""
+        marks = [state_mark_of(self.tensors[name]) for name in self.states]
+        known = Counter(mark.name for mark in marks if mark is not None)
+        for name, count in known.items():
+            if count > 1:
+                raise ConfigError(
+                    f"The graph has {count} states of the name {name!r}: use one tensor of hidet.distributed.state for "
+                    "all uses of a state, and another name for another state."
+                )
 
     def extents(self, name: str) -> tuple[Extent, ...]:
         """The shape of a tensor: ints, and expressions of symbolic dims."""
@@ -193,13 +222,15 @@ class GraphView:
         """Digest the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""
         lines = [
             f"{name} {self.tensors[name].dtype.name} {_written(self.extents(name))}"
-            for name in (*self.inputs, *self.weights)
+            for name in (*self.inputs, *self.weights, *self.states)
         ]
         for op, node in enumerate(self.operators):
             ins = " ".join(self.names[x] for x in node.inputs)
             outs = " ".join(f"{y.dtype.name}{list(_written(extents_of(y)))}" for y in node.outputs)
             lines.append(f"{op} {type(node).__name__} {ins} -> {outs}")
         lines.append(" ".join(self.outputs))
+        if self.states:
+            lines.append(" ".join(f"{old} = {new}" for old, new in self.new_values.items()))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,9 @@
 """hidet 0.6.1 requires every symbolic tensor that no operator computes to be among a graph's inputs.
 
-Weights by name (:func:`hidet_dist.weights.weight`) are symbolic, so that hidet computes nothing from missing data, but
-they are not inputs. The analysis is replaced for the whole process. hidet's also looks inputs up in a list, which takes
-most of its time for a graph with many weights, calls itself once per operator of the longest path, and asks each tensor
-for its operator several times.
+Weights by name (:func:`hidet_dist.weights.weight`) and states are symbolic, so that hidet computes nothing from missing
+data, but they are not inputs. The analysis is replaced for the whole process. hidet's also looks inputs up in a list,
+which takes most of its time for a graph with many weights, calls itself once per operator of the longest path, and asks
+each tensor for its operator several times.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ hidet_analyze = graph_impl.graph_analyze
 def analyze(
     outputs: list[Tensor], stop_tensors: Iterable[Tensor] | None = None
 ) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
-    """Analyse the graph that ends in ``outputs``, as hidet does, without counting weights among its free variables.
+    """Analyse the graph that ends in ``outputs``, as hidet does, but count no weights and states as free variables.
 
     Returns
     -------
     free_variables: list of Tensor
-        The symbolic tensors that no operator computes, without weights and ``stop_tensors``.
+        The symbolic tensors that no operator computes, without weights, states and ``stop_tensors``.
     operators: list of Operator
         The operators, each after those whose results it reads, in hidet's order.
     uses: dict of Tensor to int
@@ -36,7 +36,9 @@ def analyze(
     ValueError
         When a tensor is not the output that its trace says.
     """
-    from hidet_dist.weights.named import is_weight  # lazy, since that module may be the one that imports hidet
+    # Lazy, since these modules may be the ones that import hidet.
+    from hidet_dist.weights.named import is_weight
+    from hidet_dist.weights.states import is_state
 
     stop = set(stop_tensors or ())
 
@@ -86,11 +88,11 @@ def analyze(
                     raise ValueError(f"The trace of an input of {reader.name} is broken.")
                 if read(op):
                     ready.append(op)
-            elif x._storage is None and x not in stop and not x._trace and not is_weight(x):
+            elif x._storage is None and x not in stop and not x._trace and not is_weight(x) and not is_state(x):
                 free[x] = None
     return list(free), operators[::-1], uses
 
 
 def install() -> None:
-    """Accept weights that are not inputs of their graph from now on."""
+    """Accept weights and states that are not inputs of their graph from now on."""
     graph_impl.graph_analyze = analyze

@@ -164,6 +164,11 @@ def compile_program(
     """
     target = target or default_backend()
     build_target = target.record.memory
+    if program.states:
+        labels = ", ".join(state.label or state.name for state in program.states)
+        raise CompileError(
+            f"The graph has states ({labels}), which programs cannot keep yet: plan or simulate it only."
+        )
     graph = optimize_program(program, target)
     inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
     named = dict(program.weight_placeholders)

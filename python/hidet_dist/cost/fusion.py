@@ -202,6 +202,9 @@ class _Fusion:
             if i in self.group:
                 anchors += [i] if i in self.kernels else []
                 continue
+            if i in self.view.updates:  # it writes to the memory of a state, by a kernel of its own
+                self._join(i, i)
+                continue
             key = self.view.signature(i)
             if key not in injective:
                 injective[key] = op.task.is_injective()

@@ -13,8 +13,8 @@ _STEP = re.compile(r"^(\w+)\((.*)\)$")
 def schedule_lines(stage: StagePlan) -> list[str]:
     """The schedule lines of a stage, in execution order.
 
-    ``shard("fc1.weight", dim=1)`` splits a weight or a graph input; ``axes`` names the mesh axes if there are several.
-    ``sync("fc2", "all_reduce")`` reduces an operator's output, and
+    ``shard("fc1.weight", dim=1)`` splits a weight, a graph input or a state; ``axes`` names the mesh axes if
+    there are several. ``sync("fc2", "all_reduce")`` reduces an operator's output, and
     ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts an operator's input. An operator without a
     user's name is written ``op:7``.
 
@@ -26,7 +26,7 @@ def schedule_lines(stage: StagePlan) -> list[str]:
     mesh = stage.mesh
     lines = []
     labels = {}
-    for tensor in (*stage.weights, *stage.inputs):
+    for tensor in stage.stored:
         labels[tensor.name] = tensor.label or tensor.name
         for dim, axes in enumerate(tensor.spec.mesh_axes_per_dim):
             if axes:

@@ -14,8 +14,10 @@ from hidet.ir.expr import Expr, cast, if_then_else, logical_and
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
+from hidet_dist.operators.states import write_rows
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.traits import has_traits
+from hidet_dist.weights.states import is_value_of_state
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
@@ -125,9 +127,14 @@ def _has_mask(tensors: Sequence[Tensor]) -> bool:
     return any(category(x.dtype) == 0 for x in tensors)
 
 
+def _leading_order(x: Tensor, dims: Sequence[int]) -> list[int]:
+    """List the dims of a tensor, these ones first."""
+    return [*dims, *(d for d in range(len(x.shape)) if d not in dims)]
+
+
 def _leading(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, list[int]]:
     """Move the dims to the front; return the tensor and the permutation."""
-    order = [*dims, *(d for d in range(len(x.shape)) if d not in dims)]
+    order = _leading_order(x, dims)
     return (x if order == sorted(order) else ops.permute_dims(x, order)), order
 
 
@@ -199,11 +206,16 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 def index_reduce(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, reduction: str) -> Tensor:
     """``x`` with ``x[indices]`` combined with ``values`` of its dtype; see :class:`ScatterRowsOp` for reductions.
 
+    Where ``x`` is the value of a state, its rows are replaced in place.
+
     Raises ValueError for a mask, whose indices depend on data.
     """
     dims, tensors = _index_tensors(indices)
-    x_front, order = _leading(x, dims)
-    sizes, rest = list(x_front.shape[: len(dims)]), list(x_front.shape[len(dims) :])
+    order = _leading_order(x, dims)
+    extents = [x.shape[d] for d in order]
+    sizes, rest = extents[: len(dims)], extents[len(dims) :]
+    writes = reduction == "replace" and is_value_of_state(x)
+    # Along each dim for a state, else together: the two broadcast alike.
     rows = _flat_index(tensors, sizes)
     together = dims[-1] - dims[0] == len(dims) - 1
     before = dims[0] if together else 0
@@ -215,6 +227,13 @@ def index_reduce(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, re
             values, [*range(before, before + rank), *range(before), *range(before + rank, len(shape))]
         )
     count = math.prod(rows.shape)
+    if writes:
+        slots = [
+            ops.reshape(_wrapped(ops.broadcast(tensor, list(rows.shape)), size), [count])
+            for tensor, size in zip(tensors, sizes, strict=True)
+        ]
+        return write_rows(x, slots, ops.reshape(values, [count, *rest]), dims)
+    x_front = x if order == sorted(order) else ops.permute_dims(x, order)
     flat = ScatterRowsOp(
         ops.reshape(x_front, [math.prod(sizes), *rest]),
         ops.reshape(rows, [count]),
@@ -365,7 +384,7 @@ def slice_scatter(
     size = int(x.shape[dim])
     first, last, step = slice(start, end, step).indices(size)
     source = to_dtype(source, x.dtype)
-    if step == 1:
+    if step == 1 and not (is_value_of_state(x) and last - first < size):
         parts = [part for part in (_part(x, dim, 0, first), source, _part(x, dim, last, size)) if part is not None]
         return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
     places = constant(list(range(first, last, step)), int64, x)

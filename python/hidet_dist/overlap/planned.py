@@ -186,10 +186,10 @@ class _Units:
         self.view = planned.view
         self.stage = stage
         self.units: list[_Unit] = []
-        self.spec_of = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+        self.spec_of = {tensor.name: tensor.spec for tensor in stage.stored}
         self.resident = {(name, y.spec) for name, y in zip(planned.view.outputs, stage.outputs, strict=True)}
         self.unit_of: dict[tuple[str, TensorShardSpec], int | None] = {
-            (tensor.name, tensor.spec): None for tensor in (*stage.weights, *stage.inputs)
+            (tensor.name, tensor.spec): None for tensor in stage.stored
         }
         self._kernels(kernel)
         for plan in stage.operators:
@@ -222,7 +222,8 @@ class _Units:
                     parts = planned.reducing(name, partial, fns)
                     self.unit_of[name, spec] = self._chain((number, AFTER), parts, unit, number, name, None, spec)
                 else:
-                    if not inside and (name, spec) not in self.resident and o not in op.task.share_map:
+                    shares = o in op.task.share_map or number in self.view.updates
+                    if not inside and (name, spec) not in self.resident and not shares:
                         entry.nbytes += planned.size(name, spec)
                     self.unit_of[name, spec] = unit
 
@@ -290,8 +291,8 @@ def _sorted(units: Sequence[_Unit]) -> list[int]:
 
 
 def resident_bytes(stage: StagePlan) -> int:
-    """Compute the bytes of a stage that a device holds during the whole run: weights, graph inputs and outputs."""
-    return sum(tensor.local_nbytes(stage.mesh) for tensor in (*stage.weights, *stage.inputs, *stage.outputs))
+    """Compute the bytes that a device holds during the whole run: weights, states, graph inputs and outputs."""
+    return sum(tensor.local_nbytes(stage.mesh) for tensor in (*stage.stored, *stage.outputs))
 
 
 @dataclass(frozen=True)

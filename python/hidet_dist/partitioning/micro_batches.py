@@ -12,6 +12,7 @@ reads it other than at the index of its result; so what holds for two equal part
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from hidet_dist.spec.symbols import SymbolPlan, SymbolSize
 from hidet_dist.symbolic.planning import SymbolicRules, TwinView, planning_view
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.states import state_mark_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,23 @@ class MicroBatch:
     def declared(self) -> dict[str, SymbolSize]:
         """The declarations of the symbolic dims of one micro-batch."""
         return {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in self.symbols}
+
+
+def refuse_states(graph: NormalGraph) -> None:
+    """Refuse a graph with states, for pipelines: a micro-batch would find what another one has written.
+
+    Raises
+    ------
+    ConfigError
+        When the graph has states; the message names one.
+    """
+    leaves = itertools.chain(graph.outputs, *(node.inputs for node in graph.nodes))
+    mark = next((mark for x in leaves if (mark := state_mark_of(x)) is not None), None)
+    if mark is not None:
+        raise ConfigError(
+            f"The graph has states, such as {mark.name!r}, and a pipeline cannot keep them: plan it as one stage, "
+            "without stages, objective and micro_batches."
+        )
 
 
 def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import hidet
@@ -42,6 +42,7 @@ from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.targets import Target, target_of_memory
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
+from hidet_dist.weights.states import initial_of, is_state, state_like, updates_of
 
 _TRIAL_FACTOR = 1009  # a prime, so that trial sizes have no special divisors
 
@@ -53,12 +54,16 @@ class Program:
     Attributes
     ----------
     graph: FlowGraph
-        The local graph. Its inputs are the local graph inputs, a placeholder per weight shard, and the coordinate.
+        The local graph. Its inputs are the local graph inputs, a placeholder per weight shard and per shard of a
+        state's old value, and the coordinate. Its outputs are the local graph outputs, then the states' ``new_values``.
     inputs, outputs: the specs of the graph's inputs and outputs.
     weights: the spec of each weight; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None if no operator depends on it.
     symbols: the symbolic dims. ``local_symbols`` are those of local shapes.
     interface: names and nesting of the arguments and results of the traced model, if the graph was made of one.
+    states: the spec of each state, of its old value and of its new one.
+    new_values: the names of the states that the program updates.
+    initial: the values of whole states before the first call, by name; zeros of those that it lacks.
     """
 
     mesh: DeviceMesh
@@ -71,6 +76,10 @@ class Program:
     coordinate: Tensor | None
     symbols: tuple[SymbolPlan, ...] = ()
     interface: Interface | None = None
+    states: tuple[TensorPlan, ...] = ()
+    state_placeholders: dict[str, Tensor] = field(default_factory=dict)
+    new_values: tuple[str, ...] = ()
+    initial: dict[str, Source] = field(default_factory=dict)
 
     @property
     def local_symbols(self) -> tuple[LocalSymbol, ...]:
@@ -100,12 +109,14 @@ class Program:
     def text(self) -> str:
         """Write the program as text: its inputs and weights with their specs, then one line per operator.
 
-        Shapes are local; the shape of a whole tensor follows the word ``of``. Equal programs have equal text.
+        Shapes are local; the shape of a whole tensor follows the word ``of``. Equal programs have equal text. Before
+        the last line, the updated states have their new values.
         """
         names: dict[Tensor, str] = {}
         lines = [f"program on {self.mesh}"]
         placeholders = [*zip(self.inputs, self.graph.inputs, strict=False)]
         placeholders += [(weight, self.weight_placeholders[weight.name]) for weight in self.weights]
+        placeholders += [(state, self.state_placeholders[state.name]) for state in self.states]
         for plan, local in placeholders:
             names[local] = plan.name
             whole = ", ".join(map(str, plan.written or plan.shape))
@@ -114,7 +125,7 @@ class Program:
         if self.coordinate is not None:
             names[self.coordinate] = COORDINATE
             lines.append(f"{COORDINATE}: int32[{self.mesh.ndim}]")
-        *operators, returned = graph_lines(self.graph, names)
+        *operators, returned = graph_lines(self.graph, names, self.new_values)
         return "\n".join([*lines, *operators, f"{returned} as {', '.join(str(y.spec) for y in self.outputs)}"]) + "\n"
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
@@ -220,14 +231,19 @@ class _Partitioner:
             return self.program()
 
     def program(self) -> Program:
-        placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
+        placeholders = {tensor.name: self.placeholder(tensor) for tensor in self.stage.stored}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.converted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
+        states = {tensor.name: placeholders[tensor.name] for tensor in self.stage.states}
+        spec_of = {tensor.name: tensor.spec for tensor in self.stage.states}
+        new_values = {old: self.local[new, spec_of[old]] for old, new in self.view.new_values.items()}
+        updated = {y for new in new_values.values() for op in updates_of(new) for y in op.outputs}
         extra = [self.coordinate] if self.coordinate_used else []
-        program = FlowGraph(_unaliased(outputs), [*inputs, *weights.values(), *extra])
+        returned = [*_unaliased(outputs, updated), *new_values.values()]
+        program = FlowGraph(returned, [*inputs, *weights.values(), *states.values(), *extra])
         program.update_nodes()
         return Program(
             self.mesh,
@@ -239,6 +255,10 @@ class _Partitioner:
             weights,
             self.coordinate if self.coordinate_used else None,
             self.stage.symbols,
+            states=self.stage.states,
+            state_placeholders=states,
+            new_values=tuple(new_values),
+            initial={name: source for name in states if (source := initial_of(self.view.tensors[name])) is not None},
         )
 
     def use_coordinate(self) -> Tensor:
@@ -249,6 +269,8 @@ class _Partitioner:
         whole = self.view.tensors[tensor.name]
         shape = self.local_shape(tensor.name, tensor.spec)
         local = hidet.symbol(list(shape), whole.dtype, self.device)
+        if is_state(whole):
+            state_like(local, whole)
         self.produced[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
         self.zero_padded.add(local)
@@ -398,9 +420,12 @@ def _reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     return x if same_shape(extents_of(x), shape) else reshape(x, list(shape))
 
 
-def _unaliased(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Copy outputs that share memory with a placeholder or another output, so that none share memory."""
-    seen: set[Tensor] = set()
+def _unaliased(outputs: Sequence[Tensor], updated: Set[Tensor]) -> list[Tensor]:
+    """Copy outputs that share memory with a placeholder or another output, so that none share memory.
+
+    ``updated`` are results of updates, which share the memory of a state.
+    """
+    seen: set[Tensor] = set(updated)
     result = []
     for y in outputs:
         root = y

@@ -126,6 +126,7 @@ def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = 
         ("weights", view.weights, stage.weights),
         ("inputs", view.inputs, stage.inputs),
         ("outputs", view.outputs, stage.outputs),
+        ("states", view.states, stage.states),
     ):
         if [tensor.name for tensor in tensors] != names:
             raise PlanError(f"The plan's {what} are {[t.name for t in tensors]}; the graph's are {names}.")
@@ -148,12 +149,32 @@ def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = 
             )
         choices.append(choice)
         notes.append(table.note(op))
+    check_updates(view, stage)
     return ProvenStage(view, stage, tuple(choices), tuple(notes), table)
+
+
+def check_updates(view: GraphView, stage: StagePlan) -> None:
+    """Refuse a plan with which a state could not be updated in place: it must have one spec from end to end.
+
+    Raises
+    ------
+    PlanError
+        When an update takes or gives another spec than the state's, or partial results; the message names it.
+    """
+    spec_of = {tensor.name: tensor.spec for tensor in stage.states}
+    labels = {tensor.name: tensor.label or tensor.name for tensor in stage.states}
+    for number, state in sorted(view.updates.items()):
+        spec, own = stage.operators[number].spec, spec_of[state]
+        if spec.in_specs[0] != own or spec.out_specs[0] != own or spec.reduce_fns[0]:
+            raise PlanError(
+                f"Operator {number}, {view.operators[number].name}, cannot update the state {labels[state]} in place: "
+                f"the state is stored as {own}, and the operator runs as {spec}. Give both the same spec."
+            )
 
 
 def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
     """Yield the conversions that the specs of a stage need, in the order of their first use."""
-    spec_of = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+    spec_of = {tensor.name: tensor.spec for tensor in stage.stored}
     for op, planned in zip(view.operators, stage.operators, strict=True):
         spec_of.update(zip((view.names[y] for y in op.outputs), planned.spec.out_specs, strict=True))
     seen: set[tuple[str, TensorShardSpec]] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -13,11 +13,12 @@ from hidet_dist.partitioning.operators import CommunicationOp, SplitOrder
 from hidet_dist.partitioning.uneven import UnevenSplit
 
 
-def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str]) -> list[str]:
-    """Write the operators of a graph in execution order, and the line of its outputs.
+def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str], states: Sequence[str] = ()) -> list[str]:
+    """Write the operators of a graph in execution order, the new values of states, and the line of its outputs.
 
     ``names`` are those of the graph's inputs. Results are called ``v0, v1, ...`` in order, so that equal graphs have
-    equal text. Attributes that are false, zero or empty are left out.
+    equal text. Attributes that are false, zero or empty are left out. The last outputs are the new values of
+    ``states``.
     """
     names = dict(names)
     lines = []
@@ -27,8 +28,10 @@ def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str]) -> list[str]:
             names[y] = f"v{len(names) - len(graph.inputs)}"
         results = ", ".join(f"{names[y]}: {_type(y)}" for y in op.outputs)
         lines.append(f"{results} = {_name(op)}({', '.join([*inputs, *_attributes(op)])})")
-    outputs = (names.get(y) or f"{_type(y)} constant" for y in graph.outputs)
-    return [*lines, f"return {', '.join(outputs)}"]
+    outputs = [names.get(y) or f"{_type(y)} constant" for y in graph.outputs]
+    count = len(outputs) - len(states)
+    lines += [f"{state} = {new}" for state, new in zip(states, outputs[count:], strict=True)]
+    return [*lines, f"return {', '.join(outputs[:count])}"]
 
 
 def _type(x: Tensor) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
-from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.partitioning.micro_batches import MicroBatch, refuse_states
 from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
@@ -71,9 +71,11 @@ def search_pipeline_family(
 
 
 def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: PipelineOptions) -> None:
-    """Raise ConfigError for options that a family cannot have."""
+    """Raise ConfigError for options and graphs that a family cannot have."""
     if not members:
         raise ConfigError("search_family needs at least one graph.")
+    for member in members:
+        refuse_states(member.graph)
     for key in ("names", "pins", "input_specs", "output_specs"):
         if getattr(options, key) is not None:
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")

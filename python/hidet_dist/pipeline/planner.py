@@ -15,7 +15,7 @@ from hidet_dist.errors import ConfigError, HidetDistError, InfeasibleError, Solv
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch, recut
+from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch, recut, refuse_states
 from hidet_dist.pipeline.branches import BranchSearch, may_branch
 from hidet_dist.pipeline.chain_search import ChainSearch
 from hidet_dist.pipeline.options import PipelineOptions
@@ -64,6 +64,7 @@ def search_pipeline(
     options = SearchOptions.of(options, changes)
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(options, pipeline, cluster)
+    refuse_states(graph)
     limits = options.limits()
     symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
     proven: MicroBatch | None = None  # a symbolic batch, cut

@@ -21,6 +21,7 @@ from hidet_dist.report.data import (
     DELIVER,
     INPUT,
     REDUCE,
+    STATE,
     WEIGHT,
     Communication,
     Holding,
@@ -176,12 +177,13 @@ class _Collector:
             module = parent(weight.label.partition("[")[0])
             result.append(self._tensor(weight.name, WEIGHT, weight.spec, weight.label, module, others))
         result += [self._tensor(x.name, INPUT, x.spec, x.label) for x in stage.inputs]
+        result += [self._tensor(x.name, STATE, x.spec, x.label, parent(x.label)) for x in stage.states]
         labels = {y.name: y.label for y in stage.outputs}
         for operator, plan in zip(self.operators, stage.operators, strict=True):
             for name, spec in zip(operator.outputs, plan.spec.out_specs, strict=True):
                 result.append(self._tensor(name, ACTIVATION, spec, labels.get(name, ""), operator.module))
         known = {tensor.name for tensor in result}
-        assert known == set(view.tensors), "every tensor is a weight, an input or an operator's output"
+        assert known == set(view.tensors), "every tensor is a weight, an input, a state or an operator's output"
         return result
 
     def _tensor(

@@ -18,7 +18,7 @@ FILE = "report.json"
 SUFFIX = ".report.json"
 """The suffix of a report's data beside a plan file: the report of ``plan.json`` is ``plan.report.json``."""
 
-WEIGHT, INPUT, ACTIVATION = "weight", "input", "activation"
+WEIGHT, INPUT, STATE, ACTIVATION = "weight", "input", "state", "activation"
 COMPUTE, COMMUNICATION = "compute", "communication"
 CONVERT, REDUCE, DELIVER = "convert", "reduce", "deliver"
 
@@ -141,7 +141,7 @@ class Communication:
 class Holding:
     """Bytes of a tensor that a device holds from program point ``begin`` to ``end`` (included).
 
-    ``what`` is ``weight``, ``input``, ``output``, ``activation``, ``converted`` or ``buffer``.
+    ``what`` is ``weight``, ``state``, ``input``, ``output``, ``activation``, ``converted`` or ``buffer``.
     """
 
     tensor: str

@@ -24,7 +24,7 @@ from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, part_shape
 from hidet_dist.spec.tensor import padded_shard
-from hidet_dist.traits import Dims, traits_of
+from hidet_dist.traits import Dims, Updates, traits_of
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
 
@@ -402,6 +402,19 @@ class Rule:
         operations = functions = 0
         if self.definition is not None:
             operations, functions = self.definition.operations(extents), self.definition.functions(extents)
+        updates = traits_of(self.op).updates
+        if updates is not None:  # its definition says all of the new value, most of which is there already
+            values = _local_nbytes(self.op.inputs[1], spec.in_specs[1], mesh, coordinate)
+            slots = sum(
+                _local_nbytes(x, s, mesh, coordinate)
+                for x, s in zip(self.op.inputs[2:], spec.in_specs[2:], strict=True)
+            )
+            operations = functions = 0
+            if updates is Updates.SHIFT:
+                read = written + min(values, written)
+            else:
+                written = values
+                read = values + slots
         return Choice(spec, operations, read, written, functions, coordinate)
 
     def _most_read(self, tensor: int, extents: Mapping[Digit, int]) -> int:

@@ -32,7 +32,7 @@ Specs = Sequence[TensorShardSpec | None] | None
 
 @dataclass(frozen=True)
 class Family:
-    """Plans of several graphs in which shared weights have the same specs.
+    """Plans of several graphs in which shared weights and states have the same specs.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Family:
     seconds: the weighted sum of the plans' predicted times.
     gap: the relative gap between ``seconds`` and ``bound_seconds``.
     bound_seconds: the lower bound of that sum.
-    param_specs: the layouts of all weights, by the user's names, or else by graph and weight (``0:w3``).
+    param_specs: the layouts of all weights and states, by the user's names, or else by graph and weight (``0:w3``).
     time_limit_reached: whether the time limit cut the search short.
     """
 
@@ -83,7 +83,7 @@ def search_family(
     cost_model: CostModel | None = None,
     rules: RuleTable | None = None,
 ) -> Family:
-    """Plan graphs that share weights, as :func:`hidet_dist.api.search_family` describes.
+    """Plan graphs that share weights and states, as :func:`hidet_dist.api.search_family` describes.
 
     Names, pins and specs come from the members; ``options`` must have none. Rules and proofs are shared with the table
     ``rules``, and among the members.
@@ -126,8 +126,8 @@ def search_family(
         ]
     specs: dict[str, TensorShardSpec] = {}
     for g, stage in enumerate(stages):
-        for weight in stage.weights:
-            specs.setdefault(weight.label or f"{g}:{weight.name}", weight.spec)
+        for tensor in (*stage.weights, *stage.states):
+            specs.setdefault(tensor.label or f"{g}:{tensor.name}", tensor.spec)
     seconds = math.fsum(member.weight * stage.seconds for member, stage in zip(members, stages, strict=True))
     warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)
@@ -135,14 +135,14 @@ def search_family(
 
 
 class _Joint:
-    """The problems of all graphs as one: a shared weight is a single entity with readers in several graphs.
+    """The problems of all graphs as one: a shared weight or state is a single entity with readers in several graphs.
 
     Attributes
     ----------
     problem: the joint problem; costs are weighted.
     entities: for each graph, the joint entity of each of its entities.
-    kept: for each graph, the choice of a weight's entity for each choice of its joint entity.
-    shared: the joint entities of weights that several graphs have.
+    kept: for each graph, the choice of a weight's or state's entity for each choice of its joint entity.
+    shared: the joint entities of weights and states that several graphs have.
     """
 
     def __init__(
@@ -169,10 +169,12 @@ class _Joint:
         for g, formulation in enumerate(formulations):
             entities = []
             for entity, costs in enumerate(formulation.problem.cost):
-                group = groups.get((g, entity - formulation.weights.start)) if entity in formulation.weights else None
+                held = _held_number(formulation, entity)
+                group = None if held is None else groups.get((g, held))
                 kept = range(len(costs))
                 if group is not None:
-                    specs = formulation.weight_specs[entity - formulation.weights.start]
+                    assert held is not None
+                    specs = _held_specs(formulation)[held]
                     self.kept[g][entity] = [specs.index(spec) for spec in common[group]]
                     if group in first:
                         entities.append(first[group])
@@ -185,7 +187,7 @@ class _Joint:
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
                 collectives.append([formulation.problem.collectives[entity][k] for k in kept_choices])
                 nbytes = [formulation.problem.memory[entity][k] for k in kept_choices]
-                if entity >= formulation.weights.stop:  # an input or output is held while its graph runs
+                if entity >= formulation.weights.stop and held is None:  # an input or output: while its graph runs
                     points = formulation.problem.activations.points
                     intervals.append(LiveInterval(entities[-1], start[g], start[g] + points - 1, tuple(nbytes)))
                     nbytes = [0] * len(nbytes)
@@ -204,10 +206,13 @@ class _Joint:
                 produced = edge.produced
                 if edge.producer in self.kept[g]:
                     produced = tuple(produced[k] for k in self.kept[g][edge.producer])
+                consumed = edge.consumed
+                if edge.consumer in self.kept[g]:
+                    consumed = tuple(consumed[k] for k in self.kept[g][edge.consumer])
                 producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
                 convert = weighted[id(edge.convert)]
                 span = edge.begin + start[g], edge.end + start[g]
-                ends = tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert
+                ends = tensors + edge.tensor, producer, consumer, produced, consumed, convert
                 edges.append(Edge(*ends, *span, edge.collectives))
             activations = formulation.problem.activations
             for interval in activations.intervals:
@@ -221,27 +226,27 @@ class _Joint:
         self.problem = Problem(cost, memory, budget, edges, activations, collectives)
 
     def _common_specs(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
-        """List the specs that a shared weight may have in all graphs. Raises ConfigError."""
+        """List the specs that a shared weight or state may have in all graphs. Raises ConfigError."""
         (g, w), *others = group
-        name = self.views[g].weights[w]
+        name = _held_names(self.views[g])[w]
         tensor_type = self._tensor_type(g, name)
-        specs = self.formulations[g].weight_specs[w]
+        specs = _held_specs(self.formulations[g])[w]
         for h, v in others:
-            other = self.views[h].weights[v]
+            other = _held_names(self.views[h])[v]
             other_type = self._tensor_type(h, other)
             if other_type != tensor_type:
                 raise ConfigError(
-                    f"Weights of one name are shared, but {name} of graph {g} is {tensor_type} and {other} of graph "
-                    f"{h} is {other_type}."
+                    f"Weights and states of one name are shared, but {name} of graph {g} is {tensor_type} and {other} "
+                    f"of graph {h} is {other_type}."
                 )
-            left = [spec for spec in specs if spec in self.formulations[h].weight_specs[v]]
+            left = [spec for spec in specs if spec in _held_specs(self.formulations[h])[v]]
             if not left:
                 one, two = (
-                    "; ".join(map(str, self.formulations[a].pins.tensors.get(self.views[a].weights[b], [])))
+                    "; ".join(map(str, self.formulations[a].pins.tensors.get(_held_names(self.views[a])[b], [])))
                     for a, b in ((g, w), (h, v))
                 )
                 raise ConfigError(
-                    f"The pins {one} of graph {g} and {two} of graph {h} contradict each other: they share the weight."
+                    f"The pins {one} of graph {g} and {two} of graph {h} contradict each other: they share it."
                 )
             specs = left
         return specs
@@ -257,7 +262,7 @@ class _Joint:
         ]
 
     def with_layout_of(self, g: int, picks: Sequence[int]) -> Problem | None:
-        """Fix the weights of the joint problem as in a plan of graph g; None where other graphs do not allow that."""
+        """Fix weights and states of the joint problem as in a plan of graph g; None if other graphs do not allow it."""
         fixed = {}
         for entity, kept in self.kept[g].items():
             if picks[entity] not in kept:
@@ -272,15 +277,36 @@ def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
     return restricted(problem, every)
 
 
+def _held_names(view: GraphView) -> list[str]:
+    """List what a graph may share with others: weights, then states."""
+    return [*view.weights, *view.states]
+
+
+def _held_specs(formulation: Formulation) -> list[list[TensorShardSpec]]:
+    """List the specs of weights, then states, one per choice."""
+    return [*formulation.weight_specs, *formulation.states]
+
+
+def _held_number(formulation: Formulation, entity: int) -> int | None:
+    """Return the number of an entity among weights and states; None for another entity."""
+    if entity in formulation.weights:
+        return entity - formulation.weights.start
+    states = formulation.state_entities
+    return len(formulation.weights) + entity - states.start if entity in states else None
+
+
 def shared_weights(
     views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """Map each weight (graph and number) to its group: the weights that are the same tensor or have the same name."""
+    """Map each weight or state (graph and number) to its group: those that are the same tensor or have the same name.
+
+    The states of a graph are numbered behind its weights.
+    """
     result: dict[Any, list[tuple[int, int]]] = {}
     for g, view in enumerate(views):
         labels = tensor_labels(view, named[g])
-        for w, name in enumerate(view.weights):
-            key: Any = labels.get(name, view.tensors[name])
+        for w, name in enumerate(_held_names(view)):
+            key: Any = name in view.states, labels.get(name, view.tensors[name])
             result.setdefault(key, []).append((g, w))
     return {weight: tuple(group) for group in result.values() for weight in group}
 

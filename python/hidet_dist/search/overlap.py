@@ -178,7 +178,7 @@ class OverlapSearch:
         problem, formulation = self.formulation.problem, self.formulation
         cost = list(problem.cost)
         hidden: dict[int, dict[tuple[int, int], float]] = {}
-        spec_of = {tensor.name: tensor.spec for tensor in (*last.stage.weights, *last.stage.inputs)}
+        spec_of = {tensor.name: tensor.spec for tensor in last.stage.stored}
         for op, plan in zip(self.view.operators, last.stage.operators, strict=True):
             spec_of.update(zip((self.view.names[y] for y in op.outputs), plan.spec.out_specs, strict=True))
         overlap = last.overlap

@@ -80,6 +80,10 @@ class _Propagation:
         stored = zip((*view.weights, *view.inputs), (*formulation.weight_specs, *formulation.inputs), strict=True)
         for name, specs in stored:
             self.known[name] = self._boundary(name, specs)
+        for name, specs in zip(view.states, formulation.states, strict=True):
+            self.known[name] = self._boundary(name, specs)
+        for number, state in view.updates.items():  # one memory, one spec
+            self.known[view.names[view.operators[number].outputs[0]]] = self.known[state]
         for name, specs in zip(view.outputs, formulation.outputs, strict=True):
             self.delivered.append(self._boundary(name, specs))
         self.placed: dict[int, list[tuple[Placements, ...]]] = {}
@@ -109,7 +113,7 @@ class _Propagation:
             self._nearest(specs, known if known.fixed else self.known[name])
             for name, specs, known in zip(self.view.outputs, self.formulation.outputs, self.delivered, strict=True)
         ]
-        return (*self.picks, *weights, *ends)
+        return (*self.picks, *weights, *ends, *self._states())
 
     def _sweep(self, numbers: Iterable[int]) -> int:
         """Visit operators in order; return the number of tensors with new placements."""
@@ -164,6 +168,17 @@ class _Propagation:
             spec = required.get(name)
             picks.append(specs.index(spec) if spec in specs else self._nearest(specs, self.known[name]))
         return picks
+
+    def _states(self) -> list[int]:
+        """Choose the spec of each state: that of its updates, or else the nearest to its placements."""
+        updated = {
+            state: self.formulation.choices[number][self.picks[number]].spec.in_specs[0]
+            for number, state in self.view.updates.items()
+        }
+        return [
+            specs.index(updated[name]) if updated.get(name) in specs else self._nearest(specs, self.known[name])
+            for name, specs in zip(self.view.states, self.formulation.states, strict=True)
+        ]
 
     def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:
         """Select the spec that drops the fewest of the placements, and then adds the fewest."""

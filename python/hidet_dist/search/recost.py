@@ -38,9 +38,9 @@ def recost_stage(proven: ProvenStage, cluster: Cluster, cost_model: CostModel | 
     if stage.mesh != cluster.mesh:
         raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
     model = PredictedCost(cluster) if cost_model is None else cost_model
-    stored = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+    stored = {tensor.name: tensor.spec for tensor in stage.stored}
     outputs = [tensor.spec for tensor in stage.outputs]
-    names = {t.label: view.tensors[t.name] for t in (*stage.weights, *stage.inputs, *stage.outputs) if t.label}
+    names = {t.label: view.tensors[t.name] for t in (*stage.stored, *stage.outputs) if t.label}
     fused = model.fused(view)
     laid_out = lay_out(view, stage.mesh, model, proven.choices, stored, outputs, proven.notes, fused)
     if cost_model is None and cluster.device.overlaps_communication:

@@ -95,7 +95,7 @@ class Alternatives:
             self.least = None
         self.bounds = None if self.least is None else [np.maximum(line, bound_seconds).tolist() for line in self.least]
         self.alone = _alone(problem, picks)
-        stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs)
+        stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs, *formulation.states)
         self.specs = [[choice.spec for choice in choices] for choices in formulation.choices] + list(stored)
 
     def _choice(self, entity: int, k: int) -> RunnerUp:
@@ -179,7 +179,8 @@ def _entity_name(view: GraphView, entity: int) -> str:
     if entity < count:
         return f"op:{entity}"
     number = entity - count
-    return stored[number] if number < len(stored) else f"y{number - len(stored)}"
+    outputs = (f"y{output}" for output in range(len(view.outputs)))
+    return (*stored, *outputs, *view.states)[number]
 
 
 def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import reduce as fold
+from types import MappingProxyType
 from typing import Any
 
 import hidet
@@ -23,7 +24,12 @@ from hidet_dist.spec import DeviceMesh, TensorPlan
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
 
 
-def simulate(program: Program, inputs: Sequence[Any], graph: FlowGraph | None = None) -> list[np.ndarray]:
+def simulate(
+    program: Program,
+    inputs: Sequence[Any],
+    graph: FlowGraph | None = None,
+    states: MutableMapping[str, np.ndarray] | None = None,
+) -> list[np.ndarray]:
     """Run a program on the CPU for all ranks and assemble its whole outputs.
 
     Parameters
@@ -35,6 +41,9 @@ def simulate(program: Program, inputs: Sequence[Any], graph: FlowGraph | None = 
         float32 are rounded to it.
     graph: FlowGraph, optional
         An optimized form of ``program.graph``, with the same inputs and outputs, to run instead.
+    states: mutable mapping of names to arrays, optional
+        The whole states that the call finds, by the users' names; it is given those that the call leaves. A state that
+        is missing has its initial values. Give one mapping to call after call. Values of bfloat16 are float32 here.
 
     Returns
     -------
@@ -43,18 +52,40 @@ def simulate(program: Program, inputs: Sequence[Any], graph: FlowGraph | None = 
     Raises
     ------
     InputError
-        When the inputs do not fit the program.
+        When the inputs or the states do not fit the program.
     PartitionError
-        When two ranks disagree on a piece of an output that both hold.
+        When two ranks disagree on a piece of an output or of a state that both hold.
     """
     mesh = program.mesh
+    kept: MutableMapping[str, np.ndarray] = {} if states is None else states
+    old = {state.name: _old_value(program, state, kept) for state in program.states}
     arrays = checked_inputs("program", inputs, [[(plan.dtype, plan.written or plan.shape)] for plan in program.inputs])
     sizes = program.sizes([x.shape for x in arrays])
     for name, size in sizes.items():
         runtime_api.set_symbol_value(name, size)
     shards = [split(plan, mesh, x) for x, plan in zip(arrays, program.inputs, strict=True)]
-    outputs = simulate_shards(program, shards, graph)
+    of_states = {state.name: split(state, mesh, old[state.name]) for state in program.states}
+    results = simulate_shards(program, shards, graph, of_states)
+    outputs, new = results[: len(program.outputs)], results[len(program.outputs) :]
+    updated = dict(zip(program.new_values, new, strict=True))
+    for state in program.states:
+        whole = assemble(state, mesh, updated[state.name]) if state.name in updated else old[state.name]
+        kept[state.label or state.name] = whole
     return [assemble(plan, mesh, parts) for plan, parts in zip(program.outputs, outputs, strict=True)]
+
+
+def _old_value(program: Program, state: TensorPlan, states: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the whole value of a state that a call finds. Raises InputError if it does not fit."""
+    name = state.label or state.name
+    dtype = "float32" if state.dtype == "bfloat16" else state.dtype
+    if name in states:
+        value = states[name]
+        if value.shape != state.shape or str(value.dtype) != dtype:
+            raise InputError(f"The state {name} is {dtype}{list(state.shape)}; got {value.dtype}{list(value.shape)}.")
+        return value
+    if state.name in program.initial:
+        return _as_array(program.initial[state.name].read([slice(0, size) for size in state.shape]))
+    return np.zeros(state.shape, dtype)
 
 
 def checked_inputs(
@@ -108,11 +139,15 @@ def _as_tensor(values: np.ndarray, dtype: str) -> Tensor:
 
 
 def simulate_shards(
-    program: Program, inputs: Sequence[Sequence[np.ndarray]], graph: FlowGraph | None = None
+    program: Program,
+    inputs: Sequence[Sequence[np.ndarray]],
+    graph: FlowGraph | None = None,
+    states: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({}),
 ) -> list[list[np.ndarray]]:
     """Run a program as :func:`simulate` does, from the shards of each input, by rank, to those of each output.
 
-    The sizes of symbolic dims must have been set in hidet's runtime.
+    ``states`` are the shards of each state's old value, by its name in the plan. Behind the outputs are the new values
+    of ``program.new_values``. The sizes of symbolic dims must have been set in hidet's runtime.
     """
     mesh = program.mesh
     graph = program.graph if graph is None else graph
@@ -122,8 +157,10 @@ def simulate_shards(
     for rank in ranks:
         data = program.data_of(rank)
         local: dict[Tensor, Tensor] = {}
-        for number, shards in enumerate(inputs):
-            x = program.graph.inputs[number]
+        for x, shards in (
+            *zip(program.graph.inputs, inputs, strict=False),
+            *((program.state_placeholders[name], shards) for name, shards in states.items()),
+        ):
             is_bfloat16 = x.dtype.name == "bfloat16"
             shard = shards[rank]
             local[x] = _as_tensor(shard, "bfloat16") if is_bfloat16 else hidet.asarray(np.ascontiguousarray(shard))

@@ -12,7 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from hidet_dist.soundness.catalog import replicate_only
 from hidet_dist.soundness.graphs import MODELS, PATTERNS
 from hidet_dist.soundness.instances import MAKERS
-from hidet_dist.soundness.work import Result, check_class, check_cuts, check_graph
+from hidet_dist.soundness.states import STATEFUL
+from hidet_dist.soundness.work import Result, check_class, check_cuts, check_graph, check_states
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in (*MODELS, *PATTERNS)
         if options.only in name
     ]
+    work += [(check_states, name, max(options.plans // 4, 1)) for name in STATEFUL if options.only in name]
     work += [(check_cuts, name, options.cuts) for name in MODELS if options.only in name and options.cuts]
     work += [(check_class, n, options.instances) for n, cls in enumerate(MAKERS) if options.only in cls.__name__]
     counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "cuts": 0, "failures": 0}

@@ -59,6 +59,7 @@ from hidet_dist.operators.products import IntegerMatmulOp
 from hidet_dist.operators.reductions import CumulativeOp, ReduceOp
 from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionPartsOp
 from hidet_dist.operators.sorting import ArgsortOp
+from hidet_dist.operators.states import ReadStateOp, ReplaceStateOp, ShiftStateOp, WriteRowsOp
 
 Rng = np.random.Generator
 _SIZES = (2, 3, 4, 6, 7, 8, 11, 12)
@@ -952,6 +953,36 @@ def _scatter_rows(rng: Rng) -> Instance:
 
 
 MAKERS[ScatterRowsOp] = _scatter_rows
+
+
+def _write_rows(rng: Rng) -> Instance:
+    shape = _shape(rng, 1, 4)
+    dims = sorted(rng.permutation(len(shape))[: int(rng.integers(1, min(2, len(shape)) + 1))].tolist())
+    count, rest = _size(rng), [size for d, size in enumerate(shape) if d not in dims]
+    slots = [_symbol([count], str(_pick(rng, ("int32", "int64")))) for _ in dims]
+    op = WriteRowsOp(_symbol(shape), _symbol([count, *rest]), *slots, dims=dims)
+    return Instance(op, {2 + n: (-1, shape[d] + 1) for n, d in enumerate(dims)})
+
+
+MAKERS[WriteRowsOp] = _write_rows
+
+
+@_makes(ReplaceStateOp)
+def _replace_state(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng, 0, 4)
+    return cls(_symbol(shape), _symbol(shape))
+
+
+@_makes(ShiftStateOp)
+def _shift_state(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng, 1, 4)
+    dim = int(rng.integers(len(shape)))
+    return cls(_symbol(shape), _symbol([*shape[:dim], _size(rng), *shape[dim + 1 :]]), dim)
+
+
+@_makes(ReadStateOp)
+def _read_state(rng: Rng, cls: Any) -> Operator:
+    return cls(_symbol(_shape(rng, 0, 4)))
 
 
 def _scatter_elements(rng: Rng) -> Instance:

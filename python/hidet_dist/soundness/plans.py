@@ -7,7 +7,8 @@ its partition: the combination of choices, conversions, reduce functions and wei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, Ten
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.view import GraphView
 from hidet_dist.weights import source_of
+from hidet_dist.weights.states import initial_of, is_state, new_values, state_mark_of
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -59,13 +61,48 @@ def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) 
         _, choices = table(op)
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
-    weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
-    stage = StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols)
+    weights, inputs, outputs, states = (
+        tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs, view.states)
+    )
+    stage = StagePlan(
+        mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols, states=states
+    )
+    stage = _in_place(view, stage, table, rng)
     return with_conversions(view, stage, builtin("cpu", mesh))
 
 
-def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
-    """Evaluate a whole graph by the oracle."""
+def _in_place(view: GraphView, stage: StagePlan, table: RuleTable, rng: Rng) -> StagePlan:
+    """Draw one spec for each state that is updated, and choices with it for its updates."""
+    operators, states = list(stage.operators), list(stage.states)
+    for place, name in enumerate(view.states):
+        updates = [number for number, state in view.updates.items() if state == name]
+        if not updates:
+            continue
+        offered = [
+            {
+                choice.spec.in_specs[0]: choice.spec
+                for choice in table(view.operators[number])[1]
+                if choice.spec.in_specs[0] == choice.spec.out_specs[0] and not choice.spec.reduce_fns[0]
+            }
+            for number in updates
+        ]
+        shape = view.pieces(name)[0]
+        common = [s for s in offered[0] if all(s in of_one for of_one in offered) and s.fits(shape, stage.mesh, False)]
+        spec = common[int(rng.integers(len(common)))]
+        states[place] = replace(states[place], spec=spec)
+        for number, of_one in zip(updates, offered, strict=True):
+            operators[number] = replace(operators[number], spec=of_one[spec])
+    return replace(stage, operators=tuple(operators), states=tuple(states))
+
+
+def evaluate_graph(
+    graph: FlowGraph, inputs: Sequence[Array], states: MutableMapping[str, Array] | None = None
+) -> list[Array]:
+    """Evaluate a whole graph by the oracle; return its outputs without new values of states.
+
+    ``states`` are the values that the call finds, by name, and then those that it leaves. A state that is missing has
+    its initial values.
+    """
     sizes = {
         extent.name: size
         for x, value_of_input in zip(graph.inputs, inputs, strict=True)
@@ -73,8 +110,12 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
         if isinstance(extent, SymbolVar)
     }
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
+    kept: MutableMapping[str, Array] = {} if states is None else states
 
     def value(x: Tensor) -> Array:
+        mark = state_mark_of(x)
+        if mark is not None:
+            return kept.setdefault(mark.name, initial_values(x))
         if x not in values:
             data = source_of(x).read([slice(0, size) for size in shape_of(x)])
             values[x] = data.double().numpy() if x.dtype.is_float() else data.numpy().astype(numpy_dtype(x.dtype))
@@ -83,11 +124,33 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
     for op in graph.nodes:
         results = evaluate(definition_of(op), [value(x) for x in op.inputs], sizes)
         values.update(zip(op.outputs, results, strict=True))
-    return [value(y) for y in graph.outputs]
+    new = new_values(graph.outputs)
+    made = set(new.values())
+    outputs = [value(y) for y in graph.outputs if y not in made and not is_state(y)]
+    for old, y in new.items():
+        mark = state_mark_of(old)
+        assert mark is not None
+        kept[mark.name] = value(y)
+    return outputs
 
 
-def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
-    """Evaluate a program by the oracle, operator by operator for all ranks; return each rank's outputs."""
+def initial_values(state: Tensor) -> Array:
+    """Return the values of a whole state before the first call, in the oracle's dtype."""
+    source, dtype = initial_of(state), numpy_dtype(state.dtype)
+    if source is None:
+        return np.zeros(shape_of(state), dtype)
+    data = source.read([slice(0, size) for size in shape_of(state)])
+    return np.asarray(data.double().numpy() if state.dtype.is_float() else data.numpy()).astype(dtype)
+
+
+def evaluate_program(
+    program: Program, inputs: Sequence[Array], states: Sequence[Mapping[str, Array]] = ()
+) -> list[list[Array]]:
+    """Evaluate a program by the oracle, operator by operator for all ranks; return each rank's outputs.
+
+    ``states`` are each rank's shards of the states, by their names in the plan. Behind a rank's outputs are its shards
+    of ``program.new_values``.
+    """
     mesh = program.mesh
     sizes = program.sizes([whole.shape for whole in inputs])
     shards = [
@@ -97,11 +160,14 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
         ]
         for rank in range(mesh.size)
     ]
-    return evaluate_shards(program, shards, sizes)
+    return evaluate_shards(program, shards, sizes, states)
 
 
 def evaluate_shards(
-    program: Program, inputs: Sequence[Sequence[Array]], sizes: Mapping[str, int] | None = None
+    program: Program,
+    inputs: Sequence[Sequence[Array]],
+    sizes: Mapping[str, int] | None = None,
+    states: Sequence[Mapping[str, Array]] = (),
 ) -> list[list[Array]]:
     """Evaluate a program as :func:`evaluate_program` does, from each rank's shards of the inputs.
 
@@ -116,6 +182,8 @@ def evaluate_shards(
             rank_values[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
         if program.coordinate is not None:
             rank_values[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
+        for name, placeholder in program.state_placeholders.items():
+            rank_values[placeholder] = states[rank][name]
         values.append(rank_values)
     shares = [program.share_sizes(rank) for rank in range(mesh.size)]
     same = _Same()
@@ -173,8 +241,59 @@ def check_stage(
 
     Rules are shared with the table ``rules``.
     """
+    program = partition_graph(graph, stage, rules=rules)
+    return _difference(stage, evaluate_program(program, inputs, initial_shards(graph, stage)), whole)
+
+
+def initial_shards(graph: NormalGraph, stage: StagePlan) -> list[dict[str, Array]]:
+    """Return each rank's shards of the states before the first call, by their names in the plan."""
+    view = GraphView(graph, stage.symbols)
+    return _shards(stage, {state.name: initial_values(view.tensors[state.name]) for state in stage.states})
+
+
+def _shards(stage: StagePlan, whole: Mapping[str, Array]) -> list[dict[str, Array]]:
     mesh = stage.mesh
-    results = evaluate_program(partition_graph(graph, stage, rules=rules), inputs)
+    return [
+        {
+            state.name: whole[state.name][state.spec.slices(state.shape, mesh, mesh.coordinate(rank))]
+            for state in stage.states
+        }
+        for rank in range(mesh.size)
+    ]
+
+
+def check_calls(
+    graph: NormalGraph, stage: StagePlan, calls: Sequence[Sequence[Array]], rules: RuleTable | None = None
+) -> str:
+    """Describe the first wrong output or state of a plan over several calls; empty if all are right.
+
+    ``calls`` are the inputs of each call. The functional graph is applied as often. Rules are shared with the table
+    ``rules``.
+    """
+    program = partition_graph(graph, stage, rules=rules)
+    shards = initial_shards(graph, stage)
+    states: dict[str, Array] = {}
+    view = GraphView(graph, stage.symbols)
+    names = {state.name: mark.name for state in stage.states if (mark := state_mark_of(view.tensors[state.name]))}
+    for number, inputs in enumerate(calls):
+        whole = evaluate_graph(graph, inputs, states)
+        results = evaluate_program(program, inputs, shards)
+        count = len(stage.outputs)
+        difference = _difference(stage, results, whole)
+        for rank, result in enumerate(results):
+            shards[rank].update(zip(program.new_values, result[count:], strict=True))
+        for rank, expected in enumerate(_shards(stage, {name: states[label] for name, label in names.items()})):
+            for name, want in expected.items():
+                if not difference and not np.allclose(shards[rank][name], want, rtol=1e-6, atol=1e-7):
+                    difference = f"the state {names[name]} of rank {rank} differs"
+        if difference:
+            return f"in call {number}, {difference}"
+    return ""
+
+
+def _difference(stage: StagePlan, results: Sequence[Sequence[Array]], whole: Sequence[Array]) -> str:
+    """Describe the first wrong output of each rank's outputs; empty if all are right."""
+    mesh = stage.mesh
     for number, (want, tensor) in enumerate(zip(whole, stage.outputs, strict=True)):
         for rank, result in enumerate(results):
             expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]

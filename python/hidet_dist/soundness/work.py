@@ -13,11 +13,16 @@ from hidet_dist.soundness.check import check_operator
 from hidet_dist.soundness.cuts import Cuttable, check_pipeline, random_pipeline
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
-from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
+from hidet_dist.soundness.plans import check_calls, check_stage, evaluate_graph, graph_inputs, random_stage
+from hidet_dist.soundness.states import STATEFUL
 from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
 OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))
+STATE_MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2))
+CALLS = 4
+"""The number of calls of a graph with states, each of which finds what the ones before it have left."""
 GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
 
 
@@ -63,6 +68,26 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
         difference = check_stage(graph, stage, inputs, expected, tables[shape])
         if difference:
             result.failures.append(f"{name} on {shape}: {difference}\n{Plan((stage,)).to_json()}")
+    return result
+
+
+def check_states(name: str, plans: int, seed: int) -> Result:
+    """Check random plans of a graph with states over several random calls, on all meshes in turn."""
+    rng = np.random.default_rng((seed, list(STATEFUL).index(name), 2))
+    stateful = STATEFUL[name](rng)
+    graph = normalize(stateful.graph)
+    result = Result(f"{name}: {plans} plans of {CALLS} calls", Counter(plans=plans))
+    known = {}
+    for mesh in map(DeviceMesh, STATE_MESHES):
+        view = planning_view(graph, stateful.symbols, mesh)
+        known[mesh] = view, rule_table(view, mesh)
+    for number in range(plans):
+        mesh = DeviceMesh(STATE_MESHES[number % len(STATE_MESHES)])
+        view, table = known[mesh]
+        stage = random_stage(view, mesh, table, rng)
+        difference = check_calls(graph, stage, [stateful.draw(rng) for _ in range(CALLS)])
+        if difference:
+            result.failures.append(f"{name} on {mesh}: {difference}\n{Plan((stage,)).to_json()}")
     return result
 
 

@@ -176,7 +176,8 @@ def names_of_io(graph: Any) -> dict[str, Any]:
     interface = interface_of(graph)
     if interface is None:
         return {}
-    names = dict(zip(interface.output_names, graph.outputs, strict=True))
+    # New values of states follow the results.
+    names = dict(zip(interface.output_names, graph.outputs, strict=False))
     return {**names, **dict(zip(interface.input_names, graph.inputs or (), strict=True))}
 
 

@@ -54,7 +54,7 @@ class PlanExplanation(Protocol):
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
+    """A weight, input, output or state of the graph: its shape (elements), dtype name, bytes in all, and spec.
 
     ``label`` is the user's name, empty if there is none. ``written`` is the symbolic shape of a tensor with symbolic
     dims, empty for a fixed shape; ``shape`` and ``nbytes`` are for the sizes planned for.
@@ -237,6 +237,7 @@ class StagePlan:
     symbols: the symbolic dims of the graph.
     overlap: the schedule of overlapped communication; None for machines without overlap.
     report: the report of the search that made the plan. It is not part of the plan: neither compared nor written.
+    states: the specs of the graph's states, each of its old and of its new value.
     """
 
     mesh: DeviceMesh
@@ -249,6 +250,12 @@ class StagePlan:
     symbols: tuple[SymbolPlan, ...] = ()
     overlap: OverlapPlan | None = None
     report: SearchReport | None = field(default=None, compare=False, repr=False)
+    states: tuple[TensorPlan, ...] = ()
+
+    @property
+    def stored(self) -> tuple[TensorPlan, ...]:
+        """The tensors that nothing computes: weights, inputs and states."""
+        return (*self.weights, *self.inputs, *self.states)
 
     @property
     def seconds(self) -> float:
@@ -269,6 +276,11 @@ class StagePlan:
         """Return the bytes of weights that a rank of the stage holds."""
         coordinate = self.mesh.coordinate(rank)
         return sum(weight.local_nbytes(self.mesh, coordinate) for weight in self.weights)
+
+    @property
+    def state_bytes_per_device(self) -> int:
+        """Bytes of states that each device holds, at most."""
+        return sum(state.local_nbytes(self.mesh) for state in self.states)
 
     def communications(self) -> tuple[str, ...]:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
@@ -298,7 +310,7 @@ class StagePlan:
         """Map the name of each part of the stage that can be edited to its field and position."""
         operators = {f"op:{op.index}": ("operators", n) for n, op in enumerate(self.operators)}
         parts = {f"y{n}": ("outputs", n) for n in range(len(self.outputs))}
-        for kind in ("outputs", "inputs", "weights"):
+        for kind in ("outputs", "states", "inputs", "weights"):
             tensors: tuple[TensorPlan, ...] = getattr(self, kind)
             parts.update({tensor.label: (kind, n) for n, tensor in enumerate(tensors) if tensor.label})
             if kind != "outputs":  # an output's name denotes the tensor in the spec in which its operator produces it
@@ -309,7 +321,7 @@ class StagePlan:
         """Replace specs by name, as :meth:`Plan.edit` does. Raises PlanError."""
         parts = self._parts()
         edited: dict[str, list[Any]] = {
-            kind: list(getattr(self, kind)) for kind in ("operators", "outputs", "inputs", "weights")
+            kind: list(getattr(self, kind)) for kind in ("operators", "outputs", "states", "inputs", "weights")
         }
         for name, value in changes.items():
             if name not in parts:
@@ -323,11 +335,18 @@ class StagePlan:
             if not isinstance(spec, expected):
                 raise PlanError(f"The new spec of {name} must be a {expected.__name__} or its text; got {value!r}.")
             edited[kind][number] = replace(edited[kind][number], spec=spec)
-        operators, weights, inputs, outputs = (
-            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
+        operators, weights, inputs, outputs, states = (
+            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs", "states")
         )
         return replace(
-            self, operators=operators, weights=weights, inputs=inputs, outputs=outputs, overlap=None, report=None
+            self,
+            operators=operators,
+            weights=weights,
+            inputs=inputs,
+            outputs=outputs,
+            states=states,
+            overlap=None,
+            report=None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -341,6 +360,8 @@ class StagePlan:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "output_connections": [conversion.to_json() for conversion in self.output_conversions],
         }
+        if self.states:
+            data["states"] = [tensor.to_json() for tensor in self.states]
         if self.symbols:
             data["symbols"] = [symbol.to_json() for symbol in self.symbols]
         if self.overlap is not None:
@@ -361,6 +382,7 @@ class StagePlan:
             tuple(map(ConversionPlan.from_json, read_list(data, "output_connections"))),
             tuple(map(SymbolPlan.from_json, read_list(data, "symbols"))) if "symbols" in data else (),
             OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
+            states=tuple(map(TensorPlan.from_json, read_list(data, "states"))) if "states" in data else (),
         )
 
     def check(self) -> None:
@@ -373,7 +395,7 @@ class StagePlan:
         """
         parts: list[tuple[str, OperatorPlan | TensorPlan | ConversionPlan]] = [
             *((f"operator {op.index}", op) for op in self.operators),
-            *((tensor.name, tensor) for tensor in (*self.weights, *self.inputs, *self.outputs)),
+            *((tensor.name, tensor) for tensor in (*self.weights, *self.inputs, *self.outputs, *self.states)),
             *(("a graph output", conversion) for conversion in self.output_conversions),
         ]
         for what, part in parts:
@@ -449,8 +471,9 @@ class Plan:
         Parameters
         ----------
         changes: mapping
-            Specs, or their text, by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
-            input, ``y0`` a graph output. If several stages have a name, ``1:op:7`` is the one of stage 1.
+            Specs, or their text, by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``s0`` (or its
+            name) a state, ``x0`` a graph input, ``y0`` a graph output. If several stages have a name, ``1:op:7`` is the
+            one of stage 1.
 
         Raises
         ------

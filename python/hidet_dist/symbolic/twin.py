@@ -41,7 +41,7 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> NormalGraph:
     replaced: dict[Tensor, Tensor] = {}
     for name in view.inputs:
         replaced[view.tensors[name]] = _placeholder(view.tensors[name], sizes)
-    for name in view.weights:
+    for name in (*view.weights, *view.states):
         replaced[view.tensors[name]] = view.tensors[name]
     for number, op in enumerate(view.operators):
         try:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from hidet_dist.weights.safetensors_file import SafetensorsFiles, write_safetensors
     from hidet_dist.weights.sources import Source, check_weights, read_shard, shard_blocks, source_of
+    from hidet_dist.weights.states import state
 
 __all__ = [
     "Layout",
@@ -37,6 +38,7 @@ __all__ = [
     "read_shard",
     "shard_blocks",
     "source_of",
+    "state",
     "weight",
     "weights_from_safetensors",
     "write_safetensors",
@@ -44,6 +46,7 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(("SafetensorsFiles", "write_safetensors"), "safetensors_file"),
+    "state": "states",
     **dict.fromkeys(("Source", "check_weights", "read_shard", "shard_blocks", "source_of"), "sources"),
 }
 

@@ -32,8 +32,10 @@ from hidet_dist.frontends.pytorch.calls import (
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.operators import promoted_dtype
+from hidet_dist.operators.states import read_state, replace_state
 from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
+from hidet_dist.weights.states import held_state, is_value_of_state, state, updated_state
 
 MOST_COMPUTED_BYTES = 2**27
 """The largest tensor that is computed from constants while tracing."""
@@ -63,7 +65,6 @@ _UNFIT = (
 
 _WRITTEN = {
     OutputKind.USER_INPUT_MUTATION: "argument",
-    OutputKind.BUFFER_MUTATION: "buffer",
     OutputKind.PARAMETER_MUTATION: "parameter",
 }
 """What a program writes to, by the kind of the output that has the new values."""
@@ -96,7 +97,7 @@ def lower(
     Raises
     ------
     TraceError
-        When the module writes to its arguments, buffers or parameters, or returns something other than tensors and
+        When the module writes to its arguments or parameters, or returns something other than tensors and
         constants.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.
@@ -121,6 +122,7 @@ class _Lowerer:
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
     patterns: dict[Any, Pattern] = field(default_factory=dict)
+    states: dict[str, Tensor] = field(default_factory=dict)
 
     def graph(self) -> FlowGraph:
         """Build the graph. Raises UnsupportedModelError, and TraceError as :func:`lower` does."""
@@ -130,7 +132,7 @@ class _Lowerer:
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
         if self.missing:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
-        return FlowGraph(self.results_of(outputs), inputs).update_nodes()
+        return FlowGraph([*self.results_of(outputs), *self.new_values(outputs)], inputs).update_nodes()
 
     def refuse_writes(self) -> None:
         """Raise TraceError if a call of the module changes tensors that it does not return."""
@@ -142,9 +144,10 @@ class _Lowerer:
         if written:
             raise TraceError(
                 f"{type(self.module).__name__} writes to its {', '.join(written)} in a call, and a call of a graph "
-                "changes nothing but its results. Make each such tensor an argument; write to a copy of it, as after "
-                "`cache = cache.clone()`, or by an operator that is not in place, such as `index_copy` for "
-                "`index_copy_`; and return what is needed after the call."
+                "changes nothing but its results and states. Register a tensor that is to be kept from call to call as "
+                "a buffer of the module, which becomes a state. Make any other such tensor an argument; write to a "
+                "copy of it, as after `cache = cache.clone()`, or by an operator that is not in place, such as "
+                "`index_copy` for `index_copy_`; and return what is needed after the call."
             )
 
     def results_of(self, outputs: Sequence[Tensor | None]) -> list[Tensor]:
@@ -168,14 +171,37 @@ class _Lowerer:
                     f"{name} returns {spec.arg.name!r}, which has no elements (its shape is {list(extents_of(y))}): "
                     "leave it out of the results."
                 )
-            results.append(y)
+            results.append(read_state(y) if is_value_of_state(y) else y)
         return results
+
+    def new_values(self, outputs: Sequence[Any]) -> list[Tensor]:
+        """Make the new values of the states that the program writes to, from its outputs."""
+        new = []
+        for y, spec in zip(outputs, self.program.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                old = self.states[str(spec.target)]
+                if isinstance(y, Pair) or y is None:
+                    raise TraceError(f"The buffer {spec.target!r} is given values that are no real tensor.")
+                if y is not old:
+                    new.append(y if updated_state(y) is old else replace_state(old, y))
+        return list(dict.fromkeys(new))
+
+    def state(self, spec: Any, data: torch.Tensor) -> Tensor:
+        """Convert a buffer that the program writes to to a state, with the buffer's values before the first call."""
+        name = str(spec.target)
+        dtype = name_of_dtype(data, f"The buffer {name!r}")
+        if data.device.type == "meta" or not bool(data.detach().count_nonzero()):
+            return state(name, list(data.shape), dtype)
+        return held_state(name, data.detach())
 
     def arguments(self) -> tuple[list[Tensor], dict[torch.fx.Node, Any]]:
         """Make the inputs of the graph, and the value of each placeholder."""
         inputs: list[Tensor] = []
         values: dict[torch.fx.Node, Any] = {}
         placeholders = [node for node in self.program.graph_module.graph.nodes if node.op == "placeholder"]
+        written = {
+            spec.target for spec in self.program.graph_signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION
+        }
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 fake = node.meta.get("val")
@@ -185,6 +211,8 @@ class _Lowerer:
                     values[node] = x
                 else:
                     values[node] = None if fake is None else self.value(fake)
+            elif spec.kind is InputKind.BUFFER and spec.target in written:
+                values[node] = self.states[str(spec.target)] = self.state(spec, self.data_of(spec))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 values[node] = self.weight(spec)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
@@ -195,12 +223,16 @@ class _Lowerer:
                 )
         return inputs, values
 
-    def weight(self, spec: Any) -> Any:
-        """Convert a parameter or a buffer to a weight, or to a constant if it is not in the state dict."""
-        name = str(spec.target)
-        owner, _, attribute = name.rpartition(".")
+    def data_of(self, spec: Any) -> torch.Tensor:
+        """Return a parameter or a buffer of the module."""
+        owner, _, attribute = str(spec.target).rpartition(".")
         data = getattr(self.module.get_submodule(owner), attribute)
         assert isinstance(data, torch.Tensor)
+        return data
+
+    def weight(self, spec: Any) -> Any:
+        """Convert a parameter or a buffer to a weight, or to a constant if it is not in the state dict."""
+        name, data = str(spec.target), self.data_of(spec)
         if spec.kind is InputKind.BUFFER and not spec.persistent and data.device.type != "meta":
             return _Known(data.detach())
         if id(data) not in self.weights:
@@ -353,7 +385,7 @@ class _Lowerer:
             return type(leaf), str(leaf)
         if leaf in self.known:
             return "known", id(leaf)
-        return positions[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape))
+        return positions[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape)), is_value_of_state(leaf)
 
     def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute an operator on constants with PyTorch; None if an operand is no constant, or the result is large."""

@@ -45,8 +45,9 @@ def from_torch(
     module: torch.nn.Module or torch.export.ExportedProgram
         A module in evaluation mode, or a program that ``torch.export.export`` made of one. Parameters and persistent
         buffers become weights with their names in the state dict; tied ones are one weight. Those on the meta device
-        have a shape and no data: such a graph can be planned, and built with ``optimization_config["weights"]``. Other
-        buffers become constants.
+        have a shape and no data: such a graph can be planned, and built with ``optimization_config["weights"]``. A
+        buffer that a call writes to becomes a state, with the buffer's values before the first call. Other buffers
+        become constants.
     example_inputs: tuple, mapping or tensor
         The arguments of one call: positional ones in a tuple, keyword arguments in a mapping, or a single tensor. Only
         shapes and dtypes of tensors matter, so they may be on the meta device. Other values (None, numbers, truth
@@ -67,7 +68,7 @@ def from_torch(
     Raises
     ------
     TraceError
-        When the module is in training mode, writes to its arguments, buffers or parameters, or ``torch.export`` cannot
+        When the module is in training mode, writes to its arguments or parameters, or ``torch.export`` cannot
         trace it.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.

@@ -14,6 +14,7 @@ from hidet_dist.frontends.pytorch.calls import Call, constant, lowers, operand, 
 from hidet_dist.operators import shaping, to_dtype
 from hidet_dist.operators.shaping import expanded, permuted, reshaped
 from hidet_dist.spec.extents import extents_of, same_extent
+from hidet_dist.weights.states import is_value_of_state
 
 
 @lowers(
@@ -250,6 +251,8 @@ def _slice_scatter(
     if step != 1:
         return operators.slice_scatter(x, source, dim, start, end, step)
     size, first, count = extents_of(x)[dim], _start(start, extents_of(x)[dim]), extents_of(source)[dim]
+    if is_value_of_state(x) and isinstance(first, int) and isinstance(count, int) and count < size:
+        return operators.slice_scatter(x, source, dim, first, first + count)
     parts = [sliced(x, dim, 0, first), source, sliced(x, dim, first + count, size - first - count)]
     kept = [part for part in parts if 0 not in extents_of(part)]
     return kept[0] if len(kept) == 1 else ops.concat([to_dtype(part, call.dtype) for part in kept], dim)

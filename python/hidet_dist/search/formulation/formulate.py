@@ -39,7 +39,8 @@ class Formulation:
 
     Attributes
     ----------
-    problem: its entities are the operators, then weights, graph inputs and graph outputs.
+    problem: its entities are the operators, then weights, graph inputs, graph outputs and states. A state is one
+        entity, which makes its old value and requires its new one, both in the same spec.
     fused: how operators share kernels, by number.
     choices: the choices of each operator.
     notes: for each operator the reason why it is only replicated; else empty.
@@ -47,6 +48,7 @@ class Formulation:
     weight_specs, inputs, outputs: the specs of each weight, input and output, one per choice.
     pins: the pins that the choices satisfy.
     layouts: the specs of each tensor, by the numbers that edges use for specs; tensors in the order of their numbers.
+    states: the specs of each state, one per choice.
     """
 
     problem: Problem
@@ -59,6 +61,13 @@ class Formulation:
     outputs: list[Specs]
     pins: Pins
     layouts: dict[str, Specs]
+    states: list[Specs]
+
+    @property
+    def state_entities(self) -> range:
+        """The entity numbers of the states."""
+        first = self.weights.stop + len(self.inputs) + len(self.outputs)
+        return range(first, first + len(self.states))
 
 
 def formulate(
@@ -97,6 +106,11 @@ def formulate(
     """
     limits = Limits() if limits is None else limits
     mesh = cluster.mesh
+    if view.states and mesh.is_uneven():
+        raise ConfigError(
+            f"The mesh {mesh} has shares, and the graph has states ({', '.join(view.states)}), which are split equally "
+            "only: leave the shares out."
+        )
     weights = [
         _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True, simple=simple)
         for name in view.weights
@@ -106,24 +120,62 @@ def formulate(
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
     choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits, simple)
+    _in_place(view, choices)
+    states = [_state_specs(view, pins, name, choices) for name in view.states]
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
     nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
     memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in cost]
     numbers = range(len(cost), len(cost) + len(weights))
-    names = (*view.weights, *view.inputs, *view.outputs)
-    for name, specs in zip(names, (*weights, *inputs, *outputs), strict=True):
+    names = (*view.weights, *view.inputs, *view.outputs, *view.states)
+    for name, specs in zip(names, (*weights, *inputs, *outputs, *states), strict=True):
         cost.append([0.0] * len(specs))
         memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
 
-    tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
+    tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs, states)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
-    activations = _activations(view, cluster, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
+    activations = _activations(view, cluster, choices, outputs, tensors, budget)
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
-    return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts)
+    return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
+
+
+def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
+    """Leave the operators that update states the choices of equal specs at both ends, without partial results."""
+    known: dict[int, tuple[Choice, ...]] = {}  # equal operators share their choices
+    for number in view.updates:
+        offered = choices[number]
+        if id(offered) not in known:
+            known[id(offered)] = tuple(
+                c for c in offered if c.spec.in_specs[0] == c.spec.out_specs[0] and not c.spec.reduce_fns[0]
+            )
+        choices[number] = known[id(offered)]
+
+
+def _state_specs(view: GraphView, pins: Pins, name: str, choices: Sequence[tuple[Choice, ...]]) -> Specs:
+    """List the specs of a state that its pins and all of its updates allow.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or a pin does not fit.
+    """
+    pinned = pins.tensors.get(name, [])
+    specs = _layouts(pins, pinned, name, f"the state {name}")
+    for number, state in view.updates.items():
+        if state == name:
+            offered = {choice.spec.in_specs[0]: None for choice in choices[number]}
+            left = [spec for spec in specs if spec in offered]
+            if not left:
+                wanted = "; ".join(map(str, [*pinned, *(pin for pin, _ in pins.operators.get(number, []))]))
+                raise ConfigError(
+                    f"With the pins {wanted}, operator {number}, {view.operators[number].name}, cannot update the "
+                    f"state {name} in place. It can if the state is {'; '.join(map(str, offered))}."
+                )
+            specs = left
+    return specs
 
 
 def _operator_choices(
@@ -202,13 +254,24 @@ def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[
 
 @dataclass(frozen=True)
 class _Use:
-    """A tensor that an entity reads, with the layout that each of its choices requires, and the live interval."""
+    """A tensor that an entity reads, with the layout that each of its choices requires, and the live interval.
+
+    ``tensor`` is ``name``, or ``name`` and ``_IN_PLACE`` where a state is updated or kept: it is not converted there.
+    """
 
     tensor: str
     entity: int
     layouts: list[_Layout]
     begin: int
     end: int
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor in the graph."""
+        return self.tensor.removesuffix(_IN_PLACE)
+
+
+_IN_PLACE = " in place"
 
 
 class _Tensors:
@@ -230,6 +293,7 @@ class _Tensors:
         choices: Sequence[tuple[Choice, ...]],
         stored: Sequence[Specs],
         outputs: Sequence[Specs],
+        states: Sequence[Specs],
     ):
         between = tensors_between(view, fused)
         known: dict[Hashable, list[_Layout]] = {}  # equal operators share their lists of layouts
@@ -248,6 +312,10 @@ class _Tensors:
         for name, specs in zip((*view.weights, *view.inputs), stored, strict=True):
             self.producers[name] = entity, known.setdefault(tuple(specs), [(spec, False) for spec in specs])
             entity += 1
+        of_state: dict[str, tuple[int, list[_Layout]]] = {}
+        for number, (name, specs) in enumerate(zip(view.states, states, strict=True)):
+            layouts = known.setdefault(tuple(specs), [(spec, False) for spec in specs])
+            self.producers[name] = of_state[name] = entity + len(outputs) + number, layouts
         self.lifetimes = Lifetimes(view)
         self.uses: list[_Use] = []
         for name, use in view.uses():
@@ -262,7 +330,12 @@ class _Tensors:
                     known[key] = [(choice.spec.in_specs[use.position], False) for choice in offered]
                 shares = use.position in view.operators[use.operator].task.share_map.values()
                 span = self.lifetimes.required(name, use.operator, shares)
-                self.uses.append(_Use(name, use.operator, known[key], *span))
+                updates = use.position == 0 and use.operator in view.updates
+                self.uses.append(_Use(name + _IN_PLACE * updates, use.operator, known[key], *span))
+        for old, new in view.new_values.items():
+            last = self.lifetimes.count - 1
+            self.uses.append(_Use(new + _IN_PLACE, *of_state[old], last, last))
+        self.producers.update({use.tensor: self.producers[use.name] for use in self.uses})
         self.numbers = self._numbered()
 
     def _numbered(self) -> dict[str, dict[_Layout, int]]:
@@ -302,10 +375,10 @@ class _Tensors:
                     use.entity,
                     numbered(produced, numbers),
                     numbered(use.layouts, numbers),
-                    conversions.seconds(use.tensor, numbers),
+                    conversions.seconds(use.name, numbers),
                     use.begin,
                     use.end,
-                    conversions.collectives(use.tensor, numbers),
+                    conversions.collectives(use.name, numbers),
                 )
             )
         return edges
@@ -396,13 +469,21 @@ def _activations(
     choices: Sequence[tuple[Choice, ...]],
     outputs: Sequence[Specs],
     tensors: _Tensors,
+    budget: int,
 ) -> Activations:
-    """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once."""
+    """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once.
+
+    A state that is updated in place must not be converted on its way. So such a conversion takes more than the budget.
+    """
     sizes = _Sizes(view, cluster, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
     converted = {}
-    for number, (name, layouts) in enumerate(tensors.numbers.items()):
+    for number, (tensor, layouts) in enumerate(tensors.numbers.items()):
+        name = tensor.removesuffix(_IN_PLACE)
+        if name != tensor:
+            converted[number] = _never_converted([spec for spec, _ in layouts], budget)
+            continue
         own = name if name in sizes.outputs else ""
         same: Hashable = view.shape(name), view.itemsize(name), id(layouts), own
         if same not in known:
@@ -463,6 +544,13 @@ def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> Conv
 
     layout = tuple(specs.index(spec) for spec in specs)
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)
+
+
+def _never_converted(specs: Specs, budget: int) -> ConvertedTensor:
+    """Formulate the memory of conversions that no plan may have."""
+    count = len(specs)
+    layout = tuple(specs.index(spec) for spec in specs)
+    return ConvertedTensor(layout, (0,) * count, lambda: ((budget + 1,) * count,) * count)
 
 
 def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:

@@ -13,6 +13,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.spec import StagePlan, TensorPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights.named import mark_of
+from hidet_dist.weights.states import state_mark_of
 
 
 def parse_names(given: Any) -> dict[str, hidet.Tensor]:
@@ -31,7 +32,8 @@ def parse_names(given: Any) -> dict[str, hidet.Tensor]:
 def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[str, str]:
     """Map the names of tensors in the view to the user's names, as far as there are any.
 
-    The first of several names wins. A weight of ``hidet.distributed.weight`` has the name that it was made with.
+    The first of several names wins. A weight of ``hidet.distributed.weight`` has the name that it was made with, and so
+    has a state.
     """
     labels: dict[str, str] = {}
     for label, tensor in names.items():
@@ -41,6 +43,10 @@ def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[st
         mark = mark_of(view.tensors[name])
         if mark is not None:
             labels.setdefault(name, str(mark))
+    for name in view.states:
+        state = state_mark_of(view.tensors[name])
+        if state is not None:
+            labels.setdefault(name, state.name)
     return labels
 
 
@@ -74,4 +80,5 @@ def label_stage(view: GraphView, stage: StagePlan, names: Mapping[str, hidet.Ten
         weights=named(stage.weights),
         inputs=named(stage.inputs),
         outputs=named(stage.outputs),
+        states=named(stage.states),
     )

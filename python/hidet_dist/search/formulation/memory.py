@@ -1,4 +1,5 @@
-"""The memory of a device while a plan runs: weights, graph inputs and outputs all the time, activations while live.
+"""The memory of a device while a plan runs: weights, states, graph inputs and outputs all the time, activations while
+live.
 
 Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. At a last
 point the graph outputs are converted. Live intervals, before kernels are fused:
@@ -10,7 +11,7 @@ point the graph outputs are converted. Live intervals, before kernels are fused:
   place shards (``places_shards``), unless mesh axes split a dim in descending order or unequally.
 * A partial result lives until it is reduced, together with the buffers of its reduce functions.
 * A view (an operator whose output shares memory with its input, such as a reshape) takes no memory while the tensor
-  that it views is live. After that, the view keeps the memory.
+  that it views is live. After that, the view keeps the memory. The new value of a state is such a view of the state.
 
 The figures are upper bounds: an allocator may need less where fused kernels keep intermediate results in registers.
 """
@@ -37,7 +38,7 @@ class Lifetimes:
     ----------
     count: the number of program points.
     end: the last point at which a tensor is read in any spec; a tensor without readers is not in it.
-    viewed: for each view, the name of the tensor that it views.
+    viewed: for each view, the name of the tensor that it views; for the result of a state's update, of the state.
     """
 
     def __init__(self, view: GraphView):
@@ -49,6 +50,11 @@ class Lifetimes:
         for op in view.operators:
             for o, i in op.task.share_map.items():
                 self.viewed[view.names[op.outputs[o]]] = view.names[op.inputs[i]]
+        for number, state in view.updates.items():
+            result = view.names[view.operators[number].outputs[0]]
+            self.viewed[result] = state
+            self.end[result] = self.count - 1
+        self.end.update(dict.fromkeys(view.states, self.count - 1))
 
     def after(self, operator: int, name: str) -> tuple[int, int]:
         """Return the first and last point at which an output is live after its operator; none if last < first."""
@@ -64,7 +70,8 @@ class Lifetimes:
         return POINTS * operator + CONVERT, self.end[name] if shares else POINTS * operator + RUN
 
 
-WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
+STATE, WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
+    "state",
     "weight",
     "input",
     "output",
@@ -78,8 +85,9 @@ WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
 class Holding:
     """Bytes of ``tensor`` that a device holds from program point ``begin`` to ``end`` (included).
 
-    ``what`` is ``weight``, ``input`` or ``output`` for tensors that are held during the whole run, ``activation`` for
-    an operator's result, ``converted`` for a tensor in another spec, and ``buffer`` for a conversion's buffers.
+    ``what`` is ``weight``, ``state``, ``input`` or ``output`` for tensors that are held during the whole run,
+    ``activation`` for an operator's result, ``converted`` for a tensor in another spec, and ``buffer`` for a
+    conversion's buffers.
     """
 
     tensor: str
@@ -121,10 +129,11 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     spec_of: dict[str, TensorShardSpec] = {}
-    for what, tensors in ((WEIGHT, stage.weights), (INPUT, stage.inputs), (OUTPUT, stage.outputs)):
+    kinds = ((WEIGHT, stage.weights), (STATE, stage.states), (INPUT, stage.inputs), (OUTPUT, stage.outputs))
+    for what, tensors in kinds:
         for tensor in tensors:
             hold(tensor.name, what, 0, lifetimes.count - 1, size(tensor.name, tensor.spec))
-    for tensor in (*stage.weights, *stage.inputs):
+    for tensor in stage.stored:
         spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         at = POINTS * number

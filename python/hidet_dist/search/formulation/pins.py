@@ -29,8 +29,9 @@ class Pin:
     """A spec or pattern that a tensor or an operator must have; ``name`` is the user's name of it.
 
     Names: ``x0`` is a graph input as it arrives, ``y0`` a graph output as it is delivered, ``w0`` a weight as it is
-    stored, ``t5.0`` the first output of operator 5 as it is computed, ``op:5`` operator 5, ``op:Softmax`` the only
-    operator of that name, ``op:Matmul#2`` the third of that name. The user's names stand for the tensors they name.
+    stored, ``s0`` a state, ``t5.0`` the first output of operator 5 as it is computed, ``op:5`` operator 5,
+    ``op:Softmax`` the only operator of that name, ``op:Matmul#2`` the third of that name. The user's names stand for
+    the tensors they name.
     """
 
     name: str
@@ -136,12 +137,18 @@ class Pins:
             return
         name = self.names.get(pin.name, pin.name)
         if name not in view.tensors:
-            known = [*self.names, *view.inputs, *view.weights, *(f"y{i}" for i in range(len(view.outputs)))]
+            known = [
+                *self.names,
+                *view.inputs,
+                *view.weights,
+                *view.states,
+                *(f"y{i}" for i in range(len(view.outputs))),
+            ]
             near = difflib.get_close_matches(pin.name, [*known, *view.tensors])
             hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known[:_SHOWN])}, ..."
             raise ConfigError(f"The graph has nothing called {pin.name!r} whose spec could be pinned; {hint}")
         self._check(pin, pin.pattern, view.shape(name))
-        if name in view.inputs or name in view.weights:
+        if name in view.inputs or name in view.weights or name in view.states:
             self.tensors.setdefault(name, []).append(pin)
         else:
             op, _, output_number = name[1:].partition(".")

@@ -50,6 +50,10 @@ def stage_of(
     specs = [options[picks[formulation.weights.start + n]] for n, options in enumerate(stored)]
     outputs = [options[picks[len(chosen) + len(stored) + n]] for n, options in enumerate(formulation.outputs)]
     spec_of = dict(zip((*view.weights, *view.inputs), specs, strict=True))
+    spec_of.update(
+        (name, options[picks[entity]])
+        for name, options, entity in zip(view.states, formulation.states, formulation.state_entities, strict=True)
+    )
     return lay_out(view, cluster.mesh, model, chosen, spec_of, outputs, formulation.notes, formulation.fused)
 
 
@@ -65,8 +69,9 @@ def lay_out(
 ) -> StagePlan:
     """Write down the plan of given choices, with the conversions between them, and all costs.
 
-    ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights and graph inputs by
-    name, ``outputs`` those in which graph outputs are delivered, and ``fused`` is how operators share kernels.
+    ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights, graph inputs and
+    states by name, ``outputs`` those in which graph outputs are delivered, and ``fused`` is how operators share
+    kernels.
     """
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
@@ -114,6 +119,7 @@ def lay_out(
         tuple(map(tensor, view.outputs, outputs)),
         tuple(conversions_of.get(None, ())),
         view.symbols,
+        states=tuple(tensor(name, stored[name]) for name in view.states),
     )
 
 

@@ -1,0 +1,31 @@
+"""Graphs with states under random plans, over several calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hidet_dist.soundness.plans import evaluate_graph
+from hidet_dist.soundness.states import STATEFUL, recurrent
+from hidet_dist.soundness.work import STATE_MESHES, check_states
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_random_plans_keep_states_from_call_to_call(name: str):
+    assert check_states(name, len(STATE_MESHES), seed=0).failures == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEFUL)
+def test_many_random_plans_keep_states_from_call_to_call(name: str):
+    assert check_states(name, 40, seed=1).failures == []
+
+
+def test_a_call_finds_what_the_one_before_has_left():
+    rng = np.random.default_rng(0)
+    stateful = recurrent(rng)
+    call = stateful.draw(rng)
+    states: dict[str, np.ndarray] = {}
+    first, again = (evaluate_graph(stateful.graph, call, states) for _ in range(2))
+    assert np.abs(states["hidden"]).max() > 0
+    assert not np.allclose(first[0], again[0])
