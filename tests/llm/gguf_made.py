@@ -33,7 +33,7 @@ RENAMED = {"expert_feed_forward_length": "moe_intermediate_size", "attention.sli
 def model_of(kind: str, **changes: Any) -> Any:
     """A small random model of transformers with norms that are not 1."""
     torch.manual_seed(3)
-    experts = EXPERTS if kind in ("mixtral", "qwen3_moe") else {}
+    experts = EXPERTS if kind in ("mixtral", "qwen3_moe", "gpt_oss") else {}
     config = AutoConfig.for_model(kind, **{**SIZES, **experts, **changes})
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval().float()
