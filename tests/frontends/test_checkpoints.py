@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import hidet_dist
 from hidet_dist.errors import UnusedWeightsWarning, WeightsError
+from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.simulate import simulate
-from hidet_dist.weights import names_of, source_of
+from hidet_dist.weights import names_of, source_of, weights_from_safetensors
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,14 +117,39 @@ def test_names_of_earlier_versions_are_known_ties_included(tmp_path: Path):
     assert torch.equal(weights["gpt_neox.embed_in.weight"], files["gpt_neox.embed_in.weight"])
 
 
-def test_tensors_that_transformers_joins_are_refused_with_a_way_out(tmp_path: Path):
-    config = transformers.MixtralConfig(**SIZES, num_local_experts=2)
-    model = transformers.MixtralForCausalLM(config)
+EXPERTS = {"num_experts": 3, "num_local_experts": 3, "moe_intermediate_size": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "ernie4_5_moe", "jamba", "minimax_m2"])
+def test_weights_that_transformers_joins_are_read_as_it_joins_them(tmp_path: Path, kind: str):
+    """Files have each expert by itself, and its gate apart from its projection."""
+    more = EXPERTS | {"moe_num_experts": 3, "mamba_dt_rank": 2}
+    config = transformers.AutoConfig.for_model(kind, **SIZES | {"num_hidden_layers": 2, "pad_token_id": 0}, **more)
+    saved = transformers.AutoModelForCausalLM.from_config(config)
+    saved.save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    files = weights_from_safetensors(tmp_path)
+    assert any(".experts.2." in name for name in files)
+    with torch.device("meta"):
+        weights = stored_weights(transformers.AutoModelForCausalLM.from_config(config), files)
+    for name, expected in model.state_dict().items():
+        source = source_of(weights[name])
+        assert torch.equal(source.read([slice(0, size) for size in expected.shape]), expected), name
+        inner = [slice(size // 3, max(size // 3 + 1, size - 1)) for size in expected.shape]
+        assert torch.equal(source.read(inner), expected[tuple(inner)]), name
+
+
+def test_files_that_lack_an_expert_are_refused(tmp_path: Path):
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, num_local_experts=3))
     model.save_pretrained(tmp_path)
-    with pytest.raises(WeightsError, match=r"mlp\.experts\.gate_up_proj.*experts\.0\.w1.*save_original_format=False"):
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: x for name, x in tensors.items() if "experts.1.w1." not in name}, file)
+    with pytest.raises(WeightsError, match=r"gate_up_proj' cannot be made from .*experts\.0\.w1.*other? configuration"):
         graph_of(tmp_path)
-    model.save_pretrained(tmp_path, save_original_format=False)
-    assert weights_of(tmp_path)["model.layers.0.mlp.experts.gate_up_proj"].shape == (2, 64, 16)
+    save_file({name: x for name, x in tensors.items() if "experts.1." not in name}, file)
+    with pytest.raises(WeightsError, match=r"gate_up_proj' in the shape \[2, 64, 16\], and the model in \[3, 64, 16\]"):
+        graph_of(tmp_path)
 
 
 def test_integers_are_not_weights_of_a_float_model(folder: Path, tmp_path: Path):

@@ -14,9 +14,10 @@ import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import UnusedWeightsWarning, WeightsError
+from hidet_dist.frontends.conversion import Conversion, Recipe, conversions_of
 from hidet_dist.frontends.pytorch.calls import name_of_dtype
-from hidet_dist.weights.named import weight_as
-from hidet_dist.weights.sources import same_elements
+from hidet_dist.weights.named import combined_weight, weight_as
+from hidet_dist.weights.sources import same_elements, source_of
 
 _NAMED = 3  # tensors that a message names
 
@@ -52,14 +53,26 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
         When the files have other tensors that the model does not use.
     """
     state = module.state_dict(keep_vars=True)
-    used: dict[str, _Key] = {}
+    renamings, converters = conversions_of(module)
+    converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    weights: dict[str, Tensor] = {}
+    conversions: dict[str, Conversion] = {}
     unused = []
-    for key in _keys_of(module, state, files):
-        if key.is_part or key.name not in state or key.name in used:
+    for key in _keys_of(module, state, files, renamings, converters):
+        if key.name not in state or (key.pattern is None and key.name in weights):
             unused.append(key)
+        elif key.pattern is None:
+            weights[key.name] = _converted(key.name, files[key.stored], state[key.name])
         else:
-            used[key.name] = key
-    weights = {name: _converted(name, files[key.stored], state[name]) for name, key in used.items()}
+            conversion = conversions.setdefault(key.name, Conversion(converter_of[key.pattern], key.name))
+            conversion.add(key.stored, key.pattern, _recipe(key.name, files[key.stored], state[key.name]))
+    for conversion in conversions.values():
+        for name, recipe in conversion.results(module).items():
+            if name not in state or name in weights:
+                unused += [_Key(stored, name, None) for stored in conversion.stored]
+            else:
+                made = combined_weight(name, recipe.shape, str(recipe.dtype).removeprefix("torch."), recipe.source)
+                weights[name] = _converted(name, made, state[name])
     _tie(module, weights)
     _check_unused(module, unused, _missing(module, weights))
     return _by_parameter(module, weights)
@@ -67,19 +80,21 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
 
 @dataclass(frozen=True)
 class _Key:
-    """The name of a tensor in the files, in the model, and whether transformers makes it a part of another tensor."""
+    """The name of a tensor in the files and in the model, and the pattern of the conversion that takes it, if one does.
+
+    A conversion makes other tensors from it: ``name`` is that of the first.
+    """
 
     stored: str
     name: str
-    is_part: bool
+    pattern: str | None
 
 
-def _keys_of(module: Any, names: Mapping[str, Any], files: Iterable[str]) -> list[_Key]:
+def _keys_of(
+    module: Any, names: Mapping[str, Any], files: Iterable[str], renamings: list[Any], converters: list[Any]
+) -> list[_Key]:
     """Rename the tensors of files as transformers does, which knows the names that models had in earlier versions."""
     loading = importlib.import_module("transformers.core_model_loading")
-    known = importlib.import_module("transformers.conversion_mapping").get_model_conversion_mapping(module)
-    renamings = [entry for entry in known if isinstance(entry, loading.WeightRenaming)]
-    converters = [entry for entry in known if isinstance(entry, loading.WeightConverter)]
     keys = []
     for stored in sorted(files, key=loading.dot_natural_key):  # the order in which some renamings depend on one another
         rename = partial(
@@ -88,14 +103,25 @@ def _keys_of(module: Any, names: Mapping[str, Any], files: Iterable[str]) -> lis
         name, pattern = rename(renamings, converters)
         if name not in names and stored in names:
             name, pattern = rename([], [])
-        keys.append(_Key(stored, name, pattern is not None))
+        keys.append(_Key(stored, name, pattern))
     return keys
+
+
+def _recipe(name: str, stored: Tensor, x: torch.Tensor) -> Recipe:
+    """Make a stand-in for a stored tensor, cast to the dtype of the model's tensor that is made from it."""
+    weight = _cast(name, stored, x)
+    return Recipe(source_of(weight), [int(size) for size in weight.shape], x.dtype)
+
+
+def _cast(name: str, stored: Tensor, x: torch.Tensor) -> Tensor:
+    """Cast a weight to the dtype of the model's tensor. Raises WeightsError."""
+    dtype = name_of_dtype(x, f"The weight {name!r}")
+    return stored if stored.dtype.name == dtype else weight_as(stored, dtype)
 
 
 def _converted(name: str, stored: Tensor, x: torch.Tensor) -> Tensor:
     """Cast a weight to the dtype of the model's tensor, whose shape it must have. Raises WeightsError."""
-    dtype = name_of_dtype(x, f"The weight {name!r}")
-    weight = stored if stored.dtype.name == dtype else weight_as(stored, dtype)
+    weight = _cast(name, stored, x)
     if list(weight.shape) != list(x.shape):
         raise WeightsError(
             f"The files have the weight {name!r} in the shape {list(map(int, weight.shape))}, and the model in "
@@ -149,7 +175,7 @@ def _check_unused(module: Any, unused: list[_Key], missing: list[str]) -> None:
         raise WeightsError(
             f"The files lack {len(missing)} weights of {kind}, such as {_some(missing)}."
             + (f" They have {len(left)} tensors that it does not use, such as {_some(_stored(left))}." if left else "")
-            + (_JOINED if any(key.is_part for key in left) else _OTHER)
+            + _OTHER
         )
     layers = {name for name, part in module.named_modules() if part._parameters}
     if inside := [key for key in left if key.name.rpartition(".")[0] in layers]:
@@ -167,10 +193,6 @@ def _check_unused(module: Any, unused: list[_Key], missing: list[str]) -> None:
 
 
 _OTHER = " Give the architecture that the files are of; quantized files must be dequantized first."
-_JOINED = (
-    " transformers joins or splits some of them when it loads the files: load the model with it, and save it with "
-    "save_pretrained(folder, save_original_format=False)."
-)
 
 
 def _stored(keys: Iterable[_Key]) -> list[str]:

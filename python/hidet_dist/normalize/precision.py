@@ -31,8 +31,8 @@ from hidet.ir import data_type
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.traits import Half, traits_of
+from hidet_dist.weights.combined import cast_within
 from hidet_dist.weights.named import is_weight, weight_as
-from hidet_dist.weights.sources import cast_within
 
 PRECISIONS = ("float16", "bfloat16")
 

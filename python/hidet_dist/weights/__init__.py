@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hidet_dist.weights.header import Layout, UnevenLayout
 
 if TYPE_CHECKING:
+    from hidet_dist.weights.combined import Source
     from hidet_dist.weights.named import (
         as_weight,
         as_weights,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         weights_from_safetensors,
     )
     from hidet_dist.weights.safetensors_file import SafetensorsFiles, write_safetensors
-    from hidet_dist.weights.sources import Source, check_weights, read_shard, shard_blocks, source_of
+    from hidet_dist.weights.sources import check_weights, read_shard, shard_blocks, source_of
     from hidet_dist.weights.states import state
 
 __all__ = [
@@ -47,7 +48,8 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("SafetensorsFiles", "write_safetensors"), "safetensors_file"),
     "state": "states",
-    **dict.fromkeys(("Source", "check_weights", "read_shard", "shard_blocks", "source_of"), "sources"),
+    "Source": "combined",
+    **dict.fromkeys(("check_weights", "read_shard", "shard_blocks", "source_of"), "sources"),
 }
 
 

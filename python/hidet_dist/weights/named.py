@@ -12,6 +12,7 @@ import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import ConfigError, WeightsError
+from hidet_dist.weights.combined import Source
 from hidet_dist.weights.safetensors_file import SafetensorsFiles, StoredTensor
 
 _MARK = "_hidet_dist_weight"
@@ -41,14 +42,14 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Mark:
-    """The mark of a weight: its name, the place of the stored tensor if known, and the part of it that the weight is.
+    """The mark of a weight: its name, the source of its data if known, and the part of it that the weight is.
 
     ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements); the weight is zero
     beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it is cast.
     """
 
     name: str
-    stored: Data | None
+    stored: Source | None
     shape: tuple[int, ...]
     part: tuple[slice, ...]
     dtype: str | None = None
@@ -255,7 +256,7 @@ def _mark(tensor: Tensor, mark: Mark) -> Tensor:
     return tensor
 
 
-def _whole(name: str, stored: Data | None, shape: Sequence[int]) -> Mark:
+def _whole(name: str, stored: Source | None, shape: Sequence[int]) -> Mark:
     return Mark(name, stored, tuple(shape), _all_of(shape))
 
 

@@ -1,4 +1,4 @@
-"""Sources of the data of a graph's weights, and shards cut from it."""
+"""The source of a graph's weight: memory or a file; and shards cut from it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,18 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
+from hidet_dist.weights.combined import Cast, Padded, Part, Source
 from hidet_dist.weights.named import is_weight, mark_of
 from hidet_dist.weights.safetensors_file import SafetensorsFiles
 
 BLOCK_BYTES = 2**24
 """The bytes of a shard that are held at once while it is written."""
-
-
-class Source(Protocol):
-    """The data of a whole weight."""
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous."""
-        ...
 
 
 class Constant:
@@ -60,67 +52,6 @@ def _missing(name: str) -> str:
         f"The weight {name!r} has no data: set optimization_config['weights'] to the safetensors file, or the folder, "
         "that has it."
     )
-
-
-class Part:
-    """A part of another source: ``part`` has a slice with integer bounds for each dim."""
-
-    def __init__(self, whole: Source, part: Sequence[slice]):
-        self.whole = whole
-        self.part = tuple(part)
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region`` of the part; contiguous."""
-        return self.whole.read(
-            [
-                slice(bounds.start + wanted_slice.start, bounds.start + wanted_slice.stop)
-                for bounds, wanted_slice in zip(self.part, region, strict=True)
-            ]
-        )
-
-
-class Padded:
-    """Another source with zeros beyond its extents."""
-
-    def __init__(self, inner: Source, extents: Sequence[int]):
-        self.inner = inner
-        self.extents = tuple(extents)
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``; contiguous."""
-        there = [
-            slice(min(bounds.start, extent), min(bounds.stop, extent))
-            for bounds, extent in zip(region, self.extents, strict=True)
-        ]
-        data = self.inner.read(there)
-        if there == list(region):
-            return data
-        result = torch.zeros([bounds.stop - bounds.start for bounds in region], dtype=data.dtype)
-        result[tuple(slice(0, size) for size in data.shape)] = data
-        return result
-
-
-class Cast:
-    """Another source of floating point, cast to a dtype."""
-
-    def __init__(self, stored: Source, dtype: torch.dtype):
-        self.stored = stored
-        self.dtype = dtype
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``, cast; contiguous."""
-        return cast_within(self.stored.read(region), self.dtype)
-
-
-def cast_within(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast ``values`` to ``dtype``; finite values beyond its range become its largest instead of infinity.
-
-    Both dtypes are of floating point.
-    """
-    limit = torch.finfo(dtype).max
-    if torch.finfo(values.dtype).max > limit:
-        values = torch.where(torch.isfinite(values), values.clamp(-limit, limit), values)
-    return values.to(dtype)
 
 
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
