@@ -16,7 +16,7 @@ from hidet.graph import Tensor
 from hidet_dist.errors import UnusedWeightsWarning, WeightsError
 from hidet_dist.frontends.conversion import Conversion, Recipe, conversions_of
 from hidet_dist.frontends.pytorch.calls import name_of_dtype
-from hidet_dist.weights.named import combined_weight, weight_as
+from hidet_dist.weights.named import weight_as, weight_of
 from hidet_dist.weights.sources import same_elements, source_of
 
 _NAMED = 3  # tensors that a message names
@@ -71,7 +71,7 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
             if name not in state or name in weights:
                 unused += [_Key(stored, name, None) for stored in conversion.stored]
             else:
-                made = combined_weight(name, recipe.shape, str(recipe.dtype).removeprefix("torch."), recipe.source)
+                made = weight_of(name, recipe.source, recipe.shape, str(recipe.dtype).removeprefix("torch."))
                 weights[name] = _converted(name, made, state[name])
     _tie(module, weights)
     _check_unused(module, unused, _missing(module, weights))

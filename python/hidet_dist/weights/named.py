@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import hidet
 import torch
@@ -19,14 +18,6 @@ _MARK = "_hidet_dist_weight"
 
 CASTABLE = ("float64", "float32", "float16", "bfloat16")
 """The dtypes among which weights are cast."""
-
-
-class Data(Protocol):
-    """The data of a whole weight, such as a :class:`StoredTensor`."""
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +111,14 @@ def stored_weight(stored: StoredTensor) -> Tensor:
     return weight_of(stored.name, stored, stored.shape, stored.dtype)
 
 
-def weight_of(name: str, data: Data, shape: Sequence[int], dtype: str) -> Tensor:
+def weight_of(name: str, data: Source, shape: Sequence[int], dtype: str) -> Tensor:
     """Make a weight by name from data that is read when a shard of it is.
 
     Parameters
     ----------
     name: str
         Its name.
-    data: Data
+    data: Source
         Where its elements are.
     shape: sequence of int
         Its shape, in elements.
