@@ -346,13 +346,15 @@ def test_a_model_that_loads_drains_or_failed_says_so():
 def test_a_full_queue_and_a_failed_model_give_errors():
     made = Served(states=1)
     made.model.gate.clear()
-    streams = [made.engine.submit(_request(start)) for start in range(5)]
+    made.engine.submit(_request(0))
+    assert made.model.entered.acquire(timeout=60)  # it runs, and does not wait any more
+    waiting = [made.engine.submit(_request(start)) for start in range(1, 5)]
     answer = made.post(COMPLETE, prompt="a")
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
     several = made.post(COMPLETE, prompt=["a", "b"])
     assert several.status_code == 429
     assert made.engine.statistics().waiting == 4
-    for stream in streams[1:]:
+    for stream in waiting:
         stream.cancel()
 
     async def fails() -> list[Any]:
