@@ -88,6 +88,8 @@ class RaggedModel(torch.nn.Module):
         The rows of a page, which divide ``rows``.
     dtype: torch.dtype, optional
         The dtype of the pools; by default that of the model.
+    device: str
+        The device of the pools: ``"meta"`` for pools without memory, which suffice to trace.
 
     Raises
     ------
@@ -96,15 +98,16 @@ class RaggedModel(torch.nn.Module):
         what is not supported; the message names it.
     """
 
-    def __init__(self, module: Any, rows: int, page: int, dtype: torch.dtype | None = None):
+    def __init__(self, module: Any, rows: int, page: int, dtype: torch.dtype | None = None, device: str = "cpu"):
         super().__init__()
         self.module = module
         self.page = page
+        self.training = module.training
         self.pools = _pools_of(module)
         kind = module.dtype if dtype is None else dtype
         for layer, pool in self.pools.items():
             for name, size in (("keys", pool.key_size), ("values", pool.value_size)):
-                self.register_buffer(f"{name}_{layer}", torch.zeros(rows, pool.groups, size, dtype=kind))
+                self.register_buffer(f"{name}_{layer}", torch.zeros(rows, pool.groups, size, dtype=kind, device=device))
 
     def forward(
         self,
