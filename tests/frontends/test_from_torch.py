@@ -16,6 +16,7 @@ from torch.nn import functional
 import hidet_dist
 from hidet_dist.errors import InputError, TraceError, UnsupportedModelError
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec.interface import Interface, interface_of
 
 
@@ -117,6 +118,18 @@ def test_a_skip_connection_reads_the_value_written_in_place():
 def test_equal_calls_of_other_operands_are_told_apart():
     torch.manual_seed(0)
     expect(Grams(), (torch.randn(4, 4), torch.randn(4, 4)))
+
+
+class Difference(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - 2 * y
+
+
+def test_one_example_for_two_arguments_stands_for_two_arguments():
+    example = torch.zeros(3)
+    graph = hidet_dist.from_torch(Difference().eval(), (example, example))
+    (got,) = evaluate_graph(graph, [np.array([5.0, 6.0, 7.0]), np.array([1.0, 2.0, 3.0])])
+    assert got.tolist() == [3.0, 2.0, 1.0]
 
 
 class Largest(nn.Module):

@@ -67,7 +67,7 @@ def exported(
         # PyTorch warns of its own calls, and of its recurrent layers.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")
-        given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
+        given = pytree.tree_map_only(torch.Tensor, _Placeholders(), (tuple(args), dict(kwargs)))
         try:
             program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
         except Exception as error:
@@ -207,9 +207,19 @@ def _decompositions() -> Any:
     return table
 
 
-def _placeholder(x: torch.Tensor) -> torch.Tensor:
-    """Replace a tensor on the meta device by one on the CPU."""
-    return _empty(x) if x.device.type == "meta" else x
+class _Placeholders:
+    """Replaces tensors on the meta device by tensors on the CPU, and tensors that were there before by copies.
+
+    PyTorch takes one tensor that is given for two arguments for one argument.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        is_repeated = id(x) in self.seen
+        self.seen.add(id(x))
+        return _empty(x) if x.device.type == "meta" or is_repeated else x
 
 
 def _empty(x: torch.Tensor) -> torch.Tensor:
