@@ -20,6 +20,8 @@ from hidet_dist.api import search_family
 from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, SolverError
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
+from hidet_dist.pipeline import PipelineOptions
+from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.search import SearchOptions, find_plan, search, tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
@@ -199,10 +201,25 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
     assert plans
 
 
-@pytest.mark.parametrize("mode", ["search", "propagate"])
-def test_every_mode_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster], mode: str) -> None:
+def test_a_propagated_plan_that_takes_too_long_is_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     with pytest.raises(SolverError, match=r"within the time limit of 2.0 s"):
-        find_plan(mlp, toy(), mode=mode, time_limit_seconds=2.0, clock=Clock())
+        find_plan(mlp, toy(), mode="propagate", time_limit_seconds=2.0, clock=Clock())
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("seconds", [1e-9, 2.0, 40.0])
+def test_stages_that_are_asked_for_have_a_plan_at_any_deadline(objective: str, seconds: float) -> None:
+    """Stages of about equal work, each with a plan of a simpler problem, where time is short."""
+    graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
+    wanted = PipelineOptions(objective=objective, stages=2, micro_batches=1)
+    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    found = warned(lambda: search_pipeline(graph, cluster, options, wanted))
+    assert clock.now <= seconds + 2 * GRACE
+    assert [len(stage.part.ranks) for stage in found.stages] == [2, 2]
+    assert [stage.operators.start for stage in found.stages] == [0, found.stages[0].operators.stop]
+    assert found.bound_seconds == 0.0
+    best = search_pipeline(graph, cluster, SearchOptions(), wanted)
+    assert best.bound_seconds <= best.value <= found.value
 
 
 def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.limits import MOST_BYTES
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
@@ -45,7 +46,11 @@ from hidet_dist.pipeline.units import Crossings, find_units
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import parse_pins
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult
+from hidet_dist.search.tuning import FORMULATION_SHARE
+from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import is_buffered
 
 
@@ -150,6 +155,16 @@ class ChainSearch(StageSearch):
         check_runs(given, [one.runs for one in allowed], begins)
         return allowed
 
+    def search(self, best_value: float) -> PipelineResult | None:
+        """Find the best pipeline as :meth:`StageSearch.search` does.
+
+        Where several stages are asked for and the time limit left none, it is one of stages of about equal work.
+        """
+        found = super().search(best_value)
+        if found is None and self.allowed is not None and self.limits.time_reached and math.isinf(best_value):
+            self._keep_simple()
+        return self.best
+
     def _search(self, best_value: float) -> None:
         if len(self.units) < 2:
             self.bound = math.inf
@@ -159,7 +174,10 @@ class ChainSearch(StageSearch):
             self.bound = floor
             self.least_period = floor / self.micro.count
             return
-        bounds = self._bounds()
+        # Where one stage is no answer, time must be left for a pipeline without bounds.
+        bounds = self._bounds(self.limits if self.allowed is None else self.limits.part(FORMULATION_SHARE))
+        for one in bounds.values():
+            one.limits = self.limits
         if self.pipeline.objective != "latency":
             quickest = least_slowest(self._problem(bounds))
             self.least_period = math.inf if quickest is None else quickest.slowest
@@ -196,7 +214,51 @@ class ChainSearch(StageSearch):
         period = sent + min(map(self._delivered, lasts), default=0.0)
         return period if self.pipeline.objective == "latency" else self.micro.count * period
 
-    def _bounds(self) -> dict[Cluster, StageBounds]:
+    def _keep_simple(self) -> None:
+        """Keep a pipeline of stages of about equal work, whose plans are the best ones in the time left."""
+        chain = least_slowest(self._simple_problem())
+        if chain is None:
+            return
+        buffered = is_buffered(self.pipeline.objective, self.micro.count)
+        stages = []
+        for stage in chain.stages:
+            cluster = self.clusters[stage.part]
+            part, options = self._part(stage, cluster, None)
+            try:
+                plan = part.plan(cluster, options, self.limits, self.rules, buffered).plan.stages[0]
+            except (InfeasibleError, SolverError) as error:
+                self.errors.append(error)
+                return
+            stages.append(PlannedStage(self._operators(stage), stage.part, cluster, plan))
+        self._keep(self._result(stages, 0.0))
+
+    def _simple_problem(self) -> ChainProblem:
+        """Make a problem in which a stage takes its operators' time on one device, divided by its devices.
+
+        Messages take no time, and arrive in one spec.
+        """
+        model = PredictedCost(self.cluster)
+        sizes = {symbol.name: symbol.size for symbol in self.micro.symbols}
+        seconds = [
+            math.fsum(model.local(self.view.operators[number], sizes) for number in unit.operators)
+            for unit in self.units
+        ]
+        until = np.concatenate([[0.0], np.cumsum(seconds)])
+        runs = (until[None, :] - until[:-1, None])[:, :, None]
+        runs[np.tril_indices(len(seconds), 0, len(seconds) + 1)] = np.inf
+        sent = np.zeros((len(seconds), 1))
+        sent[0] = np.inf
+        return ChainProblem(
+            self.cluster.mesh.size,
+            self.starts,
+            {part: runs / part.size for part in self.clusters},
+            lambda part, other: sent,
+            lambda part, streams: np.zeros_like(sent),
+            self._delivered,
+            self.allowed,
+        )
+
+    def _bounds(self, limits: Limits) -> dict[Cluster, StageBounds]:
         """Bound the stages on each kind of sub-mesh."""
         return {
             cluster: StageBounds(
@@ -206,7 +268,7 @@ class ChainSearch(StageSearch):
                 cluster,
                 self.given,
                 self._budget(cluster),
-                self.limits,
+                limits,
                 self.rules,
             )
             for cluster in dict.fromkeys(self.clusters.values())
@@ -327,20 +389,28 @@ class ChainSearch(StageSearch):
         self, key: Hashable, stage: ChainStage, cluster: Cluster, bounds: StageBounds
     ) -> SearchResult | InfeasibleError:
         """Plan a stage as a separate graph; return the error if nothing fits its memory budget."""
+        arrivals = bounds.arrivals[stage.begin]
+        part, options = self._part(stage, cluster, arrivals[stage.arrival] if arrivals else None)
+        return self._plan_once(key, part, cluster, options, bounds.rules)
+
+    def _part(
+        self, stage: ChainStage, cluster: Cluster, arrival: TensorShardSpec | None
+    ) -> tuple[StagePart, SearchOptions]:
+        """Cut a stage out of the graph, with the options of its search; its data arrives in a spec, or replicated."""
         part = StagePart.of(self.view, self._operators(stage), cluster.mesh)
         given = self.given.of_part(self.view, part.names, part.view, self._operators(stage), cluster.mesh)
         entering = part.names.get(self.units[stage.begin].entering)
         specs = list(given.input_specs or [None] * len(part.view.inputs))
         for n, name in enumerate(part.view.inputs):
             if name == entering:
-                specs[n] = bounds.arrivals[stage.begin][stage.arrival]
+                specs[n] = arrival
         options = replace(
             self.options,
             pins={pin.name: pin.pattern for pin in given.parsed},
             input_specs=specs,
             output_specs=given.output_specs,
         )
-        return self._plan_once(key, part, cluster, options, bounds.rules)
+        return part, options
 
     def _operators(self, stage: ChainStage) -> range:
         return range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)

@@ -273,7 +273,7 @@ class _FamilySearch:
                 output_specs=of_part.output_specs,
             )
             buffered = cluster.mesh.size < self.cluster.mesh.size and is_buffered(self.pipeline.objective, micro.count)
-            own = part.options(cluster, wanted, self.limits, buffered)
+            own = part.options(cluster, wanted, buffered)
             left -= budget - memory_budget(cluster, own.mem_budget)
             members.append(
                 FamilyMember(

@@ -24,7 +24,7 @@ from hidet_dist.pipeline.stages import PipelineResult, PlannedStage
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import search_result
+from hidet_dist.search.planner import search_result, warn_of_limit
 from hidet_dist.search.shares import shares_result
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import graph_symbols
@@ -60,6 +60,11 @@ def search_pipeline(
         When no pipeline fits the memory budget.
     SolverError
         When the time limit was reached before there was a plan.
+
+    Warns
+    -----
+    SearchLimitWarning
+        When the time limit was reached, and the pipeline is the best one until then.
     """
     options = SearchOptions.of(options, changes)
     pipeline = PipelineOptions() if pipeline is None else pipeline
@@ -127,7 +132,9 @@ def search_pipeline(
             raise errors[0]
         assert chains is not None  # without several stages there is a plan or an error
         raise _unfit(enough, chains)
-    return replace(best, bound_seconds=min(bound, best.value))
+    best = replace(best, bound_seconds=min(bound, best.value))
+    warn_of_limit(limits, best.gap)
+    return best
 
 
 def _unfit(enough: Sequence[int], chains: ChainSearch) -> HidetDistError:
@@ -223,11 +230,11 @@ def _one_stage(
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
-    changed = replace(options, time_limit_seconds=part.seconds_left(), symbols=micro.declared or None)
+    changed = replace(options, symbols=micro.declared or None)
     if pipeline.shares:
-        result = shares_result(micro.graph, cluster, changed, changed.limits(), rules=rules)
+        result = shares_result(micro.graph, cluster, changed, part, rules=rules)
     else:
-        result = search_result(micro.graph, cluster, changed, changed.limits(), rules)
+        result = search_result(micro.graph, cluster, changed, part, rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     whole = MeshSlice(0, cluster.mesh.size)

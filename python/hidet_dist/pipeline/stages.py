@@ -74,9 +74,9 @@ class StagePart:
         buffers = self.buffer_bytes(cluster.mesh, options.input_specs) if buffered else 0
         if buffers >= memory_budget(cluster, options.mem_budget):
             options = replace(options, mem_budget=buffers + 1)  # too little as well, for an error with what is needed
-        changed = self.options(cluster, options, limits, buffered)
+        changed = self.options(cluster, options, buffered)
         try:
-            return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules)
+            return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules, limits=limits)
         except InfeasibleError as error:
             raise InfeasibleError(str(error), error.least_budget + buffers, error.bound_bytes + buffers) from error
 
@@ -92,7 +92,7 @@ class StagePart:
             nbytes += arriving.local_nbytes(shape, self.view.itemsize(name), mesh)
         return nbytes
 
-    def options(self, cluster: Cluster, options: SearchOptions, limits: Limits, buffered: bool) -> SearchOptions:
+    def options(self, cluster: Cluster, options: SearchOptions, buffered: bool) -> SearchOptions:
         """Make the options of the stage's search: without the buffers' bytes, and with any specs of what it sends.
 
         The parameters and errors are those of :meth:`plan`.
@@ -112,7 +112,6 @@ class StagePart:
             mem_budget=budget - buffers,
             pins=pins,
             gap=options.gap / 2,
-            time_limit_seconds=limits.seconds_left(),
             on_incumbent=None,
         )
 

@@ -131,6 +131,7 @@ def find_plan(
     report: bool = True,
     overlap: bool = True,
     rules: RuleTable | None = None,
+    limits: Limits | None = None,
     **changes: Any,
 ) -> SearchResult:
     """Find a plan as :func:`search` does, for the given mesh alone, and return it with its lower bound.
@@ -148,11 +149,15 @@ def find_plan(
         on a machine that overlaps them, and to report what is hidden.
     rules: RuleTable, optional
         A table, for any mesh, with which rules and proofs are shared.
+    limits: Limits, optional
+        What is left to a search of which this one is a part, instead of the limits of the options. There is no warning
+        then.
     """
     options = SearchOptions.of(options, changes)
-    limits = options.limits()
-    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap, rules)
-    warn_of_limit(limits, result.gap)
+    own = options.limits() if limits is None else limits.part(1.0)
+    result = _search(graph, cluster, options, own, allow, cost_model, report, overlap, rules, insists=True)
+    if limits is None:
+        warn_of_limit(own, result.gap)
     return result
 
 
