@@ -206,6 +206,10 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
         (LLAMA | {"num_attention_heads": -7}, "num_attention_heads is -7, and"),
         (LLAMA | {"hidden_size": "16"}, "hidden_size is '16', and transformers says"),
         (CLIP | {"text_config": {**SIZES, "vocab_size": -7}}, r"text_config\.vocab_size is -7, and"),
+        (
+            LLAMA | {"num_key_value_heads": 3},
+            "num_key_value_heads is 3, and .* cannot be exported by torch.export: ",
+        ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
     ],
     ids=str,

@@ -136,10 +136,28 @@ class Configuration:
         except HidetDistError:
             raise
         except Exception as error:  # transformers raises whatever a value of another type leads to
-            attempt = trial or make
-            path = self._to_blame(_one_line(error), lambda fields: attempt(self._object(fields)))
-            value = f": {path} is {shown(_value_at(self.fields, path))}, and" if path else " describes no model:"
-            raise ConfigError(f"{self.where}{value} transformers says {_one_line(error)}") from error
+            blamed = self._blamed(_one_line(error), trial or make) or f"{self.where} describes no model:"
+            raise ConfigError(f"{blamed} transformers says {_one_line(error)}") from error
+
+    def blamed(self, error: Exception, trial: Callable[[Any], object]) -> str:
+        """Name the field that is to blame for an error, as the beginning of a sentence; empty if none alone is.
+
+        Parameters
+        ----------
+        error: Exception
+            An error in what was made of the configuration object.
+        trial: callable
+            Does what led to it with a configuration object, which it may change. If it raises nothing, no field is to
+            blame.
+        """
+        with contextlib.suppress(Exception):
+            trial(self._object(self.fields))
+            return ""
+        return self._blamed(_one_line(error), trial)
+
+    def _blamed(self, said: str, trial: Callable[[Any], object]) -> str:
+        path = self._to_blame(said, lambda fields: trial(self._object(fields)))
+        return f"{self.where}: {path} is {shown(_value_at(self.fields, path))}, and" if path else ""
 
     def _object(self, fields: Mapping[str, Any]) -> Any:
         """Make the configuration object, with these fields."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from hidet.graph import FlowGraph
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.overrides import TorchFunctionMode
 
 from hidet_dist.checks import is_whole, shown
@@ -18,6 +23,7 @@ from hidet_dist.errors import ConfigError, TraceError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.calls import DTYPES
+from hidet_dist.frontends.pytorch.export import quiet_logs
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_BYTES
 from hidet_dist.weights.named import weights_from_safetensors
@@ -105,7 +111,22 @@ def from_transformers(
             stored = stored_weights(module, weights_from_safetensors(configuration.folder))
         elif weights is None:
             module.tie_weights()  # part of the initialization that is skipped without data
-        return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
+        try:
+            return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
+        except TraceError as error:
+            blamed = configuration.blamed(error, lambda config: _called(make, config))
+            if not blamed:
+                raise
+            raise ConfigError(f"{blamed} {error}") from error
+
+
+def _called(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], config: Any) -> None:
+    """Make a model and call it, with tensors that have shapes and no data. Raises whatever the model raises."""
+    with torch.no_grad(), quiet_logs(), FakeTensorMode():
+        module, inputs = make(config, True)
+        # What depends on data stands for success: there is none.
+        with suppress(DataDependentOutputException, DynamicOutputShapeException):
+            module(**inputs)
 
 
 def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, torch.Tensor]:

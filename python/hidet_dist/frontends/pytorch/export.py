@@ -62,7 +62,7 @@ def exported(
         # The graphs between PyTorch's passes are not run, so generating their code would be a waste.
         _use_lazy_graph_module(True),
         _assigned_attributes() as assigned,
-        _quiet_logs(),
+        quiet_logs(),
     ):
         # PyTorch warns of its own calls, and of its recurrent layers.
         warnings.simplefilter("ignore", FutureWarning)
@@ -151,7 +151,7 @@ def _assigned_attributes() -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
+def quiet_logs() -> Iterator[None]:
     """Keep PyTorch from logging the failures of an export, unless its level is set: the error has the reason."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental")]
     levels = [logger.level for logger in loggers]
