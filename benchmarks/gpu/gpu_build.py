@@ -69,7 +69,7 @@ def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any
     mesh = {"mesh_shape": [ranks]}
     result = auto_parallel(planned, mesh, config, out)
     as_graph(out, planned, mesh, config, result.plan)
-    (stage,) = Manifest.load(out).stages
+    (stage,) = Manifest.load(out).program().stages
     report = result.plan.stages[0].report
     return {
         "plan_seconds": result.plan_seconds,

@@ -16,7 +16,9 @@ from hidet_dist.spec.plan import Plan, PlanExplanation
 if TYPE_CHECKING:
     from hidet_dist.api import (
         AutoParallelResult,
+        FamilyResult,
         auto_parallel,
+        build_family,
         describe,
         make_plan,
         partition,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
     from hidet_dist.operators.states import replace_state, shift_state, write_rows
     from hidet_dist.phases import Compiled, Partitioned, Planned, Prepared, Traced
+    from hidet_dist.runtime.loaded_program import LoadedProgram
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -43,7 +46,9 @@ __all__ = [
     "AutoParallelResult",
     "Compiled",
     "DeviceMesh",
+    "FamilyResult",
     "LoadedPartition",
+    "LoadedProgram",
     "OpShardSpec",
     "Partitioned",
     "Plan",
@@ -57,6 +62,7 @@ __all__ = [
     "as_weights",
     "attention_over_rows",
     "auto_parallel",
+    "build_family",
     "calibrate",
     "describe",
     "from_onnx",
@@ -82,7 +88,9 @@ __all__ = [
 _HOMES = {
     "hidet_dist.api": (
         "AutoParallelResult",
+        "FamilyResult",
         "auto_parallel",
+        "build_family",
         "describe",
         "make_plan",
         "partition",
@@ -96,6 +104,7 @@ _HOMES = {
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.frontends.pytorch.row_attention": ("attention_over_rows",),
     "hidet_dist.phases": ("Compiled", "Partitioned", "Planned", "Prepared", "Traced"),
+    "hidet_dist.runtime.loaded_program": ("LoadedProgram",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),

@@ -22,6 +22,7 @@ from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove, prove_specs
 from hidet_dist.phases import Compiled, Planned, Traced
 from hidet_dist.phases.budget import build_within_budget
+from hidet_dist.phases.family import CompiledFamily, PlannedFamily, TracedFamily
 from hidet_dist.pipeline import PipelineOptions
 from hidet_dist.pipeline.planning import Planning, plan_family
 from hidet_dist.progress import Progress
@@ -138,6 +139,108 @@ def auto_parallel(
         [one.held_bytes for one in compiled.stages],
         sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
+        planned_at - begin,
+        done - planned_at,
+    )
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """The plans that ``build_family`` built, and their figures.
+
+    Attributes
+    ----------
+    plans: the plan of each program, by its name.
+    out_dir: the artifact folder.
+    weight_bytes_per_rank: bytes of weights that each rank holds, for all programs.
+    held_bytes_per_stage: bytes that a device of each stage holds as built: the weights of all programs, and the most of
+        inputs, outputs, constants and activations that one of them takes; at most 1 % more than the memory budget.
+    predicted_seconds: the weighted sum of the predicted times of one run of each program.
+    gap: the relative gap between the search's sum and its lower bound.
+    plan_seconds, compile_seconds: time spent planning, and partitioning, compiling and writing.
+    """
+
+    plans: dict[str, Plan]
+    out_dir: Path
+    weight_bytes_per_rank: list[int]
+    held_bytes_per_stage: list[int]
+    predicted_seconds: float
+    gap: float
+    plan_seconds: float
+    compile_seconds: float
+
+
+def build_family(
+    graphs: Mapping[str, FlowGraph],
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None,
+    out_dir: str | Path,
+    programs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> FamilyResult:
+    """Plan and compile several graphs that share weights, and write one folder with a program for each of them.
+
+    Each weight is stored once, in one spec, and a process that loads the folder has it once, for all programs. Weights
+    are shared where graphs have the same tensor, tensors of the same name, or constants of equal elements.
+
+    Parameters
+    ----------
+    graphs: mapping of str to FlowGraph
+        The graphs as traced, by the names of their programs, such as ``prefill`` and ``decode``.
+    distributed_config, optimization_config: mapping
+        As for :func:`auto_parallel`. They hold for all programs: ``mem_budget`` is for all of them together, and
+        ``symbols`` declares the symbolic dims of any of them.
+    out_dir: str or Path
+        The artifact folder. It is replaced atomically at the end of the build; after a failure it is unchanged.
+    programs: mapping, optional
+        For a program, by its name, any of ``pins``, ``input_specs``, ``output_specs``, ``names`` (as in
+        ``optimization_config``) and ``frequency``: the factor of its time in the sum that is minimized, 1 by default.
+        A pin of a shared weight holds for all programs.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values, and where weights of one name differ in shape or dtype.
+    ArtifactError
+        When ``out_dir`` has content other than artifacts.
+    WeightsError
+        When a weight that a graph knows by name has no data, another shape or another dtype; before planning.
+    InfeasibleError
+        When no plans fit the memory budget together, as predicted or as built.
+    SolverError, PartitionError, CompileError
+        When a stage fails.
+
+    Warns
+    -----
+    MemoryBudgetWarning
+        When a program takes more than the memory budget, by 1 % at most.
+    """
+    traced = TracedFamily.of(graphs, distributed_config, optimization_config, programs)
+    first = next(iter(traced.members.values()))
+    first.target.check_compiler()
+    destination = check_destination(out_dir, first.optimization.recompile)
+    planned_at = time.perf_counter()
+    with older_objects_kept(), copies_in_one_thread(), Progress() as progress:
+        prepared = traced.prepare()
+        prepared.check_weights()
+        begin = time.perf_counter()
+
+        def build(planned: PlannedFamily) -> CompiledFamily:
+            nonlocal planned_at
+            planned_at = time.perf_counter()
+            compiled = planned.partition().compile(progress)
+            with replacing(destination) as folder:
+                compiled.write(folder)
+            return compiled
+
+        compiled = build_within_budget(prepared, build, progress)
+    done, planned = time.perf_counter(), compiled.partitioned.planned
+    return FamilyResult(
+        {name: one.plan for name, one in planned.members.items()},
+        Path(out_dir),
+        compiled.weight_bytes_per_rank(),
+        compiled.held_bytes_per_stage(),
+        planned.predicted_seconds,
+        planned.found.gap,
         planned_at - begin,
         done - planned_at,
     )

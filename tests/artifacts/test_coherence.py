@@ -160,7 +160,7 @@ def _keys(value: Any) -> list[Any]:
 def test_a_mesh_of_many_devices_takes_no_time(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     body = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    body["stages"][0]["mesh_shape"], body["world_size"] = [10**12], 10**12
+    body["programs"][0]["stages"][0]["mesh_shape"], body["world_size"] = [10**12], 10**12
     _write(folder, body)
     with pytest.raises(ArtifactError, match=r"mesh_shape .* at most"):
         hidet_dist.load_partition(folder, 0)
@@ -200,7 +200,7 @@ def _exchange(entries: dict[str, Any], what: str) -> None:
 def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_path: Path) -> None:
     """With checksums that fit them."""
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
-    path = folder / "stage0/rank0.safetensors"
+    path = folder / "weights/rank0.safetensors"
     entries, data = _split(path)
     size = path.stat().st_size - len(data)
     _exchange(entries, what)
@@ -210,14 +210,14 @@ def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_p
     text = text.ljust(size - 8)
     data = {"long": data + b"\0", "short": data[:-1]}.get(what, data)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    _resign(folder, "stage0/rank0.safetensors")
+    _resign(folder, "weights/rank0.safetensors")
     with pytest.raises(ArtifactError, match=r"rank0.safetensors does not fit the program"):
         hidet_dist.load_partition(folder, 0)
 
 
 def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
-    for name in ("stage0/kernels/0.so", "stage0/rank0.safetensors"):
+    for name in ("stage0/kernels/0.so", "weights/rank0.safetensors"):
         shutil.copyfile(folder / name, folder / "stage0/launcher.so")
         _resign(folder, "stage0/launcher.so")
         with pytest.raises(ArtifactError, match=r"launcher.so is no launcher"):
@@ -226,7 +226,7 @@ def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path
 
 def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
-    for name in ("stage0/launcher.so", "stage0/rank0.safetensors"):
+    for name in ("stage0/launcher.so", "weights/rank0.safetensors"):
         shutil.copyfile(builds["fixed"][0] / name, folder / "stage0/kernels/0.so")
         _resign(folder, "stage0/kernels/0.so")
         with pytest.raises(ArtifactError, match=r"kernels/0.so is not a library with 1 candidates"):
@@ -235,4 +235,4 @@ def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> 
 
 def test_built_artifacts_are_coherent(builds: Any) -> None:
     for folder, _ in builds.values():
-        assert Manifest.load(folder).stages[0].size == 1
+        assert Manifest.load(folder).program().stages[0].size == 1

@@ -114,7 +114,7 @@ def test_artifacts_of_a_bare_graph_take_inputs_by_place(tmp_path: Path) -> None:
 
 
 def test_the_manifest_holds_the_interface_as_it_was(artifacts: Path) -> None:
-    (stage,) = Manifest.load(artifacts).stages
+    (stage,) = Manifest.load(artifacts).program().stages
     assert stage.interface is not None
     assert Interface.from_json(stage.interface.to_json()) == stage.interface
     assert stage.interface.input_names == ("self_.0", "self_.1", "number.scale")

@@ -97,7 +97,7 @@ def test_bfloat16_is_float32_in_files(tmp_path: Path) -> None:
     # Numbers, and the bytes that an array of the ml_dtypes package is saved as.
     for number, given in enumerate((values.float().numpy(), values.view(torch.uint16).numpy().view("V2"))):
         np.savez(tmp_path / f"{number}.npz", x0=given)
-        assert main(str(tmp_path / "artifacts"), str(tmp_path / f"{number}.npz"), str(tmp_path / "y.npz")) == 0
+        assert main(str(tmp_path / "artifacts"), "main", str(tmp_path / f"{number}.npz"), str(tmp_path / "y.npz")) == 0
         with np.load(tmp_path / "y.npz") as arrays:
             np.testing.assert_array_equal(arrays["y0"], (values * values).float().numpy())
     np.savez(tmp_path / "wrong.npz", x0=np.zeros((2, 4)))

@@ -36,7 +36,7 @@ def test_a_program_holds_no_more_than_its_budget(tmp_path: Path) -> None:
     assert any(one.category is MemoryBudgetWarning for one in said) == (held > needed)
     report = result.plan.stages[0].report
     assert report is not None and report.mem_budget == needed
-    (stage,) = json.loads((tmp_path / "built" / "manifest.json").read_text())["stages"]
+    (stage,) = json.loads((tmp_path / "built" / "manifest.json").read_text())["programs"][0]["stages"]
     ends = sum(tensor.local_nbytes(result.plan.stages[0].mesh) for tensor in _ends(result.plan))
     assert held >= stage["weight_bytes"] + ends + stage["workspace_bytes"]["cpu"]
 

@@ -50,11 +50,11 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
     assert Plan.load(out / "plan.json") == result.plan
     # One program: the ranks' folder entries differ in their weights only.
     manifest = Manifest.load(out)
-    own = [manifest.stages[0].weights_file(rank) for rank in range(2)]
-    assert own == ["stage0/rank0.safetensors", "stage0/rank1.safetensors"]
+    own = manifest.weights_files
+    assert own == ["weights/rank0.safetensors", "weights/rank1.safetensors"]
 
     # Memory is as predicted: the weights to the byte, all that is allocated nearly so.
-    (stage,) = manifest.stages
+    (stage,) = manifest.program().stages
     assert stage.weight_bytes == result.plan.stages[0].weight_bytes_per_device
     ends = sum(signature_bytes(signature) for signature in (*stage.inputs, *stage.outputs))
     view = GraphView(normalize(graph), (), result.plan.stages[0].mesh)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hidet_dist.compile import compile_program
-from hidet_dist.export.write import write_artifacts
+from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -34,7 +34,7 @@ def test_two_processes_share_a_vocabulary_that_does_not_divide(tmp_path):
     assert "w0" in [w.name for w in plan.stages[0].weights if w.spec.is_padded(w.shape, mesh)]
     program = partition_graph(graph, plan.stages[0])
     out.mkdir()
-    write_artifacts(out, plan, [(program, compile_program(program))])
+    write_artifacts(out, {"main": BuiltProgram(plan, [(program, compile_program(program))])})
     assert sum(isinstance(node, MaskPaddingOp) for node in program.graph.nodes) == 1
     ids = np.array([[0, 12, 6, 7], [-1, -13, 3, 11]])
     whole = models.run_whole(graph, [ids])

@@ -79,7 +79,7 @@ def test_a_searched_pipeline_is_built_and_served(name: str, tmp_path: Path) -> N
     products = [sum("Matmul" in op.operator for op in stage.operators) for stage in result.plan.stages]
     assert products == [2, 2] if name == "mlp" else all(products)
     assert Plan.load(out / "plan.json") == result.plan
-    assert Manifest.load(out).pipeline == pipeline
+    assert Manifest.load(out).program().pipeline == pipeline
     for outputs in serve(2, out, inputs, tmp_path):
         assert len(outputs) == len(expected)
         for got, want in zip(outputs, expected, strict=True):

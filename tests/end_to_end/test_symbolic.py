@@ -33,9 +33,9 @@ def test_one_artifact_serves_several_sizes(tmp_path):
     assert result.communications
     config = {"symbols": symbols, "input_specs": ["(S0, R, R)"], "output_specs": ["(S0, R, R)"]}
     hidet.distributed.auto_parallel(rows, {"mesh_shape": [2]}, config, tmp_path / "rows")
-    kernels = Manifest.load(tmp_path / "heads").stages[0].kernels
+    kernels = Manifest.load(tmp_path / "heads").program().stages[0].kernels
     assert "BlasMatmul" in kernels and "Matmul" not in kernels
-    (x,) = Manifest.load(tmp_path / "rows").stages[0].inputs
+    (x,) = Manifest.load(tmp_path / "rows").program().stages[0].inputs
     assert (x.shape, x.whole_shape) == (("batch_over_2", "seq", 32), ("batch", "seq", 32))
 
     data, wholes = {}, {}

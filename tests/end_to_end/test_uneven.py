@@ -65,11 +65,11 @@ def test_each_rank_has_its_share_of_the_weights(built):
     for rank, share in enumerate((5, 3)):
         own = [weight.nbytes if weight.spec.is_replicated else weight.nbytes * share // 8 for weight in weights]
         assert result.weight_bytes_per_rank[rank] == sum(own)
-    sizes = [Manifest.load(out).files[f"stage0/rank{rank}.safetensors"][0] for rank in range(2)]
+    sizes = [Manifest.load(out).files[f"weights/rank{rank}.safetensors"][0] for rank in range(2)]
     assert sizes[0] > sizes[1]
     assert result.plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
     assert Plan.load(out / "plan.json") == result.plan
-    (stage,) = Manifest.load(out).stages
+    (stage,) = Manifest.load(out).program().stages
     assert stage.mesh_shares == ((5, 3),)
     assert stage.workspace_bytes is None
 
@@ -79,7 +79,7 @@ def test_a_manifest_with_other_shares_is_refused(built, tmp_path):
 
     _, out, _ = built
     body = json.loads((out / "manifest.json").read_text())
-    body["stages"][0]["mesh_shares"] = [[10, 6]]
+    body["programs"][0]["stages"][0]["mesh_shares"] = [[10, 6]]
     body["checksum"] = _checksum(body)
     (tmp_path / "manifest.json").write_text(json.dumps(body))
     with pytest.raises(ArtifactError, match="mesh_shares"):
@@ -155,7 +155,7 @@ def test_a_pipeline_of_stages_with_unequal_parts_answers_as_one_process_would(tm
     graph, out = block(np.random.default_rng(0)), tmp_path / "artifacts"
     config = {"stages": STAGES, "micro_batches": 2}
     result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [4]}, config, out)
-    assert [stage.mesh_shares for stage in Manifest.load(out).stages] == [((5, 3),), ((1, 3),)]
+    assert [stage.mesh_shares for stage in Manifest.load(out).program().stages] == [((5, 3),), ((1, 3),)]
     specs = [[str(stage.outputs[1].spec) for stage in result.plan.stages[:1]]]
     specs += [[str(x.spec) for x in result.plan.stages[1].inputs]]
     assert specs == [["(R, S0)"], ["(R, S0)"] * 2]

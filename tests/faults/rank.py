@@ -230,8 +230,9 @@ def interrupted(inputs: list[Any], at: int, kind: str) -> list[Any]:
     error: BaseException = KeyboardInterrupt("^C") if kind == "KeyboardInterrupt" else Alarm("too late")
     assert model is not None
     arrays = [np.array(x, np.float32) for x in inputs]
+    program = model.program()
     with _raising(error, at):
-        outputs = model.run(arrays)
+        outputs = program.run(arrays)
     return outputs[0].tolist()
 
 

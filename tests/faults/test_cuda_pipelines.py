@@ -104,8 +104,10 @@ def test_stages_are_graphs_and_the_last_one_alone_gives_results(
     """Each stage is captured in its second run, while messages are pending on other streams."""
     copy = as_cuda(Path(shutil.copytree(pipeline, tmp_path / "copy")), cuda_graph=True)
     manifest = Manifest.load(copy)
-    assert manifest.pipeline is not None
-    replace(manifest, pipeline=replace(manifest.pipeline, results="last")).save(copy)
+    program = manifest.program()
+    assert program.pipeline is not None
+    last = replace(program, pipeline=replace(program.pipeline, results="last"))
+    replace(manifest, programs=(last,)).save(copy)
     ranks = start_on_devices()
     load_all(ranks, copy)
     for n in range(4):

@@ -83,7 +83,7 @@ def test_every_file_is_checked(copy: Path, damage: Callable[[Path], None]) -> No
 
 def test_all_ranks_hear_of_damage_that_one_rank_finds(start: Start, artifacts: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
-    file = copy / "stage0" / "rank1.safetensors"
+    file = copy / "weights" / "rank1.safetensors"
     content = file.read_bytes()
     ranks = start(2)
     for damage in DAMAGES:
@@ -193,7 +193,7 @@ def test_weights_that_are_changed_during_a_call(
     for rank in ranks:
         rank.send("serve", inputs=[X.tolist()])
     time.sleep(0.5)
-    change(copy / "stage0" / f"rank{victim}.safetensors")
+    change(copy / "weights" / f"rank{victim}.safetensors")
     says = f"rank{victim}.safetensors was changed while it was in use"
     answer = ranks[victim].answer()
     assert answer["error"] == "ArtifactError" and says in answer["message"], answer
@@ -212,7 +212,7 @@ def test_weights_that_are_changed_between_calls(
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
     ranks = start(2)
     load_all(ranks, copy)
-    change(copy / "stage0" / "rank1.safetensors")
+    change(copy / "weights" / "rank1.safetensors")
     for rank in ranks:
         rank.send("call", inputs=[X.tolist()])
     says = "rank1.safetensors was changed while it was in use"
@@ -222,7 +222,7 @@ def test_weights_that_are_changed_between_calls(
 
 
 def test_weights_whose_status_alone_is_changed_are_read_again_and_used(copy: Path) -> None:
-    file = copy / "stage0" / "rank0.safetensors"
+    file = copy / "weights" / "rank0.safetensors"
     with hidet_dist.load_partition(copy, 0) as model:
         for change in (
             lambda: file.chmod(0o600),
@@ -235,7 +235,7 @@ def test_weights_whose_status_alone_is_changed_are_read_again_and_used(copy: Pat
                 np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["stage0/launcher.so", "stage0/rank0.safetensors"])
+@pytest.mark.parametrize("name", ["stage0/launcher.so", "weights/rank0.safetensors"])
 def test_files_that_are_changed_between_their_check_and_their_use(
     copy: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,9 +253,11 @@ def test_files_that_are_changed_between_their_check_and_their_use(
 def _elsewhere(copy: Path, folder: str) -> None:
     """Have the manifest put the stage somewhere else, where all of its files are, with their right checksums."""
     manifest = Manifest.load(copy)
-    (stage,) = manifest.stages
+    program = manifest.program()
+    (stage,) = program.stages
     files = {name.replace("stage0", folder, 1): entry for name, entry in manifest.files.items()}
-    dataclasses.replace(manifest, stages=(dataclasses.replace(stage, folder=folder),), files=files).save(copy)
+    moved = dataclasses.replace(program, stages=(dataclasses.replace(stage, folder=folder),))
+    dataclasses.replace(manifest, programs=(moved,), files=files).save(copy)
 
 
 @pytest.mark.parametrize("where", ["../outside", "stage0/../../outside", "{}/outside", ".//stage0", "stage0/."])
@@ -266,7 +268,7 @@ def test_names_lead_nowhere_else(copy: Path, tmp_path: Path, where: str) -> None
         hidet_dist.load_partition(copy, 0)
 
 
-@pytest.mark.parametrize("name", ["stage0", "stage0/kernels", "stage0/launcher.so", "stage0/rank0.safetensors"])
+@pytest.mark.parametrize("name", ["stage0", "stage0/kernels", "stage0/launcher.so", "weights/rank0.safetensors"])
 def test_links_are_not_followed(copy: Path, tmp_path: Path, name: str) -> None:
     shutil.move(copy / name, tmp_path / "outside")
     (copy / name).symlink_to(tmp_path / "outside")
@@ -330,8 +332,9 @@ def test_values_of_another_type_are_refused(copy: Path) -> None:
 @pytest.mark.parametrize("count", [0, 2])
 def test_another_number_of_stages_is_refused(copy: Path, count: int) -> None:
     whole = Manifest.load(copy)
-    dataclasses.replace(whole, stages=whole.stages * count).save(copy)
-    with pytest.raises(ArtifactError, match=r"contradicts itself: stages"):
+    program = dataclasses.replace(whole.program(), stages=whole.program().stages * count)
+    dataclasses.replace(whole, programs=(program,)).save(copy)
+    with pytest.raises(ArtifactError, match=r"contradicts itself: programs\[0\]\.stages"):
         hidet_dist.load_partition(copy, 0)
 
 

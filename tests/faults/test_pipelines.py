@@ -194,7 +194,7 @@ def test_the_last_stage_alone_gives_results_over_gloo(start: Start, tmp_path: Pa
 def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(pipeline, tmp_path / "copy"))
     manifest = Manifest.load(copy)
-    known = manifest.pipeline
+    known = manifest.program().pipeline
     assert known is not None
     crossing, *others = known.boundaries
     for wrong, says in (
@@ -207,11 +207,12 @@ def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path,
             "must be later ones",
         ),
     ):
-        dataclasses.replace(manifest, pipeline=wrong).save(copy)
+        program = dataclasses.replace(manifest.program(), pipeline=wrong)
+        dataclasses.replace(manifest, programs=(program,)).save(copy)
         if says is None:  # stage 2 still reads what would be the other output
             Manifest.load(copy)
             continue
-        with pytest.raises(ArtifactError, match=f"contradicts itself: pipeline does not fit: .*{says}"):
+        with pytest.raises(ArtifactError, match=rf"contradicts itself: programs\[0\]\.pipeline does not fit: .*{says}"):
             hidet_dist.load_partition(copy, 0)
 
 

@@ -359,7 +359,7 @@ def test_weights_that_are_changed_in_use_are_refused(linear: Path, tmp_path: Pat
         copy = Path(shutil.copytree(linear, tmp_path / change))
         with hidet.distributed.load_partition(copy, 0) as model:
             model(X)
-            path = copy / "stage0/rank0.safetensors"
+            path = copy / "weights/rank0.safetensors"
             with path.open("r+b") as file:
                 if change == "truncate":
                     file.truncate(8)
@@ -386,7 +386,7 @@ class Meddler(Foreign):
 def test_weights_that_are_changed_during_a_call_are_refused(linear: Path, tmp_path: Path, change: Any) -> None:
     """Once the call has found them as they were, so that kernels read beyond the end of the file."""
     copy = Path(shutil.copytree(linear, tmp_path / "copy"))
-    path = copy / "stage0/rank0.safetensors"
+    path = copy / "weights/rank0.safetensors"
     with hidet.distributed.load_partition(copy, 0) as model:
         for _ in range(2):
             with pytest.raises(ArtifactError, match=r"rank0\.safetensors was changed while it was in use"):

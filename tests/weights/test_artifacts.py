@@ -57,7 +57,7 @@ def test_half_types_keep_their_bits(tmp_path: Path) -> None:
     assert result.weight_bytes_per_rank == [8 * 6 * 2] * 2
     assert [weight.dtype for weight in result.plan.stages[0].weights] == list(dtypes)
     for rank in range(2):
-        with safe_open(out / f"stage0/rank{rank}.safetensors", "pt") as file:
+        with safe_open(out / f"weights/rank{rank}.safetensors", "pt") as file:
             for weight, whole in zip(result.plan.stages[0].weights, weights.values(), strict=True):
                 own = weight.spec.slices(weight.shape, result.plan.stages[0].mesh, (rank,))
                 assert torch.equal(file.get_tensor(weight.name), whole[own])

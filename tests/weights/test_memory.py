@@ -65,7 +65,7 @@ def test_the_peak_of_memory_is_not_that_of_the_weights(tmp_path: Path) -> None:
     for number, name in enumerate(("w0", "w1")):
         for rank in range(2):
             own = slice(rank * half, (rank + 1) * half)
-            with safe_open(tmp_path / f"large/out/stage0/rank{rank}.safetensors", "np") as file:
+            with safe_open(tmp_path / f"large/out/weights/rank{rank}.safetensors", "np") as file:
                 part = file.get_slice(name)
                 if large["specs"][name] == "(S0, R)":
                     np.testing.assert_array_equal(part[:, 0:1], written[number, own, 0:1])

@@ -25,7 +25,10 @@ from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
 
 if TYPE_CHECKING:
-    from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+    from hidet_dist.artifacts.manifest import Manifest, ProgramManifest, StageManifest, TensorSignature
+
+PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+PROGRAM_NAME_RULE = "up to 64 letters, digits, '_', '-' and '.', the first a letter or a digit"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The fields of a stage that its launcher's description lacks: its folder, and figures computed by the launcher.
@@ -60,29 +63,33 @@ def describe(
     )
 
 
-def check_description(manifest: Manifest, number: int, text: bytes, shares: Mapping[str, int]) -> dict[str, Layout]:
+def check_description(
+    manifest: Manifest, program: int, number: int, text: bytes, shares: Mapping[str, int]
+) -> dict[str, Layout]:
     """Compare a stage with the description in its launcher, and return the layouts of a rank's data.
 
-    ``shares`` are those of the rank, by the names of their symbols.
+    ``program`` and ``number`` are the numbers of the program and of its stage. ``shares`` are those of the rank, by the
+    names of their symbols.
 
     Raises
     ------
     ValueError
         For the first field that differs, by name, or a text that is not a description.
     """
+    stage, what = manifest.programs[program].stages[number], f"programs[{program}].stages[{number}]"
     try:
         theirs = parse_json(text)
         layouts = {
             name: UnevenLayout(dtype, tuple(tuple(n) if isinstance(n, list) else n for n in shape)).at(shares)
             for name, (dtype, shape) in theirs["layouts"].items()
         }
-        described = {**{key: theirs[key] for key in _TARGET_FIELDS}, f"stages[{number}]": theirs["stage"]}
+        described = {**{key: theirs[key] for key in _TARGET_FIELDS}, what: theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the launcher of stage {number} has no valid description: {error}") from error
+        raise ValueError(f"the launcher of {what} has no valid description: {error}") from error
     fields = {key: getattr(manifest, key) for key in _TARGET_FIELDS}
-    expected = parse_json(json.dumps({**fields, f"stages[{number}]": _described(manifest.stages[number])}))
-    for what, here, there in _differences("", expected, described):
-        raise ValueError(f"{what} is {shown(here)}, but the launcher was built for {shown(there)}")
+    expected = parse_json(json.dumps({**fields, what: _described(stage)}))
+    for field, here, there in _differences("", expected, described):
+        raise ValueError(f"{field} is {shown(here)}, but the launcher was built for {shown(there)}")
     return layouts
 
 
@@ -118,24 +125,42 @@ def check(manifest: Manifest) -> None:
     _require(
         (manifest.gpu is not None) == names_gpu, "gpu", manifest.gpu, f"{expected} for the target {manifest.target!r}"
     )
-    _require(len(manifest.stages) > 0, "stages", [], "at least one")
-    for number, stage in enumerate(manifest.stages):
-        _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target, manifest.pipeline is not None)
-        _check_interface(f"stages[{number}]", stage, manifest.pipeline or stage)
-        for name in (*stage.libraries_of(), *(name for rank in range(stage.size) for name in stage.data_of(rank))):
-            _require(
-                name in manifest.files,
-                "files",
-                f"{len(manifest.files)} names",
-                f"a mapping that has {name}, by mesh_shape",
-            )
-    size = sum(stage.size for stage in manifest.stages)
+    _require(len(manifest.programs) > 0, "programs", [], "at least one")
+    names = [program.name for program in manifest.programs]
+    _require(len(set(names)) == len(names), "programs", names, "of distinct names")
+    meshes = [_meshes(program) for program in manifest.programs]
+    for number, program in enumerate(manifest.programs):
+        _check_program(f"programs[{number}]", manifest, program)
+        same = "those of programs[0], in mesh_shape, mesh_axis_names and mesh_shares"
+        _require(meshes[number] == meshes[0], f"programs[{number}].stages", meshes[number], same)
+    size = manifest.programs[0].world_size
     _require(manifest.world_size == size, "world_size", manifest.world_size, f"{size}, by the mesh_shape of all stages")
-    if manifest.pipeline is not None:
-        _check_pipeline(manifest, manifest.pipeline)
+    loaded = (name for program in manifest.programs for stage in program.stages for name in stage.files_of())
+    for name in (*loaded, *manifest.weights_files):
+        requirement = f"a mapping that has {name}, by mesh_shape"
+        _require(name in manifest.files, "files", f"{len(manifest.files)} names", requirement)
     for name, (nbytes, digest) in manifest.files.items():
         _require(nbytes >= 0, f"files[{name!r}][0]", nbytes, "a number of bytes")
         _require(_SHA256.fullmatch(digest) is not None, f"files[{name!r}][1]", digest, "a SHA-256 in hex")
+
+
+def _meshes(program: ProgramManifest) -> list[Any]:
+    return [(stage.mesh_shape, stage.mesh_axis_names, stage.mesh_shares) for stage in program.stages]
+
+
+def _check_program(what: str, manifest: Manifest, program: ProgramManifest) -> None:
+    name, pipeline = program.name, program.pipeline
+    _require(PROGRAM_NAME.fullmatch(name) is not None, f"{what}.name", name, PROGRAM_NAME_RULE)
+    _require(len(program.stages) > 0, f"{what}.stages", [], "at least one")
+    single = pipeline is not None or len(program.stages) == 1
+    _require(single, f"{what}.stages", f"{len(program.stages)} stages", "one stage without a pipeline")
+    for number, stage in enumerate(program.stages):
+        place = f"{what}.stages[{number}]"
+        folder = f"{manifest.folder_of(program)}stage{number}"
+        _check_stage(place, folder, stage, manifest.target, pipeline is not None)
+        _check_interface(place, stage, pipeline or stage)
+    if pipeline is not None:
+        _check_pipeline(what, program, pipeline)
 
 
 def _require(condition: bool, what: str, value: Any, requirement: str) -> None:
@@ -213,11 +238,11 @@ def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pip
         _require(fits, f"{what}.interface.{kind}_names", names, f"{len(tensors)} names, one for each of {kind}s")
 
 
-def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
-    symbols = manifest.stages[0].symbols
-    for number, stage in enumerate(manifest.stages):
-        _require(stage.symbols == symbols, f"stages[{number}].symbols", stage.symbols, "those of stages[0]")
-        _check_formulas(f"stages[{number}]", stage)
+def _check_pipeline(what: str, program: ProgramManifest, pipeline: Pipeline) -> None:
+    symbols = program.stages[0].symbols
+    for number, stage in enumerate(program.stages):
+        _require(stage.symbols == symbols, f"{what}.stages[{number}].symbols", stage.symbols, "those of stages[0]")
+        _check_formulas(f"{what}.stages[{number}]", stage)
 
     def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
         per_dim = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim
@@ -226,12 +251,12 @@ def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
 
     stages = [
         StageTensors(stage.size, *(tuple(seen(stage, x) for x in tensors) for tensors in (stage.inputs, stage.outputs)))
-        for stage in manifest.stages
+        for stage in program.stages
     ]
     try:
         pipeline.check(stages)
     except SpecError as error:
-        raise ValueError(f"pipeline does not fit: {error}") from error
+        raise ValueError(f"{what}.pipeline does not fit: {error}") from error
 
 
 def _check_formulas(what: str, stage: StageManifest) -> None:

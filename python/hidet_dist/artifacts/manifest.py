@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
@@ -14,7 +14,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hidet_dist.artifacts import coherence
-from hidet_dist.errors import ArtifactError, SpecError
+from hidet_dist.checks import shown
+from hidet_dist.errors import ArtifactError, ConfigError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -23,8 +24,10 @@ from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 10
+FORMAT = 11
 NAME = "manifest.json"
+MAIN = "main"
+"""The name of the only program of artifacts that were built of one graph."""
 COORDINATE = "coordinate"
 """The name, in a stage's data, of a rank's coordinate in the stage's mesh: int32, one element per mesh axis."""
 
@@ -172,10 +175,6 @@ class StageManifest:
             size *= extent
         return size
 
-    def weights_file(self, rank: int) -> str:
-        """Return the path of a rank's data, relative to the artifact folder."""
-        return weights_file(self.folder, rank)
-
     @property
     def constants_file(self) -> str:
         """The path of the shared constants."""
@@ -198,35 +197,33 @@ class StageManifest:
         """List the paths of the kernel libraries, in the order of ``kernels``."""
         return [self.kernel_file(number) for number in range(len(self.kernels))]
 
-    def data_of(self, rank: int) -> list[str]:
-        """List the paths of the safetensors files with a rank's data."""
-        return [*([self.constants_file] if self.constants else []), self.weights_file(rank)]
+    def files_of(self) -> list[str]:
+        """List the paths of the files that all ranks of the stage load: its libraries and constants."""
+        return [*self.libraries_of(), *([self.constants_file] if self.constants else [])]
 
 
-def weights_file(folder: str, rank: int) -> str:
-    """Return the path of a rank's data, relative to the artifact folder; ``folder`` is that of its stage."""
-    return f"{folder}/rank{rank}.safetensors"
+def weights_file(rank: int) -> str:
+    """Return the path of the data of a rank, for all programs, relative to the artifact folder."""
+    return f"weights/rank{rank}.safetensors"
+
+
+def program_folder(name: str, programs: int) -> str:
+    """Return the folder of a program, relative to the artifact folder: the folder itself for the only program."""
+    return f"programs/{name}/" if programs > 1 else ""
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The manifest of an artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
+class ProgramManifest:
+    """A program of artifacts: its name, its stages, and the pipeline that several stages, or micro-batches, make."""
 
-    ``arch`` is the architecture of the kernels, such as ``sm_90`` for GPUs or ``x86-64-v3`` for CPUs. A CPU must have
-    the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served independently.
-    """
-
-    hidet_dist_version: str
-    hidet_version: str
-    abi_version: int
-    target: str
-    arch: str
-    gpu: str | None
-    cpu_features: tuple[str, ...]
-    world_size: int
+    name: str
     stages: tuple[StageManifest, ...]
-    files: Mapping[str, tuple[int, str]]
     pipeline: Pipeline | None = None
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return sum(stage.size for stage in self.stages)
 
     def ranks_of(self, stage: int) -> range:
         """Return the ranks of a stage, by its number; ranks are numbered stage by stage."""
@@ -240,6 +237,50 @@ class Manifest:
                 return number
         raise ValueError(f"there is no rank {rank} among {self.world_size}")
 
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of an artifact folder: a list of programs over one storage.
+
+    ``files`` maps each file's path to its size in bytes and SHA-256. The storage of a rank is the file
+    :func:`weights_file`: it has each tensor once that any of its programs reads, by the names in the ``data`` of their
+    stages. The stages of all programs have the same meshes, so that a rank has one coordinate, one communicator for
+    each group, and one memory.
+
+    ``arch`` is the architecture of the kernels, such as ``sm_90`` for GPUs or ``x86-64-v3`` for CPUs. A CPU must have
+    the ``cpu_features``, by Linux's names.
+    """
+
+    hidet_dist_version: str
+    hidet_version: str
+    abi_version: int
+    target: str
+    arch: str
+    gpu: str | None
+    cpu_features: tuple[str, ...]
+    world_size: int
+    programs: tuple[ProgramManifest, ...]
+    files: Mapping[str, tuple[int, str]]
+
+    def program(self, name: str | None = None) -> ProgramManifest:
+        """Return the program of this name, or the only program.
+
+        Raises
+        ------
+        ConfigError
+            When there is no program of the name, or several and no name; the message lists the names.
+        """
+        return self.programs[chosen_program([one.name for one in self.programs], name)]
+
+    @property
+    def weights_files(self) -> list[str]:
+        """The paths of the data of all ranks, relative to the artifact folder."""
+        return [weights_file(rank) for rank in range(self.world_size)]
+
+    def folder_of(self, program: ProgramManifest) -> str:
+        """Return the folder of a program, relative to the artifact folder, with a slash behind it; or an empty text."""
+        return program_folder(program.name, len(self.programs))
+
     @property
     def identity(self) -> str:
         """A digest that identifies the artifacts, in hex: equal for equal artifacts only."""
@@ -248,7 +289,7 @@ class Manifest:
     def _plain(self) -> dict[str, Any]:
         """Convert to plain values, without the shares of even meshes."""
         plain = asdict(self)
-        for stage in plain["stages"]:
+        for stage in (stage for program in plain["programs"] for stage in program["stages"]):
             coherence.without_even_shares(stage)
         return plain
 
@@ -272,7 +313,8 @@ class Manifest:
         body = _read(folder, directory)
         if body.get("format") != FORMAT:
             raise ArtifactError(
-                f"{path} has format {body.get('format')!r}, not {FORMAT}; build the artifacts with this version."
+                f"{path} has format {body.get('format')!r}, and this version reads format {FORMAT} only: build the "
+                "artifacts again with this version, or serve them with the version that built them."
             )
         if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
@@ -286,6 +328,16 @@ class Manifest:
         except ValueError as error:
             raise ArtifactError(f"{path} contradicts itself: {error}. Build the artifacts again.") from error
         return manifest
+
+
+def chosen_program(names: Sequence[str], name: str | None) -> int:
+    """Return the number of the program of this name, or 0 for the only program. Raises ConfigError otherwise."""
+    if name is None and len(names) == 1:
+        return 0
+    if name not in names:
+        wanted = "name one of them" if name is None else f"there is no program {shown(name)}"
+        raise ConfigError(f"The artifacts have the programs {', '.join(names)}: {wanted}.")
+    return names.index(name)
 
 
 def holds_artifacts(folder: Path) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 import hidet
 from hidet.graph import FlowGraph
 
+from hidet_dist.artifacts.manifest import MAIN
 from hidet_dist.compile import compile_program
-from hidet_dist.export.write import write_artifacts
+from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -83,4 +84,4 @@ def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     ).plan
     program = partition_graph(graph, plan.stages[0])
     folder.mkdir()
-    write_artifacts(folder, plan, [(program, compile_program(program))])
+    write_artifacts(folder, {MAIN: BuiltProgram(plan, [(program, compile_program(program))])})

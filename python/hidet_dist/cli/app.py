@@ -97,6 +97,9 @@ MicroBatches = Annotated[
     int | None, typer.Option(help="The number of micro-batches of a call; searched by default.", show_default=False)
 ]
 Seconds = Annotated[float | None, typer.Option(help="The time limit of the search in seconds; 60 by default.")]
+ProgramName = Annotated[
+    str | None, typer.Option("--program", help="The name of the program, if the artifacts have several.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -192,6 +195,7 @@ def build(
 def run(
     folder: Annotated[Path, typer.Argument(help="An artifact folder.", metavar="DIR")],
     given: Annotated[Path, typer.Option("--input", help="A .npz file with an array for each input, by name.")],
+    program: ProgramName = None,
     ranks: Annotated[int | None, typer.Option("-n", help="Ranks to start; by default those of the artifacts.")] = None,
     output: Annotated[Path | None, typer.Option(help="The .npz file for the outputs.")] = None,
     profile: Annotated[
@@ -203,12 +207,13 @@ def run(
     with errors():
         from hidet_dist.cli.running import run as command
 
-        raise typer.Exit(command(folder, ranks, given, output, profile, as_json))
+        raise typer.Exit(command(folder, program, ranks, given, output, profile, as_json))
 
 
 @app.command()
 def report(
     path: Annotated[Path, typer.Argument(help="An artifact folder, or a plan file.", metavar="DIR|PLAN")],
+    program: ProgramName = None,
     html: Annotated[Path | None, typer.Option(help="The HTML file to write.", metavar="FILE")] = None,
     profile: Annotated[
         list[Path] | None, typer.Option(help="A trace of a measured run, shown beside the prediction; repeatable.")
@@ -223,12 +228,13 @@ def report(
     with errors():
         from hidet_dist.cli.report import draw
 
-        draw(path, stage, html, profile or [], live, as_json)
+        draw(path, program, stage, html, profile or [], live, as_json)
 
 
 @app.command()
 def explain(
     path: Annotated[Path, typer.Argument(help="An artifact folder, or a plan file.", metavar="DIR|PLAN")],
+    program: ProgramName = None,
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Print only the calls that shard the model by hand.")
     ] = False,
@@ -238,7 +244,7 @@ def explain(
     with errors():
         from hidet_dist.cli.explaining import explain as command
 
-        command(path, schedule, as_json)
+        command(path, program, schedule, as_json)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hidet_dist.cli.programs import folder_of
 from hidet_dist.errors import PlanError
 from hidet_dist.explain import Explanation, SearchReport, explanation_file
 from hidet_dist.files import parse_json, read_text
@@ -17,9 +18,12 @@ from hidet_dist.spec import Plan
 _LOG_COLUMNS = 160  # the width of output that is not a terminal
 
 
-def explain(path: Path, schedule: bool, as_json: bool) -> None:
-    """Print the explanation of a plan, or only the lines that shard the model by hand. Raises PlanError."""
-    explanation = load(path)
+def explain(path: Path, program: str | None, schedule: bool, as_json: bool) -> None:
+    """Print the explanation of a plan, or only the lines that shard the model by hand. Raises PlanError.
+
+    ``path`` is a plan file, or an artifact folder, of whose programs ``program`` names one.
+    """
+    explanation = load(folder_of(path, program))
     if as_json:
         print(explanation.to_json(), end="")
     elif schedule:

@@ -1,6 +1,6 @@
 """``hidet-dist run``: one run of artifacts by ranks on this machine, with inputs and outputs in .npz files.
 
-Each rank runs this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT [TRACES]``.
+Each rank runs this module as a program: ``python -m hidet_dist.cli.running DIR PROGRAM INPUT OUTPUT [TRACES]``.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of artifacts: the names of inputs and outputs, and the ranks.
+    """A call of a program of artifacts: the names of inputs and outputs, and the ranks.
 
     Attributes
     ----------
+    program: the name of the program.
     inputs: the inputs.
     output_names: the name of each output.
     output_dtypes: the dtype of each output.
@@ -82,6 +83,7 @@ class _Call:
     result_rank: the lowest rank that returns the outputs.
     """
 
+    program: str
     inputs: Sequence[_Input]
     output_names: Sequence[str]
     output_dtypes: Sequence[str]
@@ -89,13 +91,23 @@ class _Call:
     result_rank: int
 
 
-def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profile: Path | None, as_json: bool) -> int:
+def run(
+    folder: Path,
+    program: str | None,
+    ranks: int | None,
+    given: Path,
+    output: Path | None,
+    profile: Path | None,
+    as_json: bool,
+) -> int:
     """Run artifacts on this machine, and print a summary of the outputs.
 
     Parameters
     ----------
     folder: Path
-        The artifact folder: of one stage, or of a pipeline.
+        The artifact folder.
+    program: str, optional
+        The name of the program, which artifacts of one program need not be given.
     ranks: int, optional
         The number of ranks, which must be that of the artifacts.
     given: Path
@@ -116,13 +128,13 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
     Raises
     ------
     ArtifactError
-        When the folder has no artifacts, or has stages that are no pipeline, or sharded inputs or outputs.
+        When the folder has no artifacts, or the program has sharded inputs or outputs.
     ConfigError
-        When the artifacts are for another number of ranks, or ``given`` cannot be read.
+        When there is no such program, the artifacts are for another number of ranks, or ``given`` cannot be read.
     InputError
         When ``given`` lacks an input, has another array, or has an input of another dtype or shape.
     """
-    call = _call(folder)
+    call = _call(folder, program)
     if ranks is not None and ranks != call.ranks:
         raise ConfigError(f"{folder} is for {call.ranks} ranks; run it with -n {call.ranks}, or without -n.")
     for path in (output, profile):
@@ -130,7 +142,8 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
     _inputs(given, call)
     with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as scratch:
         result, traces = Path(scratch) / "outputs.npz", Path(scratch) / "traces"
-        arguments = ["-n", str(call.ranks), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
+        module = ["-m", "hidet_dist.cli.running", str(folder), call.program, str(given), str(result)]
+        arguments = ["-n", str(call.ranks), *module]
         if profile is not None:
             traces.mkdir()
             arguments.append(str(traces))
@@ -161,33 +174,30 @@ def _summary(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "most": most}
 
 
-def _call(folder: Path) -> _Call:
-    """Describe a call of artifacts. Raises ArtifactError for artifacts that :func:`run` does not support."""
-    manifest, plan = Manifest.load(folder), Plan.load(folder / "plan.json")
-    pipeline = manifest.pipeline
-    if pipeline is None and len(manifest.stages) != 1:
-        raise ArtifactError(
-            f"{folder} has {len(manifest.stages)} stages, each served by itself; `run` takes artifacts of one stage or "
-            "of a pipeline."
-        )
-    if len(plan.stages) != len(manifest.stages):
-        raise ArtifactError(f"{folder} has a plan of {len(plan.stages)} stages, not of {len(manifest.stages)}.")
+def _call(folder: Path, name: str | None) -> _Call:
+    """Describe a call of a program. Raises ArtifactError for artifacts that :func:`run` does not support."""
+    manifest = Manifest.load(folder)
+    program = manifest.program(name)
+    plan, pipeline = Plan.load(folder / manifest.folder_of(program) / "plan.json"), program.pipeline
+    if len(plan.stages) != len(program.stages):
+        raise ArtifactError(f"{folder} has a plan of {len(plan.stages)} stages, not of {len(program.stages)}.")
     if pipeline is None:
         inputs = [[x] for x in plan.stages[0].inputs]
         outputs, result_rank = list(plan.stages[0].outputs), 0
     else:
         inputs = [[plan.stages[port.stage].inputs[port.number] for port in x.readers] for x in pipeline.inputs]
         outputs = [plan.stages[y.source.stage].outputs[y.source.number] for y in pipeline.outputs]
-        stages = range(len(manifest.stages))
-        result_rank = next(manifest.ranks_of(stage).start for stage in stages if pipeline.gives_results(stage))
+        stages = range(len(program.stages))
+        result_rank = next(program.ranks_of(stage).start for stage in stages if pipeline.gives_results(stage))
     if not all(x.spec.is_replicated for x in (*itertools.chain.from_iterable(inputs), *outputs)):
         raise ArtifactError(f"{folder} has sharded inputs or outputs; load it in a program of ranks instead.")
-    interface = manifest.stages[0].interface
+    interface = program.stages[0].interface
     input_names = [next((x.label for x in shards if x.label), "") for shards in inputs]
     output_names = [y.label for y in outputs]
     if interface is not None:
         input_names, output_names = list(interface.input_names), list(interface.output_names)
     return _Call(
+        program.name,
         [
             _Input.of(number, label, shards, whole=pipeline is None)
             for number, (label, shards) in enumerate(zip(input_names, inputs, strict=True))
@@ -245,12 +255,12 @@ def _array(y: Any) -> np.ndarray:
     return np.asarray(y.float() if str(y.dtype) == f"torch.{_BFLOAT16}" else y)
 
 
-def main(folder: str, given: str, output: str, traces: str | None = None) -> int:
+def main(folder: str, program: str, given: str, output: str, traces: str | None = None) -> int:
     """Run one rank: write the outputs if it is the result rank, and a trace of one more call if ``traces`` is given."""
     try:
-        call = _call(Path(folder))
-        with load_partition(folder) as model:
-            arrays = _inputs(Path(given), call)
+        call = _call(Path(folder), program)
+        with load_partition(folder) as partition:
+            arrays, model = _inputs(Path(given), call), partition.program(program)
             results = model.run(arrays)
             if model.rank == call.result_rank:
                 write_arrays(Path(output), dict(zip(call.output_names, map(_array, results), strict=True)))

@@ -81,6 +81,11 @@ class CompiledProgram:
     layouts: dict[str, Layout | UnevenLayout]
     held_bytes: int
 
+    @property
+    def weight_layouts(self) -> dict[str, Layout | UnevenLayout]:
+        """The layouts of the weights and the coordinate: what ranks differ in."""
+        return {name: layout for name, layout in self.layouts.items() if name not in self.constants}
+
 
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:

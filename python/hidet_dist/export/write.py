@@ -7,14 +7,23 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import hidet
 import torch
 
-from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts, weights_file
+from hidet_dist.artifacts.manifest import (
+    COORDINATE,
+    NAME,
+    Manifest,
+    ProgramManifest,
+    StageManifest,
+    holds_artifacts,
+    program_folder,
+    weights_file,
+)
 from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.targets import default_backend
@@ -26,7 +35,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
-from hidet_dist.spec import Plan
+from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
 from hidet_dist.weights import Layout, UnevenLayout, shard_blocks, write_safetensors
 
 
@@ -115,44 +124,59 @@ def _free_name(out_dir: Path) -> Path:
     return name
 
 
-def _check_room(folder: Path, programs: Sequence[Program]) -> None:
-    """Raise ArtifactError if the disk lacks space for the shards of all ranks."""
+def _check_room(folder: Path, mesh: DeviceMesh, held_by: Mapping[str, Program]) -> None:
+    """Raise ArtifactError if the disk lacks space for the shards of all ranks of a stage."""
     needed = sum(
-        weight.local_nbytes(program.mesh, program.mesh.coordinate(rank))
-        for program in programs
-        for weight in program.weights
-        for rank in range(program.mesh.size)
+        _weight(program, name).local_nbytes(mesh, mesh.coordinate(rank))
+        for name, program in held_by.items()
+        if name != COORDINATE
+        for rank in range(mesh.size)
     )
-    ranks, free = sum(program.mesh.size for program in programs), shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise ArtifactError(
-            f"The weights of {ranks} ranks take {needed} bytes, and the disk of {folder} has {free} left. Free some "
-            "space, or name an out_dir on another disk."
+            f"The weights of {mesh.size} ranks take {needed} bytes, and the disk of {folder} has {free} left. Free "
+            "some space, or name an out_dir on another disk."
         )
+
+
+def _weight(program: Program, name: str) -> TensorPlan:
+    return next(weight for weight in program.weights if weight.name == name)
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A program to write: its plan, and what was built of it.
+
+    Attributes
+    ----------
+    plan: the plan.
+    stages: the program of each stage, as a graph and compiled. Ranks are numbered stage by stage.
+    reports: the data of ``hidet-dist report``, one per stage; or none.
+    """
+
+    plan: Plan
+    stages: Sequence[tuple[Program, CompiledProgram]]
+    reports: Sequence[Report] = ()
 
 
 def write_artifacts(
     folder: Path,
-    plan: Plan,
-    stages: Sequence[tuple[Program, CompiledProgram]],
+    programs: Mapping[str, BuiltProgram],
     target: Backend | None = None,
-    reports: Sequence[Report] = (),
     weights_written: bool = False,
 ) -> Manifest:
-    """Write a plan with the programs of its stages into a folder, the manifest last.
+    """Write programs over one storage into a folder, the manifest last.
 
     Parameters
     ----------
     folder: Path
         The folder, which is empty but for weights.
-    plan: Plan
-        The plan.
-    stages: sequence of pairs of Program and CompiledProgram
-        The program of each stage. Ranks are numbered stage by stage.
+    programs: mapping
+        The programs by name. What one names as another does is one weight, which is stored once: see
+        :func:`hidet_dist.export.storage.share_storage`.
     target: Backend, optional
         The target, by default the default one, that the programs are compiled for.
-    reports: sequence of Report, optional
-        The data of ``hidet-dist report``, one per stage.
     weights_written: bool
         Whether :func:`write_weights` has written the weights of all stages.
 
@@ -161,24 +185,44 @@ def write_artifacts(
     ArtifactError
         When the disk lacks space for the weights.
     PlanError
-        When the programs do not match the plan's stages in number or mesh.
+        When the programs do not match the plans' stages, or one another, in number or mesh; or several stages are no
+        pipeline.
     """
     target = target or default_backend()
-    program_meshes, stage_meshes = [program.mesh for program, _ in stages], [stage.mesh for stage in plan.stages]
-    if program_meshes != stage_meshes:
-        raise PlanError(
-            f"The programs are on the meshes {', '.join(map(str, program_meshes))}; the plan's stages are on "
-            f"{', '.join(map(str, stage_meshes))}. Give the program of each stage."
+    meshes = [program.mesh for program, _ in next(iter(programs.values())).stages]
+    for built in programs.values():
+        if built.plan.pipeline is None and len(built.plan.stages) != 1:
+            raise PlanError(f"The plan has {len(built.plan.stages)} stages and no pipeline that joins them.")
+        program_meshes, stage_meshes = (
+            [program.mesh for program, _ in built.stages],
+            [stage.mesh for stage in built.plan.stages],
         )
+        if program_meshes != stage_meshes or program_meshes != meshes:
+            raise PlanError(
+                f"The programs are on the meshes {', '.join(map(str, program_meshes))}; the plan's stages are on "
+                f"{', '.join(map(str, stage_meshes))}, and those of all plans on {', '.join(map(str, meshes))}. Give "
+                "the program of each stage."
+            )
     if not weights_written:
-        for number, (program, compiled) in enumerate(stages):
-            of_ranks = {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
-            write_weights(folder, number, program, of_ranks)
-    plan.save(folder / "plan.json")
-    _write_explanations(folder, plan)
-    for number, report in enumerate(reports):
-        report.save(folder / report_file(number, len(reports)))
-    written = tuple(_write_stage(folder, _folder_of(number), compiled) for number, (_, compiled) in enumerate(stages))
+        for number in range(len(meshes)):
+            of_stage = [built.stages[number] for built in programs.values()]
+            write_weights(
+                folder, number, [(program, compiled.weight_layouts) for program, compiled in of_stage], meshes
+            )
+    written = []
+    for name, built in programs.items():
+        prefix = program_folder(name, len(programs))
+        own = folder / prefix
+        own.mkdir(parents=True, exist_ok=True)
+        built.plan.save(own / "plan.json")
+        _write_explanations(own, built.plan)
+        for number, report in enumerate(built.reports):
+            report.save(own / report_file(number, len(built.reports)))
+        stages = [
+            _write_stage(folder, f"{prefix}stage{number}", compiled)
+            for number, (_, compiled) in enumerate(built.stages)
+        ]
+        written.append(ProgramManifest(name, tuple(stages), built.plan.pipeline))
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files
@@ -190,16 +234,20 @@ def write_artifacts(
         target.arch,
         target.gpu_name,
         target.cpu_features,
-        sum(stage.size for stage in written),
-        written,
+        sum(mesh.size for mesh in meshes),
+        tuple(written),
         files,
-        plan.pipeline,
     )
     manifest.save(folder)
     return manifest
 
 
-def write_weights(folder: Path, stage: int, program: Program, layouts: Mapping[str, Layout | UnevenLayout]) -> None:
+def write_weights(
+    folder: Path,
+    stage: int,
+    programs: Sequence[tuple[Program, Mapping[str, Layout | UnevenLayout]]],
+    meshes: Sequence[DeviceMesh],
+) -> None:
     """Write the data of all ranks of a stage, before anything else of the stage.
 
     Parameters
@@ -208,28 +256,33 @@ def write_weights(folder: Path, stage: int, program: Program, layouts: Mapping[s
         The folder of the artifacts.
     stage: int
         The number of the stage.
-    program: Program
-        The stage's program.
-    layouts: mapping
-        The dtype and local shape of each weight that the compiled program reads, and of the coordinate if it does.
+    programs: sequence of pairs
+        The stage's program in each program of the artifacts, with the dtype and local shape of each weight that the
+        compiled program reads, and of the coordinate if it does. A name is that of one weight in all of them.
+    meshes: sequence of DeviceMesh
+        The meshes of all stages; ranks are numbered stage by stage.
 
     Raises
     ------
     ArtifactError
         When the disk lacks space for the weights.
     """
-    _check_room(folder, [program])
-    (folder / _folder_of(stage)).mkdir()
-    for rank in range(program.mesh.size):
-        shares = program.share_sizes(rank)
+    layouts: dict[str, Layout | UnevenLayout] = {}
+    held_by: dict[str, Program] = {}
+    for program, of_program in programs:
+        for name, layout in of_program.items():
+            assert layouts.setdefault(name, layout) == layout, f"{name} differs between programs"
+            held_by.setdefault(name, program)
+    mesh, first = meshes[stage], sum(earlier.size for earlier in meshes[:stage])
+    _check_room(folder, mesh, held_by)
+    for rank in range(mesh.size):
+        path = folder / weights_file(first + rank)
+        path.parent.mkdir(exist_ok=True)
+        shares = mesh.share_sizes(mesh.coordinate(rank))
         of_rank = {
             name: layout.at(shares) if isinstance(layout, UnevenLayout) else layout for name, layout in layouts.items()
         }
-        _write_rank(folder / weights_file(_folder_of(stage), rank), program, rank, of_rank)
-
-
-def _folder_of(stage: int) -> str:
-    return f"stage{stage}"
+        _write_rank(path, mesh, rank, of_rank, held_by)
 
 
 def _write_explanations(folder: Path, plan: Plan) -> None:
@@ -244,7 +297,7 @@ def _write_explanations(folder: Path, plan: Plan) -> None:
 
 def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageManifest:
     """Write the libraries and the constants of a stage."""
-    (folder / name / "kernels").mkdir()
+    (folder / name / "kernels").mkdir(parents=True)
     stage = replace(compiled.stage, folder=name)
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -258,14 +311,16 @@ def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageMan
     return stage
 
 
-def _write_rank(path: Path, program: Program, rank: int, layouts: Mapping[str, Layout]) -> None:
+def _write_rank(
+    path: Path, mesh: DeviceMesh, rank: int, layouts: Mapping[str, Layout], held_by: Mapping[str, Program]
+) -> None:
     """Write a rank's shards block by block, so that no whole shard is held in memory."""
-    coordinate = program.mesh.coordinate(rank)
-    weights = {weight.name: weight for weight in program.weights}
+    coordinate = mesh.coordinate(rank)
+    weights = {name: _weight(program, name) for name, program in held_by.items() if name != COORDINATE}
 
     def blocks(name: str) -> Iterable[torch.Tensor]:
         if name == COORDINATE:
             return [torch.tensor(coordinate, dtype=torch.int32)]
-        return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
+        return shard_blocks(held_by[name].sources[name], weights[name], mesh, coordinate)
 
     write_safetensors(path, layouts, blocks, ALIGNMENT)

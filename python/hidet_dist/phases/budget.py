@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hidet_dist.errors import InfeasibleError, OverBudgetError
-from hidet_dist.phases.values import Planned, Prepared
+from hidet_dist.machine import Cluster
 from hidet_dist.progress import Progress
 from hidet_dist.search.planner import memory_budget
 
 Built = TypeVar("Built")
+Plans = TypeVar("Plans")
+Plans_co = TypeVar("Plans_co", covariant=True)
 
 _MOST_TRIES = 3  # plans that are built before that of least memory
 
 
-def build_within_budget(prepared: Prepared, build: Callable[[Planned], Built], progress: Progress) -> Built:
+class Plannable(Protocol[Plans_co]):
+    """What is planned for a memory budget: a graph, or several over one set of weights."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+
+    @property
+    def mem_budget(self) -> int | None:
+        """The configured memory budget of a device, in bytes; None for the device's memory."""
+
+    def plan(self, progress: Progress | None = None) -> Plans_co:
+        """Search the plan for the configured budget. Raises InfeasibleError."""
+
+    def plan_within(self, nbytes: int, progress: Progress | None = None) -> Plans_co:
+        """Search the plan that is predicted to hold at most ``nbytes``. Raises InfeasibleError."""
+
+
+def build_within_budget(
+    prepared: Plannable[Plans], build: Callable[[Plans], Built], progress: Progress | None = None
+) -> Built:
     """Search plans and build them until a program fits the memory budget; return it.
 
     What the program of a plan holds beside what was predicted is left free by the next plan, and the last one is the
@@ -26,12 +47,12 @@ def build_within_budget(prepared: Prepared, build: Callable[[Planned], Built], p
 
     Parameters
     ----------
-    prepared: Prepared
-        The graph.
+    prepared: Plannable
+        The graph, or the graphs.
     build: callable
         Builds the program of a plan. Raises OverBudgetError, before kernels are compiled, when it holds too much.
-    progress: Progress
-        Shows the searches.
+    progress: Progress, optional
+        The bars among which progress is shown.
 
     Raises
     ------
@@ -43,12 +64,12 @@ def build_within_budget(prepared: Prepared, build: Callable[[Planned], Built], p
     for number in itertools.count(1):
         unfit: InfeasibleError | None = None
         try:
-            planned = _plan_within(prepared, allowed, progress) if over else prepared.plan(progress)
+            planned = prepared.plan_within(allowed, progress) if over else prepared.plan(progress)
         except InfeasibleError as error:
             if over is not None and error.least_budget >= tried:
                 raise over from error
             unfit, allowed = error, error.least_budget
-            planned = _plan_within(prepared, allowed, progress)
+            planned = prepared.plan_within(allowed, progress)
         tried = allowed
         try:
             return build(planned)
@@ -58,16 +79,3 @@ def build_within_budget(prepared: Prepared, build: Callable[[Planned], Built], p
             over = error
             allowed = max(1, budget - error.excess_bytes) if number < _MOST_TRIES else 1
     raise AssertionError("there is always a next number")
-
-
-def _plan_within(prepared: Prepared, nbytes: int, progress: Progress) -> Planned:
-    """Search a plan that is predicted to hold at most ``nbytes``; its report has the memory budget nevertheless."""
-    plan = prepared.with_budget(nbytes).plan(progress).plan
-    budget = memory_budget(prepared.cluster, prepared.mem_budget)
-    stages = [
-        stage
-        if stage.report is None
-        else replace(stage, report=replace(stage.report, mem_budget=stage.report.mem_budget + budget - nbytes))
-        for stage in plan.stages
-    ]
-    return Planned(prepared, replace(plan, stages=tuple(stages)))

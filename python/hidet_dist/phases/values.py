@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,10 +25,11 @@ from typing import Any
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.artifacts import Manifest
+from hidet_dist.artifacts.manifest import MAIN
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, MemoryBudgetWarning, OverBudgetError
-from hidet_dist.export.write import check_destination, replacing, write_artifacts, write_weights
+from hidet_dist.export.write import BuiltProgram, check_destination, replacing, write_artifacts, write_weights
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
@@ -53,11 +54,11 @@ from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.interface import Interface, interface_of, names_of_io
+from hidet_dist.spec.interface import interface_of, names_of_io
 from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
-from hidet_dist.weights import SafetensorsFiles, check_weights
+from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 from hidet_dist.weights.named import is_weight
 
 _TOLERATED = 0.01  # share of the memory budget by which a program may exceed it
@@ -198,6 +199,18 @@ class Prepared:
         """Return the same graph with another memory budget, in bytes."""
         optimization = replace(self.traced.optimization, mem_budget=nbytes)
         return replace(self, traced=replace(self.traced, optimization=optimization))
+
+    def plan_within(self, nbytes: int, progress: Progress | None = None) -> Planned:
+        """Search a plan that is predicted to hold at most ``nbytes``; its report has the memory budget nevertheless."""
+        plan = self.with_budget(nbytes).plan(progress).plan
+        budget = memory_budget(self.cluster, self.mem_budget)
+        stages = [
+            stage
+            if stage.report is None
+            else replace(stage, report=replace(stage.report, mem_budget=stage.report.mem_budget + budget - nbytes))
+            for stage in plan.stages
+        ]
+        return Planned(self, replace(plan, stages=tuple(stages)))
 
     def with_pins(self, pins: Mapping[str, Any]) -> Prepared:
         """Return the same graph with pins besides those of the configuration.
@@ -357,9 +370,7 @@ class Planned:
             When the configured files lack a weight, or have it in another shape or dtype.
         """
         traced = self.prepared.traced
-        # The interface is the whole model's; stages that are served each by itself have none.
-        whole = len(self.plan.stages) == 1 or self.plan.pipeline is not None
-        interface: Interface | None = interface_of(traced.graph) if whole else None
+        interface = interface_of(traced.graph)
         programs = (partition_proven(stage, self.prepared.files, traced.target) for stage in self.proven)
         return Partitioned(self, tuple(replace(program, interface=interface) for program in programs))
 
@@ -385,10 +396,19 @@ class Partitioned:
     planned: Planned
     programs: tuple[Program, ...]
 
-    def compile(self, folder: Path | None = None, progress: Progress | None = None) -> Compiled:
+    def compile(
+        self, folder: Path | None = None, progress: Progress | None = None, beside: Sequence[int] = ()
+    ) -> Compiled:
         """Compile the programs, all of whose memory is compared with the memory budget first.
 
-        With an empty ``folder``, the weights of the ranks are written there while compilers run.
+        Parameters
+        ----------
+        folder: Path, optional
+            An empty folder, to which the weights of the ranks are written while compilers run.
+        progress: Progress, optional
+            The bars among which progress is shown.
+        beside: sequence of int
+            For each stage, the bytes that its devices hold besides: weights of other programs. None by default.
 
         Raises
         ------
@@ -410,7 +430,7 @@ class Partitioned:
         for number, program in enumerate(self.programs):
             stage = self.planned.plan.stages[number]
             overlap = stage.overlap if target.record.overlaps else None
-            write = {} if folder is None else {"meanwhile": partial(write_weights, folder, number, program)}
+            write = {} if folder is None else {"meanwhile": partial(self._write_weights, folder, number)}
             with _task(progress, "Compiling") as task:
                 one = compile_program(
                     program,
@@ -419,21 +439,25 @@ class Partitioned:
                     task.advance,
                     None if overlap is None else self.planned.cluster_of(number),
                     None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
-                    fits=partial(self._check_held, number),
+                    fits=partial(self._check_held, number, beside[number] if beside else 0),
                     **write,
                 )
             compiled.append(one)
         return Compiled(self, tuple(compiled), folder)
 
-    def _check_held(self, number: int, nbytes: int) -> None:
-        """Compare the bytes that the program of a stage holds with the memory budget.
+    def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, Layout | UnevenLayout]) -> None:
+        meshes = [program.mesh for program in self.programs]
+        write_weights(folder, number, [(self.programs[number], layouts)], meshes)
+
+    def _check_held(self, number: int, beside: int, own: int) -> None:
+        """Compare the bytes that a device of a stage holds, for its program and ``beside``, with the memory budget.
 
         Raises
         ------
         OverBudgetError
             When they are more, by more than ``_TOLERATED``.
         """
-        plan, cluster = self.planned.plan, self.planned.cluster_of(number)
+        nbytes, plan, cluster = own + beside, self.planned.plan, self.planned.cluster_of(number)
         stage, budget = plan.stages[number], memory_budget(cluster, self.planned.prepared.mem_budget)
         if plan.pipeline is not None:
             found = plan.pipeline.search
@@ -441,7 +465,8 @@ class Partitioned:
                 nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
         if nbytes <= budget:
             return
-        predicted = max(live_bytes(self.planned.proven[number].view, stage, cluster.device.places_shards))
+        view = self.planned.proven[number].view
+        predicted = beside + max(live_bytes(view, stage, cluster.device.places_shards))
         said = f"The program holds {nbytes} bytes a device, where {predicted} were predicted; mem_budget is {budget}."
         if nbytes > budget * (1 + _TOLERATED):
             raise OverBudgetError(f"{said} Give at least {nbytes} bytes, or more devices.", nbytes, nbytes - predicted)
@@ -483,16 +508,14 @@ class Compiled:
         ArtifactError
             When the disk lacks space for the weights.
         """
-        planned = self.partitioned.planned
+        target = self.partitioned.planned.prepared.traced.target
         with _task(progress, "Writing"):
-            return write_artifacts(
-                folder,
-                self.plan,
-                list(zip(self.partitioned.programs, self.stages, strict=True)),
-                planned.prepared.traced.target,
-                planned.reports(),
-                weights_written=self.weights_in == folder,
-            )
+            return write_artifacts(folder, {MAIN: self.built()}, target, self.weights_in == folder)
+
+    def built(self) -> BuiltProgram:
+        """Return what is written of it: the plan, the programs of its stages, and the reports."""
+        stages = list(zip(self.partitioned.programs, self.stages, strict=True))
+        return BuiltProgram(self.plan, stages, self.partitioned.planned.reports())
 
     def save(self, out_dir: str | Path) -> Manifest:
         """Write the artifacts to ``out_dir``, which is replaced atomically; after a failure it is unchanged.

@@ -24,7 +24,7 @@ from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
-from hidet_dist.search.family import shared_weights
+from hidet_dist.search.family import held_keys, shared_weights
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.planner import memory_budget
@@ -127,7 +127,12 @@ class _FamilySearch:
         self.rules = RuleTable(cluster.mesh, rules)
         self.views = [GraphView(member.graph) for member in members]
         self.named = [parse_names(member.names) for member in members]
-        sharing = shared_weights(self.views, self.named)
+        sharing = shared_weights(
+            [
+                held_keys(view, names, member.same)
+                for view, names, member in zip(self.views, self.named, members, strict=True)
+            ]
+        )
         number = {group: place for place, group in enumerate(dict.fromkeys(sharing.values()))}
         self.groups: list[dict[str, int]] = [{} for _ in members]
         for (g, w), group in sharing.items():
@@ -283,6 +288,7 @@ class _FamilySearch:
                     own.pins,
                     own.input_specs,
                     own.output_specs,
+                    self.members[g].same,
                 )
             )
         if left <= 0:

@@ -12,6 +12,7 @@ from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 
 _MOST_REASON_BYTES = 512
+_SIZES_AT = 4  # the first word with the size of a symbolic dim
 _MARK = 0x6C6C6163 << 32
 """The upper half of a row's first word, whose lower half is the call's number; it marks the data as a row."""
 
@@ -46,9 +47,9 @@ class _State(enum.IntEnum):
 class Agreement:
     """One exchange of a row of int64 from each rank, of the same length in every call.
 
-    A row holds the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim (0
-    where a rank of a pipeline does not know it from its inputs), and the reason (UTF-8) why a rank cannot make the
-    call. All ranks see all rows, and so come to the same decision.
+    A row holds the mark with the number of the call, the rank's state, the purpose, the program, the size of each
+    symbolic dim (0 where a rank of a pipeline does not know it from its inputs), and the reason (UTF-8) why a rank
+    cannot make the call. All ranks see all rows, and so come to the same decision.
 
     Parameters
     ----------
@@ -57,21 +58,25 @@ class Agreement:
     memory: Memory
         The memory whose all-gather exchanges the rows.
     symbols: sequence of str
-        The symbolic dims, in an order that is the same on all ranks.
+        The symbolic dims of all programs, in an order that is the same on all ranks.
+    programs: sequence of str
+        The names of the programs.
     """
 
-    def __init__(self, communicator: Communicator, memory: Memory, symbols: Sequence[str]):
+    def __init__(
+        self, communicator: Communicator, memory: Memory, symbols: Sequence[str], programs: Sequence[str] = ("main",)
+    ):
         self._communicator = communicator
         self._memory = memory
-        self._symbols = tuple(symbols)
-        self._reason_at = 3 + len(self._symbols)
+        self._symbols, self._programs = tuple(symbols), tuple(programs)
+        self._reason_at = _SIZES_AT + len(self._symbols)
         self._row = np.zeros(self._reason_at + _MOST_REASON_BYTES // 8, np.int64)
 
-    def ask(self, call: int, purpose: Purpose, sizes: Mapping[str, int]) -> HidetDistError | None:
+    def ask(self, call: int, purpose: Purpose, sizes: Mapping[str, int], program: int = 0) -> HidetDistError | None:
         """Return the error that all ranks must raise instead of making the call, or None if all can make it.
 
-        The error is an InputError where a rank has refused the call, or where purposes or sizes differ; it is a
-        CallError where a rank has failed.
+        The error is an InputError where a rank has refused the call, or where programs, purposes or sizes differ; it is
+        a CallError where a rank has failed. ``program`` is the number of the program.
 
         Raises
         ------
@@ -79,8 +84,8 @@ class Agreement:
             Where a rank does not come, or is in a different call.
         """
         row = self._row
-        row[0], row[1], row[2] = _MARK | call, _State.READY, purpose
-        for place, name in enumerate(self._symbols, 3):
+        row[0], row[1], row[2], row[3] = _MARK | call, _State.READY, purpose, program
+        for place, name in enumerate(self._symbols, _SIZES_AT):
             row[place] = sizes.get(name, 0)
         rows = self._memory.all_gather(self._communicator, row)
         if rows.tobytes() == row.tobytes() * len(rows):
@@ -136,7 +141,12 @@ class Agreement:
                     f"All ranks must make the same calls; rank {here} is {_DOING[rows[here, 2]]}, but rank {rank} "
                     f"{_DOING[row[2]]}."
                 )
-        for place, name in enumerate(self._symbols, 3):
+            if row[3] != rows[here, 3]:
+                return InputError(
+                    f"All ranks must make the same calls; rank {here} is in the program "
+                    f"{self._programs[rows[here, 3]]}, but rank {rank} is in {self._programs[row[3]]}."
+                )
+        for place, name in enumerate(self._symbols, _SIZES_AT):
             knowing = [rank for rank, size in enumerate(rows[:, place]) if size]
             first = here if here in knowing else min(knowing, default=here)
             for rank in knowing:

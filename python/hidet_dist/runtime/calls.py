@@ -81,6 +81,7 @@ class Calls:
         purpose: Purpose,
         prepare: Callable[[], tuple[Prepared, Mapping[str, int]]],
         run: Callable[[Prepared], Result],
+        program: int = 0,
     ) -> Result:
         """Make a call, within a function that is decorated with :func:`numbered`.
 
@@ -94,6 +95,8 @@ class Calls:
             The local part: returns the argument of ``run``, and the sizes of symbolic dims. It may raise any error.
         run: function
             The part that communicates, with the communicator bound to this thread.
+        program: int
+            The number of the program that is called, the same on all ranks.
 
         Raises
         ------
@@ -115,7 +118,7 @@ class Calls:
             self._communicator.begin_call(number)
             prepared, sizes = prepare()
             self._asked = number
-            refusal = self._agreement.ask(number, purpose, sizes)
+            refusal = self._agreement.ask(number, purpose, sizes, program)
             if refusal is not None:
                 self._refused = number
                 raise refusal

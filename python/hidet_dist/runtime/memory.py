@@ -62,7 +62,11 @@ class Memory(Protocol):
         """Raise ArtifactError if the weights were changed."""
 
     def workspace(self, nbytes: int) -> int:
-        """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
+        """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address.
+
+        All programs of a rank, which run one after the other, have the same memory for activations. It grows to the
+        most that one of them needs, and may move then.
+        """
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
         """Make an uninitialized tensor on a DLPack device. ``kind`` is its library, which must have the dtype."""

@@ -183,8 +183,7 @@ class Program:
     def _placed(
         self, sizes: Mapping[str, int], arguments: Sequence[Buffer], results: list[Any], outputs: Sequence[Buffer]
     ) -> Prepared:
-        if sizes:
-            self._reserve_workspace(sizes)
+        self._reserve_workspace(sizes)  # another program of the rank may have made room for more since
         return Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
 
     def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -62,6 +62,8 @@ class FamilyMember:
     weight: the factor of its predicted time in the sum, above 0.
     names: the user's names of its tensors: a hidet Module, or a mapping of names to tensors.
     pins, input_specs, output_specs: as for :func:`hidet_dist.search.search`.
+    same: weights of the graph that are equal to weights of other members, by tensor; see
+        :func:`hidet_dist.weights.equality.equal_weights`. A weight that is the same tensor in both need not be there.
     """
 
     graph: NormalGraph
@@ -70,6 +72,7 @@ class FamilyMember:
     pins: Mapping[str, Any] | None = None
     input_specs: Specs = None
     output_specs: Specs = None
+    same: Mapping[hidet.Tensor, hidet.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (self.weight > 0 and math.isfinite(self.weight)):
@@ -98,6 +101,7 @@ def search_family(
     budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
+    labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
     declared = options.symbols or {}
     views = []
     for member in members:
@@ -116,7 +120,8 @@ def search_family(
         for view, member, pins in zip(views, members, pinned, strict=True):
             specified = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
             formulations.append(formulate(view, cluster, model, specified, pins, None, limits, rules))
-        joint = _Joint(views, formulations, [member.weight for member in members], budget, named)
+        sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
+        joint = _Joint(views, formulations, [member.weight for member in members], budget, sharing)
         solution = _solve(joint, options.solve_options(limits))
         stages = [
             label_stage(
@@ -151,7 +156,7 @@ class _Joint:
         formulations: Sequence[Formulation],
         frequencies: Sequence[float],
         budget: int,
-        named: Sequence[Mapping[str, hidet.Tensor]],
+        groups: Mapping[tuple[int, int], tuple[tuple[int, int], ...]],
     ):
         self.views, self.formulations, self.frequencies = views, formulations, frequencies
         cost: list[list[float]] = []
@@ -163,7 +168,6 @@ class _Joint:
         start = [0, *accumulate(formulation.problem.activations.points for formulation in formulations)]
         intervals: list[LiveInterval] = []
         converted: dict[int, ConvertedTensor] = {}
-        groups = shared_weights(views, named)
         common = {group: self._common_specs(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
         for g, formulation in enumerate(formulations):
@@ -295,18 +299,27 @@ def _held_number(formulation: Formulation, entity: int) -> int | None:
     return len(formulation.weights) + entity - states.start if entity in states else None
 
 
-def shared_weights(
-    views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
-) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """Map each weight or state (graph and number) to its group: those that are the same tensor or have the same name.
+def held_keys(
+    view: GraphView, names: Mapping[str, hidet.Tensor], same: Mapping[hidet.Tensor, hidet.Tensor]
+) -> dict[str, Hashable]:
+    """Make a key of each weight, then each state, of a view, by its name there; equal keys are the same in all graphs.
+
+    It is the user's name in ``names`` or, for one without a name, the tensor, or the one that it is the ``same`` as.
+    """
+    labels, tensors, states = tensor_labels(view, names), view.tensors, set(view.states)
+    return {
+        name: (name in states, labels.get(name, same.get(tensors[name], tensors[name]))) for name in _held_names(view)
+    }
+
+
+def shared_weights(keys: Sequence[Mapping[str, Hashable]]) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """Map each weight or state (graph and number) to its group: those of an equal key; see :func:`held_keys`.
 
     The states of a graph are numbered behind its weights.
     """
-    result: dict[Any, list[tuple[int, int]]] = {}
-    for g, view in enumerate(views):
-        labels = tensor_labels(view, named[g])
-        for w, name in enumerate(_held_names(view)):
-            key: Any = name in view.states, labels.get(name, view.tensors[name])
+    result: dict[Hashable, list[tuple[int, int]]] = {}
+    for g, of_graph in enumerate(keys):
+        for w, key in enumerate(of_graph.values()):
             result.setdefault(key, []).append((g, w))
     return {weight: tuple(group) for group in result.values() for weight in group}
 

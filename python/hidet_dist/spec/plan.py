@@ -417,7 +417,7 @@ class Plan:
     """A list of stages on disjoint ranks.
 
     A plan of one stage covers a whole graph. Several stages form a pipeline. Without a pipeline they cover consecutive
-    operators of a graph, in its order, and each is served independently.
+    operators of a graph, in its order; such a plan is simulated, but no artifacts are built of it.
 
     Attributes
     ----------

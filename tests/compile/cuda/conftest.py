@@ -83,7 +83,7 @@ def built(request, nvcc, tmp_path_factory):
     target = {"target": "cuda", "arch": arch, "mem_budget": budget(graph, 2)}
     result = auto_parallel(graph, {"mesh_shape": [2]}, target, out)
     manifest = Manifest.load(out)
-    (stage,) = manifest.stages
+    (stage,) = manifest.program().stages
     kernels = [(kernel, out / stage.kernel_file(number)) for number, kernel in enumerate(stage.kernels)]
     return SimpleNamespace(
         name=name, arch=arch, graph=graph, out=out, result=result, manifest=manifest, stage=stage, kernels=kernels

@@ -26,7 +26,7 @@ def mlp(width):
 def build(graph, out, ranks=1, **keys):
     auto_parallel(graph, {"mesh_shape": [ranks]}, {"target": "cuda", "arch": "sm_90", **keys}, out)
     manifest = Manifest.load(out)
-    (stage,) = manifest.stages
+    (stage,) = manifest.program().stages
     for number in range(len(stage.kernels)):
         assert architectures(out / stage.kernel_file(number)) == {90}
     return stage

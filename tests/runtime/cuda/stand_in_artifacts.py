@@ -38,11 +38,12 @@ def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
     """Rewrite a manifest, with other values of its stages, and what the launchers say of themselves."""
     manifest = Manifest.load(folder)
     target = {"target": "cuda", "arch": arch, "gpu": "H100-SXM5-80GB", "cpu_features": ()}
-    for own in manifest.stages:
+    program = manifest.program()
+    for own in program.stages:
         _redescribe(folder / own.launcher_file, target, stage)
     files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
-    stages = tuple(replace(own, **stage) for own in manifest.stages)
-    replace(manifest, **target, files=files, stages=stages).save(folder)
+    stages = tuple(replace(own, **stage) for own in program.stages)
+    replace(manifest, **target, files=files, programs=(replace(program, stages=stages),)).save(folder)
     return folder
 
 
@@ -67,7 +68,7 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
     assert stand_in.count(_PLACE) == 1
     kernels = [
         folder / stage.kernel_file(number)
-        for stage in Manifest.load(folder).stages
+        for stage in Manifest.load(folder).program().stages
         for number, name in enumerate(stage.kernels)
         if not name.startswith(COMMUNICATION)
     ]

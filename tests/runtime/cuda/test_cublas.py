@@ -41,7 +41,7 @@ def build(stand_ins: Path, folder: Path, ranks: int) -> Path:
     hidet.distributed.auto_parallel(
         graph, {"mesh_shape": [ranks]}, {"pins": {"op:0": "(R, R), (R, R) -> (R, R)", "w0": "(R, R)"}}, folder
     )
-    (stage,) = Manifest.load(folder).stages
+    (stage,) = Manifest.load(folder).program().stages
     assert len(stage.kernels) == 1
     compile_against(stand_ins, "stand_in_product.cpp", folder / stage.kernel_file(0))
     return as_cuda(folder, candidates=(2,), cublas=(True,))
@@ -235,7 +235,7 @@ def test_a_program_built_for_a_gpu_computes_the_product(handle: Callable[[], str
     graph = hidet.trace_from(hidet.ops.matmul(x, hidet.asarray(w)), [x])
     config = {"target": "cuda", "arch": "sm_90", "cuda": {"cublas": True}}
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, config, tmp_path / "out")
-    (stage,) = Manifest.load(tmp_path / "out").stages
+    (stage,) = Manifest.load(tmp_path / "out").program().stages
     number = stage.cublas.index(True)  # beside it, only what renames memory
     assert stage.candidates[number] == 2
     for name in stage.libraries:

@@ -20,7 +20,7 @@ from stand_in_artifacts import as_cuda, compile_against, on_stream, serve
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compile import compile_program
-from hidet_dist.export.write import write_artifacts
+from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -68,7 +68,8 @@ def test_collectives_run_beside_kernels(stand_ins: Path, tmp_path: Path) -> None
     program = partition_graph(graph, plan.stages[0])
     folder = tmp_path / "artifacts"
     folder.mkdir()
-    (stage,) = write_artifacts(folder, plan, [(program, compile_program(program, overlap=machine))]).stages
+    built = BuiltProgram(plan, [(program, compile_program(program, overlap=machine))])
+    (stage,) = write_artifacts(folder, {"main": built}).program().stages
     assert {"StartAllGather", "Wait"} <= set(stage.kernels)
     on_stream(folder, stand_ins)
 
@@ -118,7 +119,7 @@ def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:
     program = partition_graph(graph, plan.stages[0], target=AsOnGpus())
     folder = tmp_path / "artifacts"
     folder.mkdir()
-    write_artifacts(folder, plan, [(program, compile_program(program))])
+    write_artifacts(folder, {"main": BuiltProgram(plan, [(program, compile_program(program))])})
     on_stream(folder, stand_ins)
     values = np.random.default_rng(0).integers(-9, 9, (4, 8)).astype(np.float32)
     values[0, 0] = values[3, 1] = values[:, 2] = values[1, 7] = np.nan
@@ -137,7 +138,7 @@ def gathered(stand_ins: Path, tmp_path: Path) -> Path:
     config = {"pins": {"op:0": "(S0, R), (R) -> (S0, R)"}, "input_specs": ["(S0, R)"], "output_specs": ["(R, R)"]}
     folder = tmp_path / "artifacts"
     auto_parallel(hidet.trace_from(x + hidet.asarray(W), [x]), {"mesh_shape": [2]}, config, folder)
-    (stage,) = Manifest.load(folder).stages
+    (stage,) = Manifest.load(folder).program().stages
     # What is gathered is reshaped, which launches nothing.
     assert [stage.kernels[launch.kernel] for launch in stage.launches][1:] == ["AllGather", "Reshape"]
     add = stage.launches[0].kernel

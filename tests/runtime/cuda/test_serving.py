@@ -33,7 +33,7 @@ def added(stand_ins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("artifacts") / "added"
     graph = hidet.trace_from(x + hidet.asarray(W), [x])
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, folder)
-    (stage,) = Manifest.load(folder).stages
+    (stage,) = Manifest.load(folder).program().stages
     assert len(stage.kernels) == 1
     compile_against(stand_ins, "stand_in_kernel.cpp", folder / stage.kernel_file(0))
     return folder
@@ -69,7 +69,7 @@ def test_a_profile_is_by_the_devices_clock(stand_ins: Path, program: Path) -> No
 
 def test_weights_workspace_and_staging_are_all_that_is_held(stand_ins: Path, program: Path) -> None:
     ((before, after),) = serve(stand_ins, "memory", as_cuda(program))
-    (stage,) = Manifest.load(program).stages
+    (stage,) = Manifest.load(program).program().stages
     assert 256 <= before <= 256 + max(1, stage.workspace_bytes.get("cpu", 0))  # w takes 32, rounded up
     assert after - before == 2 * X.nbytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hidet_dist.artifacts.manifest import Manifest, TensorSignature
+from hidet_dist.artifacts.manifest import ProgramManifest, TensorSignature
 from hidet_dist.runtime.pipeline.arrivals import Arrival
 from hidet_dist.runtime.pipeline.exchange import Route
 from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet
@@ -36,13 +36,13 @@ class RankEnds:
 
     Parameters
     ----------
-    manifest: Manifest
-        The manifest of the artifacts, with a pipeline.
+    manifest: ProgramManifest
+        The manifest of the program, with a pipeline.
     rank: int
         The rank, among those of all stages.
     """
 
-    def __init__(self, manifest: Manifest, rank: int):
+    def __init__(self, manifest: ProgramManifest, rank: int):
         assert manifest.pipeline is not None
         self._manifest, self._pipeline = manifest, manifest.pipeline
         self._number = manifest.stage_of(rank)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import ProgramManifest, StageManifest, TensorSignature
 from hidet_dist.errors import CommunicationError, HidetDistError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.agreement import describe
@@ -109,8 +109,8 @@ class PipelinedProgram:
 
     Parameters
     ----------
-    manifest: Manifest
-        The manifest of the artifacts, with a pipeline.
+    manifest: ProgramManifest
+        The manifest of the program, with a pipeline.
     rank: int
         This rank, among those of all stages.
     program: Program
@@ -127,7 +127,7 @@ class PipelinedProgram:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: ProgramManifest,
         rank: int,
         program: Program,
         memory: Memory,
@@ -171,7 +171,7 @@ class PipelinedProgram:
         self._scratch: dict[int, np.ndarray] = {}
         self._kept: list[np.ndarray] = []  # arrays of copies that are enqueued behind the last run
         self._exchange: Exchange | None = None
-        world.lead([own] if backward is None else [own, backward], self._waits)
+        self._lead()
         self._under_way = False  # whether a call or a stream has begun and not ended
 
     @staticmethod
@@ -195,6 +195,11 @@ class PipelinedProgram:
         In a full pipeline, these results have then arrived.
         """
         return 0 if self._backward is None else len(self._pipeline.stages) - self._number
+
+    def _lead(self) -> None:
+        """Let the communicator of all ranks lead the others, which other programs of the rank may use as well."""
+        others = [self._own] if self._backward is None else [self._own, self._backward]
+        self._world.lead(others, self._waits)
 
     def _waits(self) -> tuple[int, ...]:
         """List the ranks that the calling thread waits for, in its stage or for results."""
@@ -317,6 +322,7 @@ class PipelinedProgram:
     def begin(self, number: int) -> None:
         """Begin call, or stream, ``number``."""
         self._under_way = True
+        self._lead()
         self._own.begin_call(number)
         if self._results is not None:
             self._exchange = Exchange(self._results, number)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.artifacts.manifest import ProgramManifest
 from hidet_dist.errors import InputError
 from hidet_dist.runtime import native
 from hidet_dist.runtime.communicator import Communicator
@@ -29,13 +29,13 @@ class Sizes:
 
     Parameters
     ----------
-    manifest: Manifest
-        The manifest of the artifacts, with a pipeline.
+    manifest: ProgramManifest
+        The manifest of the program, with a pipeline.
     rank: int
         The rank, among those of all stages.
     """
 
-    def __init__(self, manifest: Manifest, rank: int):
+    def __init__(self, manifest: ProgramManifest, rank: int):
         assert manifest.pipeline is not None
         number = manifest.stage_of(rank)
         self._symbols = manifest.stages[number].symbols
@@ -119,7 +119,7 @@ class Sizes:
                     )
 
 
-def batch_symbol(manifest: Manifest, pipeline: Pipeline) -> str | None:
+def batch_symbol(manifest: ProgramManifest, pipeline: Pipeline) -> str | None:
     """Return the symbolic dim that micro-batches split; None if the batch has a fixed size, or is not split."""
     for x in pipeline.inputs:
         if x.batch_dim is not None and x.readers:

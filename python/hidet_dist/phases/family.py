@@ -1,0 +1,310 @@
+"""Several graphs over one set of weights, on the way to one artifact folder with a program for each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hidet.graph import FlowGraph
+
+from hidet_dist.artifacts import Manifest
+from hidet_dist.artifacts.coherence import PROGRAM_NAME, PROGRAM_NAME_RULE
+from hidet_dist.checks import is_finite, shown
+from hidet_dist.config import OptimizationConfig
+from hidet_dist.errors import ConfigError
+from hidet_dist.export.storage import held_bytes, share_storage, weight_bytes
+from hidet_dist.export.write import write_artifacts
+from hidet_dist.machine import Cluster
+from hidet_dist.partitioning import Program
+from hidet_dist.phases.values import Compiled, Partitioned, Planned, Prepared, Traced
+from hidet_dist.pipeline.planning import Planning, plan_family
+from hidet_dist.progress import Progress
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import Family, FamilyMember
+from hidet_dist.search.family import held_keys
+from hidet_dist.spec.extents import extents_of, symbols_in
+from hidet_dist.weights.equality import equal_weights
+
+OWN_KEYS = ("frequency", "pins", "input_specs", "output_specs", "names")
+"""The keys that each program of a family may have besides the common configuration."""
+
+
+@dataclass(frozen=True, repr=False)
+class TracedFamily:
+    """Graphs as traced, by the names of their programs, with configurations that are checked.
+
+    Attributes
+    ----------
+    members: each graph with its configurations.
+    frequencies: the factor of each program's time in the sum that is minimized.
+    """
+
+    members: Mapping[str, Traced]
+    frequencies: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        graphs: Mapping[str, FlowGraph],
+        distributed_config: Mapping[str, Any],
+        optimization_config: Mapping[str, Any] | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> TracedFamily:
+        """Check graphs and configurations, as :func:`hidet.distributed.build_family` takes them. Raises ConfigError."""
+        common, own = dict(optimization_config or {}), {} if own is None else own
+        if not isinstance(graphs, Mapping) or not graphs:
+            raise ConfigError(f"The graphs of a family are a dict by the names of programs; got {shown(graphs)}.")
+        for name in graphs:
+            if not isinstance(name, str) or PROGRAM_NAME.fullmatch(name) is None:
+                raise ConfigError(f"The name of a program must be {PROGRAM_NAME_RULE}; got {shown(name)}.")
+        for name, given in own.items():
+            if name not in graphs:
+                raise ConfigError(f"programs has {shown(name)}; the graphs are {', '.join(graphs)}.")
+            for key in given:
+                if key not in OWN_KEYS:
+                    raise ConfigError(
+                        f"Unknown key {shown(key)} in programs[{name!r}]; the keys are {', '.join(OWN_KEYS)}."
+                    )
+        frequencies = {name: own.get(name, {}).get("frequency", 1.0) for name in graphs}
+        for name, frequency in frequencies.items():
+            if not (is_finite(frequency) and frequency > 0):
+                raise ConfigError(f"programs[{name!r}]['frequency'] must be above 0; got {shown(frequency)}.")
+        members = {}
+        declared = common.get("symbols") or {}
+        for name, graph in graphs.items():
+            given = {key: value for key, value in own.get(name, {}).items() if key != "frequency"}
+            if isinstance(graph, FlowGraph) and isinstance(declared, Mapping):
+                used = {symbol for x in graph.inputs or [] for symbol in symbols_in(extents_of(x))}
+                given["symbols"] = {symbol: size for symbol, size in declared.items() if symbol in used}
+            members[name] = Traced.of(graph, distributed_config, {**common, **given})
+        known = {symbol for member in members.values() for symbol in member.optimization.symbols}
+        for symbol in declared:
+            if symbol not in known:
+                raise ConfigError(f"optimization_config['symbols'] declares {shown(symbol)}, which no graph has.")
+        _check_offered(next(iter(members.values())).optimization)
+        return cls(members, {name: float(frequency) for name, frequency in frequencies.items()})
+
+    def prepare(self) -> PreparedFamily:
+        """Normalize each graph, and find the weights that they share. Raises as :meth:`Traced.prepare`."""
+        rules = RuleTable(next(iter(self.members.values())).cluster.mesh)
+        prepared = {name: replace(traced.prepare(), rules=rules) for name, traced in self.members.items()}
+        weights = [[one.view.tensors[name] for name in one.view.weights] for one in prepared.values()]
+        same = dict(zip(prepared, equal_weights(weights), strict=True))
+        return PreparedFamily(self, prepared, same)
+
+
+def _check_offered(optimization: OptimizationConfig) -> None:
+    if optimization.mode != "search":
+        raise ConfigError(
+            f"optimization_config['mode'] = {optimization.mode!r} is for one graph: programs that share weights are "
+            "planned together, by a search. Pin the weights' specs instead."
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class PreparedFamily:
+    """Graphs in normal form, by the names of their programs.
+
+    Attributes
+    ----------
+    traced: what it was made from.
+    members: each graph. They share their rules.
+    same: for each graph, its weights that equal weights of earlier graphs, as other tensors.
+    """
+
+    traced: TracedFamily
+    members: Mapping[str, Prepared]
+    same: Mapping[str, Mapping[Any, Any]]
+
+    @property
+    def first(self) -> Prepared:
+        """The first graph, whose configuration is the common one."""
+        return next(iter(self.members.values()))
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.first.cluster
+
+    @property
+    def mem_budget(self) -> int | None:
+        """The configured memory budget of a device, in bytes, for all programs together; None for its memory."""
+        return self.first.mem_budget
+
+    def check_weights(self) -> None:
+        """Check that all weights by name have data of their shapes and dtypes. Raises WeightsError."""
+        for prepared in self.members.values():
+            prepared.check_weights()
+
+    def plan_within(self, nbytes: int, progress: Progress | None = None) -> PlannedFamily:
+        """Search plans that are predicted to hold at most ``nbytes`` together. Raises as :meth:`plan`."""
+        within = replace(self, members={name: one.with_budget(nbytes) for name, one in self.members.items()})
+        planned = within.plan(progress)
+        members = {name: replace(one, prepared=self.members[name]) for name, one in planned.members.items()}
+        return replace(planned, prepared=self, members=members)
+
+    def plan(self, progress: Progress | None = None) -> PlannedFamily:
+        """Search the layout of the weights, and a plan for each graph, of least weighted sum of predicted times.
+
+        Raises
+        ------
+        ConfigError
+            When what the configuration asks for is not offered for several graphs, or weights of one name differ.
+        InfeasibleError
+            When no plans fit the memory budget together.
+        SolverError
+            When the solver fails, or has no plans within the time limit.
+        """
+        members, optimization = list(self.members.items()), self.first.traced.optimization
+        symbols = {
+            name: size for one in self.members.values() for name, size in one.traced.optimization.symbols.items()
+        }
+        options = replace(
+            optimization.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols=symbols
+        )
+        stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
+        shares = self.first.traced.distributed.searches_shares
+        found = plan_family(
+            [self._member(name, prepared) for name, prepared in members],
+            Planning(self.cluster, options, stages, shares=shares),
+            rules=self.first.rules,
+        )
+        plans = zip(members, found.plans, strict=True)
+        return PlannedFamily(self, {name: Planned(prepared, plan) for (name, prepared), plan in plans}, found)
+
+    def _member(self, name: str, prepared: Prepared) -> FamilyMember:
+        own = prepared.traced.optimization
+        return FamilyMember(
+            prepared.graph,
+            self.traced.frequencies[name],
+            dict(prepared.names),
+            own.pins,
+            own.input_specs,
+            own.output_specs,
+            self.same[name],
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class PlannedFamily:
+    """Plans of graphs in which shared weights have one spec each.
+
+    Attributes
+    ----------
+    prepared: what it was made from.
+    members: the plan of each graph.
+    found: what the search found: the sum of predicted times, and its bound.
+    """
+
+    prepared: PreparedFamily
+    members: Mapping[str, Planned]
+    found: Family
+
+    @property
+    def predicted_seconds(self) -> float:
+        """The weighted sum of the predicted times of one run of each program."""
+        frequencies = self.prepared.traced.frequencies
+        return math.fsum(frequencies[name] * one.plan.makespan_seconds for name, one in self.members.items())
+
+    def partition(self) -> PartitionedFamily:
+        """Make the programs of all graphs; a shared weight or state has one name in all of them.
+
+        Raises
+        ------
+        PlanError, PartitionError, WeightsError
+            As :meth:`Planned.partition`.
+        """
+        parts = {name: planned.partition() for name, planned in self.members.items()}
+        counts = {len(part.programs) for part in parts.values()}
+        assert len(counts) == 1, "the search gives all graphs the same stages"
+        shared: dict[str, list[Any]] = {name: [] for name in parts}
+        for number in range(counts.pop()):
+            programs = [part.programs[number] for part in parts.values()]
+            keys = [self._keys(name, number) for name in parts]
+            for name, program in zip(parts, share_storage(programs, keys), strict=True):
+                shared[name].append(program)
+        return PartitionedFamily(
+            self, {name: replace(part, programs=tuple(shared[name])) for name, part in parts.items()}
+        )
+
+    def _keys(self, name: str, stage: int) -> dict[str, Hashable]:
+        planned = self.members[name]
+        return held_keys(planned.proven[stage].view, planned.prepared.names, self.prepared.same[name])
+
+
+@dataclass(frozen=True, repr=False)
+class PartitionedFamily:
+    """The programs of several graphs over one storage.
+
+    Attributes
+    ----------
+    planned: what it was made from.
+    members: the programs of each graph.
+    """
+
+    planned: PlannedFamily
+    members: Mapping[str, Partitioned]
+
+    def of_stage(self, stage: int) -> list[Program]:
+        """List the programs of a stage, one for each graph."""
+        return [part.programs[stage] for part in self.members.values()]
+
+    def compile(self, progress: Progress | None = None) -> CompiledFamily:
+        """Compile the programs. The memory budget is for each of them with the weights of all.
+
+        Raises
+        ------
+        CompileError, OverBudgetError
+            As :meth:`Partitioned.compile`.
+        """
+        return CompiledFamily(
+            self, {name: part.compile(None, progress, self.beside(part)) for name, part in self.members.items()}
+        )
+
+    def beside(self, part: Partitioned) -> list[int]:
+        """Compute, for each stage of a member, the bytes of weights and states that only other programs use."""
+        result = []
+        for number, program in enumerate(part.programs):
+            ranks = range(program.mesh.size)
+            own = max(held_bytes([program], rank) for rank in ranks)
+            result.append(max(held_bytes(self.of_stage(number), rank) for rank in ranks) - own)
+        return result
+
+
+@dataclass(frozen=True, repr=False)
+class CompiledFamily:
+    """The programs of several graphs as libraries.
+
+    Attributes
+    ----------
+    partitioned: what it was made from.
+    members: the libraries of each graph.
+    """
+
+    partitioned: PartitionedFamily
+    members: Mapping[str, Compiled]
+
+    def write(self, folder: Path) -> Manifest:
+        """Write the artifacts to an empty folder: the weights once, and the programs. Raises ArtifactError."""
+        target = self.partitioned.planned.prepared.first.traced.target
+        return write_artifacts(folder, {name: compiled.built() for name, compiled in self.members.items()}, target)
+
+    def weight_bytes_per_rank(self) -> list[int]:
+        """Compute the bytes of weights that each rank holds, for all programs."""
+        first = next(iter(self.members.values()))
+        return [
+            weight_bytes(self.partitioned.of_stage(number), rank)
+            for number, program in enumerate(first.partitioned.programs)
+            for rank in range(program.mesh.size)
+        ]
+
+    def held_bytes_per_stage(self) -> list[int]:
+        """Compute the bytes that a device of each stage holds: what all programs share, and the most of activations."""
+        held = []
+        for one in self.members.values():
+            beside = self.partitioned.beside(one.partitioned)
+            held.append([own.held_bytes + others for own, others in zip(one.stages, beside, strict=True)])
+        return [max(of_stage) for of_stage in zip(*held, strict=True)]
