@@ -198,8 +198,8 @@ def _describe(returncode: int) -> str:
         return f"was ended by signal {-returncode}"
 
 
-def _wait(ranks: _Ranks, timeout: float | None, grace: float) -> int:
-    """Wait for all ranks, and return the run's exit status."""
+def _wait(ranks: _Ranks, timeout: float | None, grace: float, told: int | None) -> int:
+    """Wait for all ranks, and return the run's exit status. Ranks that exit with the status ``told`` are not named."""
     deadline = None if timeout is None else time.monotonic() + timeout
     status = 0
     reported: set[int] = set()
@@ -210,7 +210,8 @@ def _wait(ranks: _Ranks, timeout: float | None, grace: float) -> int:
             if rank in reported:
                 continue
             reported.add(rank)
-            _say(f"rank {rank} {_describe(returncode)}")
+            if returncode != told:
+                _say(f"rank {rank} {_describe(returncode)}")
             if status == 0:
                 status = _status(returncode)
                 deadline = _earlier(deadline, time.monotonic() + grace)
@@ -233,8 +234,13 @@ def _earlier(deadline: float | None, other: float) -> float:
     return other if deadline is None else min(deadline, other)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.launch") -> int:
-    """Run a program as several ranks. ``prog`` is the command's name in its usage.
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.launch", told: int | None = None
+) -> int:
+    """Run a program as several ranks.
+
+    ``prog`` is the command's name in its usage. ``told`` is an exit status of ranks that have told why they failed, of
+    which nothing more is printed.
 
     Returns the exit status of this host's rank that failed first, as in a shell (128 + n for signal n); 124 if the
     time limit was exceeded; 0 if all ranks succeeded.
@@ -245,7 +251,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_di
     ranks = _Ranks(command, _place(options))
     before = {number: signal.signal(number, ranks.forward) for number in _FORWARDED}
     try:
-        return _wait(ranks, options.timeout, options.grace)
+        return _wait(ranks, options.timeout, options.grace, told)
     finally:
         if ranks.running():
             ranks.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -318,3 +319,25 @@ def test_a_pipeline_is_run(tmp_path):
     assert {trace.rank for trace in read_traces([tmp_path / "trace.json"])} == {0, 1, 2}
     wrong = run("run", str(out), "-n", "2", *files)
     assert "run it with -n 3" in wrong.stderr
+
+
+def test_a_search_that_is_interrupted_ends_as_signals_do(model: Path) -> None:
+    """The exit status of a shell for SIGINT, and no traceback."""
+    program = (
+        "import sys\n"
+        "from hidet_dist.search import planner\n"
+        "from hidet_dist.cli.app import app\n"
+        "def optimize(*arguments):\n"
+        "    print('searching', flush=True)\n"
+        "    while True: pass\n"
+        "planner.optimize = optimize\n"
+        "app(sys.argv[1:], prog_name='hidet-dist')\n"
+    )
+    command = [sys.executable, "-c", program, "plan", str(model), "--mesh", "2", "--seq", "8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "searching\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -97,10 +99,26 @@ def test_bfloat16_is_float32_in_files(tmp_path: Path) -> None:
     # Numbers, and the bytes that an array of the ml_dtypes package is saved as.
     for number, given in enumerate((values.float().numpy(), values.view(torch.uint16).numpy().view("V2"))):
         np.savez(tmp_path / f"{number}.npz", x0=given)
-        assert main(str(tmp_path / "artifacts"), "main", str(tmp_path / f"{number}.npz"), str(tmp_path / "y.npz")) == 0
+        files = [str(tmp_path / name) for name in ("artifacts", f"{number}.npz", "y.npz")]
+        assert main(files[0], "main", *files[1:], str(tmp_path)) == 0
         with np.load(tmp_path / "y.npz") as arrays:
             np.testing.assert_array_equal(arrays["y0"], (values * values).float().numpy())
     np.savez(tmp_path / "wrong.npz", x0=np.zeros((2, 4)))
     done = CliRunner().invoke(app, ["run", str(tmp_path / "artifacts"), "--input", str(tmp_path / "wrong.npz")])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "'x0' of the dtype float64; the program takes bfloat16, which a .npz file has as float32." in done.stderr
+
+
+def test_an_error_of_a_call_is_one_line(tmp_path: Path) -> None:
+    """All ranks raise it, in their own words."""
+    ids = hidet.symbol([2, 4], "int64", "cpu")
+    table = np.arange(51 * 8, dtype=np.float32).reshape(51, 8)
+    graph = hidet.trace_from(hidet.ops.take(hidet.asarray(table), ids, 0), [ids])
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, {"pins": {"w0": "(S0, R)"}}, tmp_path / "artifacts")
+    np.savez(tmp_path / "x.npz", x0=np.full((2, 4), 99))
+    command = [sys.executable, "-m", "hidet_dist.cli", "run", "artifacts", "--input", "x.npz"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "hidet-dist: Input 0 is 99 at [0, 0]: it is used as an index into 51 rows, and must be from -51 to 50.\n"
+    )

@@ -1,12 +1,13 @@
 """``hidet-dist run``: one run of artifacts by ranks on this machine, with inputs and outputs in .npz files.
 
-Each rank runs this module as a program: ``python -m hidet_dist.cli.running DIR PROGRAM INPUT OUTPUT [TRACES]``.
+Each rank runs this module as a program: ``python -m hidet_dist.cli.running DIR PROGRAM INPUT OUTPUT ERRORS [TRACES]``.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from hidet_dist.runtime.partition import load_partition
 from hidet_dist.runtime.profile import merge_traces
 from hidet_dist.spec import Plan, TensorPlan
 
+TOLD = 3
+"""The exit status of a rank that has written its error to a file."""
+_RELAYED = 256  # characters of an error that other ranks repeat, at least
 _BFLOAT16 = "bfloat16"
 _AS_BFLOAT16 = (np.dtype("float32"), np.dtype("V2"))
 """The dtypes of arrays for bfloat16: numbers, which are rounded to it, or bytes, as arrays of ml_dtypes are saved."""
@@ -133,6 +137,8 @@ def run(
         When there is no such program, the artifacts are for another number of ranks, or ``given`` cannot be read.
     InputError
         When ``given`` lacks an input, has another array, or has an input of another dtype or shape.
+    HidetDistError
+        When ranks fail: their errors, each once.
     """
     call = _call(folder, program)
     if ranks is not None and ranks != call.ranks:
@@ -141,13 +147,16 @@ def run(
         check_destination(path)
     _inputs(given, call)
     with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as scratch:
-        result, traces = Path(scratch) / "outputs.npz", Path(scratch) / "traces"
-        module = ["-m", "hidet_dist.cli.running", str(folder), call.program, str(given), str(result)]
+        result, errors, traces = (Path(scratch) / name for name in ("outputs.npz", "errors", "traces"))
+        errors.mkdir()
+        module = ["-m", "hidet_dist.cli.running", str(folder), call.program, str(given), str(result), str(errors)]
         arguments = ["-n", str(call.ranks), *module]
         if profile is not None:
             traces.mkdir()
             arguments.append(str(traces))
-        status = launch.main(arguments, "hidet-dist run")
+        status = launch.main(arguments, "hidet-dist run", TOLD)
+        if told := _told(errors):
+            raise HidetDistError("; ".join(told))
         if status:
             return status
         with opened_arrays(result) as results:
@@ -166,6 +175,12 @@ def run(
     for path in filter(None, (output, profile)):
         print(f"Written to {path}.")
     return 0
+
+
+def _told(folder: Path) -> list[str]:
+    """List the ranks' errors by rank, without those that only repeat another rank's."""
+    texts = [file.read_text() for file in sorted(folder.iterdir(), key=lambda file: int(file.name))]
+    return [text for text in dict.fromkeys(texts) if not any(one[:_RELAYED] in text for one in texts if one != text)]
 
 
 def _summary(array: np.ndarray) -> dict[str, Any]:
@@ -255,8 +270,11 @@ def _array(y: Any) -> np.ndarray:
     return np.asarray(y.float() if str(y.dtype) == f"torch.{_BFLOAT16}" else y)
 
 
-def main(folder: str, program: str, given: str, output: str, traces: str | None = None) -> int:
-    """Run one rank: write the outputs if it is the result rank, and a trace of one more call if ``traces`` is given."""
+def main(folder: str, program: str, given: str, output: str, errors: str, traces: str | None = None) -> int:
+    """Run one rank: write the outputs if it is the result rank, and a trace of one more call if ``traces`` is given.
+
+    An error of the package goes to a file in the folder ``errors``; the exit status is then :data:`TOLD`.
+    """
     try:
         call = _call(Path(folder), program)
         with load_partition(folder) as partition:
@@ -267,8 +285,8 @@ def main(folder: str, program: str, given: str, output: str, traces: str | None 
             if traces is not None:
                 model.profile(*arrays).save(Path(traces) / f"{model.rank}.json")
     except HidetDistError as error:
-        print(f"hidet-dist run: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        (Path(errors) / os.environ.get("RANK", "0")).write_text(" ".join(str(error).split()))
+        return TOLD
     return 0
 
 
