@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-stages bench-state gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -126,6 +126,10 @@ bench-build: setup
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py
+
+# States, and several programs over one storage; ARGS="--cases programs" takes some. The last line is JSON.
+bench-state: setup
+	$(BIN)/python benchmarks/state.py $(ARGS)
 
 # Pipelines: planned beside other ways to cut a graph; ARGS="gpt3_39b_8x8" takes some cases. The last line is JSON.
 bench-stages: setup

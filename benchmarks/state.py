@@ -1,0 +1,208 @@
+"""Programs over one storage, and plans of graphs with states; the last line is JSON.
+
+    python benchmarks/state.py [--cases NAME ...]
+
+Each case is a process of its own. Time is CPU time, so that other work on the machine does not matter.
+
+``programs``: a decoder of 145 million parameters is built for two CPU ranks as one program, for the tokens of a prompt,
+and as two, of which the other is for one more token. Of each:
+
+folder_bytes     of all files of the artifacts.
+rank_bytes       of the memory of each rank after two calls of each program, as Linux counts it: ``private`` to its
+                 process, and its share of all (``proportional``).
+
+``folder_ratio`` and ``rank_ratio``, the largest of all ranks and kinds, are those of two programs over one.
+
+``llama3_8b_8`` and ``llama3_8b_2x4``: LLaMA-3-8B with 32 layers over ragged tokens, on a DGX H100. A step for prompts
+and one that decodes a token of each of 16 sequences, which is called 100 times as often, are planned together. Their
+pools have 16 x 8192 rows a layer. Of each:
+
+seconds          CPU seconds from the traced graphs to the plans.
+tracing          CPU seconds of importing and tracing, before that.
+gap              between the weighted sum of the predicted times and the search's bound.
+state_specs      of the pools; both plans have the same.
+gathered         the conversions of both plans that take a state, which should be none.
+predicted        seconds of each program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hidet_dist.spec.plan import StagePlan
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "examples" / "configs" / "llama-3-8b" / "config.json"
+SERVE = ROOT / "tests" / "end_to_end" / "serve_family.py"
+RANKS = 2
+MOST_RATIO = 1.05
+SEQUENCES, CONTEXT, PAGE = 16, 8192, 16
+PROMPTS, PROMPT_TOKENS = 4, 2048  # of a step that is not decoding
+UPDATE = "WriteRows"
+DECODES = 100  # steps that decode, a step with prompts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mesh to plan LLaMA-3-8B for, and the goals."""
+
+    mesh: tuple[int, ...]
+    goal_seconds: float = 15.0
+    goal_gap: float = 1e-2
+
+
+PLANNING = {"llama3_8b_8": Case((8,)), "llama3_8b_2x4": Case((2, 4))}
+CASES = ["programs", *PLANNING]
+
+
+def measure_programs() -> dict[str, Any]:
+    """Build one program and two, and serve both."""
+    import numpy as np
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import hidet_dist
+
+    class Logits(torch.nn.Module):
+        """The logits of a model's last token."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
+            return logits
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=8
+    )
+    model = LlamaForCausalLM(config).eval()
+    tokens = {"prefill": 64, "decode": 1}
+    example = {name: {"input_ids": torch.zeros(1, count, dtype=torch.int64)} for name, count in tokens.items()}
+    graphs = {name: hidet_dist.from_torch(Logits().eval(), x) for name, x in example.items()}
+    result: dict[str, Any] = {"goal_ratio": MOST_RATIO, "one": {}, "two": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        given = Path(scratch) / "given.npz"
+        np.savez(given, **{name: x["input_ids"].numpy() for name, x in example.items()})
+        for name, programs in (("one", ["prefill"]), ("two", list(tokens))):
+            folder, answers = Path(scratch) / name, Path(scratch) / f"{name}-answers"
+            answers.mkdir()
+            budget = int(0.7 * 4 * sum(x.numel() for x in model.parameters()))  # so that weights are split
+            built = {program: graphs[program] for program in programs}
+            hidet_dist.build_family(built, {"mesh_shape": [RANKS]}, {"mem_budget": budget}, folder)
+            command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(RANKS), str(SERVE)]
+            subprocess.run([*command, folder, given, answers], check=True)
+            used = [json.loads((answers / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+            result[name] = {
+                "folder_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+                "rank_bytes": [
+                    {"private": of["Private_Clean"] + of["Private_Dirty"], "proportional": of["Pss"]} for of in used
+                ],
+            }
+    one, two = result["one"], result["two"]
+    result["folder_ratio"] = round(two["folder_bytes"] / one["folder_bytes"], 4)
+    result["rank_ratio"] = round(
+        max(
+            after[kind] / before[kind]
+            for before, after in zip(one["rank_bytes"], two["rank_bytes"], strict=True)
+            for kind in before
+        ),
+        4,
+    )
+    return result
+
+
+def _conversions(stage: StagePlan) -> list[str]:
+    """List the conversions of a plan that take a state, before or after it is updated."""
+    values = {state.name for state in stage.states}
+    values |= {f"t{one.index}.0" for one in stage.operators if one.operator == UPDATE}
+    known = [*(made for one in stage.operators for made in one.conversions), *stage.output_conversions]
+    return [f"{one.tensor}: {', '.join(one.steps)}" for one in known if one.tensor in values and one.steps]
+
+
+def measure_planning(name: str) -> dict[str, Any]:
+    """Plan prompts and decoding together, in this process, which must have been started for it."""
+    import torch
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    import hidet_dist
+    from hidet_dist.llm.ragged import RaggedModel, prepare, settle
+    from hidet_dist.phases.family import TracedFamily
+
+    case = PLANNING[name]
+    config = AutoConfig.from_pretrained(CONFIG)
+    prepare(config, CONTEXT)
+    with torch.device("meta"):
+        module = LlamaForCausalLM(config).eval().to(torch.bfloat16)
+        settle(module)
+    model = RaggedModel(module, SEQUENCES * CONTEXT, PAGE, device="meta")
+    sizes = {"prefill": (PROMPT_TOKENS, PROMPTS), "decode": (SEQUENCES, SEQUENCES)}
+    graphs = {
+        program: hidet_dist.from_torch(model, model.inputs(tokens, sequences, CONTEXT // PAGE, sequences))
+        for program, (tokens, sequences) in sizes.items()
+    }
+    traced = time.process_time()
+    family = TracedFamily.of(
+        graphs,
+        {"mesh_shape": list(case.mesh), "machine": "dgx-h100"},
+        {"solver_time_limit_seconds": 600},  # of the clock, which others on the machine delay
+        {"decode": {"frequency": DECODES}},
+    )
+    planned = family.prepare().plan()
+    seconds = time.process_time() - traced
+    stages = {program: one.plan.stages[0] for program, one in planned.members.items()}
+    return {
+        "seconds": round(seconds, 2),
+        "tracing": round(traced, 2),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "gap": planned.found.gap,
+        "state_specs": sorted({str(state.spec) for stage in stages.values() for state in stage.states}),
+        "state_bytes_per_device": max(stage.state_bytes_per_device for stage in stages.values()),
+        "gathered": [text for stage in stages.values() for text in _conversions(stage)],
+        "predicted": {program: stage.makespan_seconds for program, stage in stages.items()},
+        "collectives": {program: one.plan.collectives() for program, one in planned.members.items()},
+        "goal_seconds": case.goal_seconds,
+        "goal_gap": case.goal_gap,
+    }
+
+
+def _summary(name: str, own: dict[str, Any]) -> str:
+    if name == "programs":
+        return f"{name}: two over one: ranks {own['rank_ratio']}, folder {own['folder_ratio']} (at most {MOST_RATIO})"
+    return (
+        f"{name}: {own['seconds']} CPU s (at most {own['goal_seconds']}) after {own['tracing']}, gap {own['gap']:.1e} "
+        f"(at most {own['goal_gap']:.0e}), states {', '.join(own['state_specs'])}, gathered {len(own['gathered'])}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
+    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure_programs() if given.one == "programs" else measure_planning(given.one)))
+        return
+    results: dict[str, Any] = {}
+    for name in given.cases:
+        command = [sys.executable, __file__, "--one", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        results[name] = json.loads(done.stdout.splitlines()[-1])
+        print(_summary(name, results[name]), file=sys.stderr)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
