@@ -242,6 +242,33 @@ def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]
     assert families
 
 
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 40.0])
+def test_a_family_has_plans_at_any_deadline(mlp: hidet.FlowGraph, toy: Callable[..., Cluster], seconds: float) -> None:
+    """Of a simpler problem where time is short. A pin of one graph's weight holds for the other's, as ever."""
+    clock = Clock()
+    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    pins = [{"w0": "(R, S0)"}, None]
+    family = warned(lambda: search_family([mlp, mlp], toy((2, 2)), options=options, pins=pins))
+    assert family.time_limit_reached
+    assert clock.now <= seconds + 2 * GRACE
+    first, second = ([str(weight.spec) for weight in plan.stages[0].weights] for plan in family.plans)
+    assert first == second and first[0] == "(R, S0)"
+    assert family.bound_seconds <= search_family([mlp, mlp], toy((2, 2)), pins=pins).seconds <= family.seconds
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 3.0, 100.0])
+def test_pipelines_of_a_family_have_plans_at_any_deadline(seconds: float) -> None:
+    graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
+    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    wanted = PipelineOptions("latency", stages=2, micro_batches=1)
+    family = warned(lambda: search_family([graph, graph], cluster, options=options, pipeline=wanted))
+    assert clock.now <= seconds + 4 * GRACE
+    assert family.time_limit_reached and family.bound_seconds <= family.seconds
+    for plan in family.plans:
+        assert [tuple(stage.ranks) for stage in plan.pipeline.stages] == [(0, 1), (2, 3)]
+    assert len({tuple((w.name, str(w.spec)) for s in plan.stages for w in s.weights) for plan in family.plans}) == 1
+
+
 def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     whole = find_plan(mlp, toy(), time_limit_seconds=None, clock=Clock())
     assert not whole.time_limit_reached

@@ -8,7 +8,7 @@ import pytest
 from hidet.graph import FlowGraph, Tensor
 
 import hidet_dist
-from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.errors import ConfigError, PlanError, SearchLimitWarning
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search.formulation.memory import holdings
@@ -84,6 +84,12 @@ def test_a_family_has_one_layout_of_a_state():
     specs = {str(plan.stages[0].states[0].spec) for plan in family.plans}
     assert specs == {str(family.param_specs["pool"])}
     assert specs != {"(R, R, R)"}  # both plans together hold the pool once
+
+
+def test_a_pinned_state_is_split_where_time_is_short():
+    with pytest.warns(SearchLimitWarning):
+        (stage,) = plan_of(decoder(4), pins={"pool": "(R, S0, R)"}, solver_time_limit_seconds=1e-9).stages
+    assert stage.state_bytes_per_device == POOL_BYTES // 2
 
 
 def test_a_replaced_state_is_gathered_for_its_readers_only():

@@ -27,7 +27,8 @@ from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import held_keys, shared_weights
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
-from hidet_dist.search.planner import memory_budget
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.planner import memory_budget, warn_of_limit
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.view import GraphView
@@ -63,11 +64,19 @@ def search_pipeline_family(
         When no pipelines fit the memory budget.
     SolverError
         When the time limit was reached before there were plans.
+
+    Warns
+    -----
+    SearchLimitWarning
+        When the time limit was reached, and the pipelines are the best ones until then.
     """
     options = SearchOptions() if options is None else options
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(members, options, pipeline)
-    return _FamilySearch(members, cluster, options, pipeline, rules).run()
+    search = _FamilySearch(members, cluster, options, pipeline, rules)
+    family = search.run()
+    warn_of_limit(search.limits, family.gap)
+    return family
 
 
 def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: PipelineOptions) -> None:
@@ -142,7 +151,8 @@ class _FamilySearch:
 
     def run(self) -> Family:
         """Find the best candidate."""
-        alone = [self._search(g, self.pipeline) for g in range(len(self.members))]
+        count = len(self.members)  # what follows has as much time as one of the graphs
+        alone = [self._search(g, self.pipeline, self.limits.part(1 / (count - g + 1))) for g in range(count)]
         bound = math.fsum(
             member.weight * result.bound_seconds for member, result in zip(self.members, alone, strict=True)
         )
@@ -169,7 +179,7 @@ class _FamilySearch:
                 return min(of_kind, key=lambda error: getattr(error, "least_budget", 0))
         return self.errors[0] if self.errors else ConfigError("No cut into stages fits all graphs of the family.")
 
-    def _search(self, g: int, pipeline: PipelineOptions) -> PipelineResult:
+    def _search(self, g: int, pipeline: PipelineOptions, limits: Limits) -> PipelineResult:
         """Search the best pipeline of one graph."""
         member = self.members[g]
         options = replace(
@@ -178,9 +188,8 @@ class _FamilySearch:
             pins=member.pins,
             input_specs=member.input_specs,
             output_specs=member.output_specs,
-            time_limit_seconds=self.limits.seconds_left(),
         )
-        return search_pipeline(member.graph, self.cluster, options, pipeline, rules=self.rules)
+        return search_pipeline(member.graph, self.cluster, options, pipeline, rules=self.rules, limits=limits)
 
     def _candidates(self, alone: Sequence[PipelineResult]) -> Iterator[_Candidate]:
         """List distinct cuts: those of each graph's best pipeline, and one stage, if it may be."""
@@ -221,13 +230,13 @@ class _FamilySearch:
         if g in candidate.origin:
             return candidate.origin[g]
         if len(candidate.parts) == 1:
-            return self._search(g, replace(self.pipeline, stages=1))
+            return self._search(g, replace(self.pipeline, stages=1), self.limits)
         several = {group for group in self.everywhere if sum(group in of_stage for of_stage in candidate.weights) > 1}
         stages = tuple(
             StageConstraint((part.start, part.stop), including=self._readers(g, weights - several))
             for part, weights in zip(candidate.parts, candidate.weights, strict=True)
         )
-        return self._search(g, replace(self.pipeline, stages=stages))
+        return self._search(g, replace(self.pipeline, stages=stages), self.limits)
 
     def _family(self, candidate: _Candidate, bound: float) -> Family:
         """Plan all graphs with one cut."""
@@ -252,7 +261,7 @@ class _FamilySearch:
         seconds = math.fsum(member.weight * one.value for member, one in zip(self.members, made, strict=True))
         gap = max(0.0, 1 - bound / seconds) if seconds else 0.0
         plans = tuple(one.plan(self.cluster, self.pipeline) for one in made)
-        return Family(plans, seconds, gap, min(bound, seconds), specs, self.limits.expired())
+        return Family(plans, seconds, gap, min(bound, seconds), specs, self.limits.time_reached)
 
     def _stage(self, micros: Sequence[MicroBatch], stages: Sequence[PlannedStage]) -> Family:
         """Plan the graphs' parts of one stage together, with what enters in the specs of each graph's plan."""
@@ -296,5 +305,5 @@ class _FamilySearch:
                 f"The buffers of the graphs' micro-batches take {budget - left} bytes, and mem_budget is {budget}.",
                 2 * (budget - left),
             )
-        options = replace(self.options, mem_budget=left, time_limit_seconds=self.limits.seconds_left())
-        return search_family(members, cluster, options, rules=self.rules)
+        options = replace(self.options, mem_budget=left)
+        return search_family(members, cluster, options, rules=self.rules, limits=self.limits)

@@ -39,6 +39,7 @@ def search_pipeline(
     pipeline: PipelineOptions | None = None,
     *,
     rules: RuleTable | None = None,
+    limits: Limits | None = None,
     **changes: Any,
 ) -> PipelineResult:
     """Find the best pipeline by the objective; one stage on the whole machine is among the candidates.
@@ -50,6 +51,8 @@ def search_pipeline(
     options: the options of a search; the memory budget is each device's.
     pipeline: the objective, the micro-batches, the ranks of outputs, and the constraints on stages.
     rules: a table, for any mesh, with which rules and proofs are shared.
+    limits: what is left to a search of which this one is a part, instead of the limits of the options. There is no
+        warning then.
     changes: fields of ``options``, by name.
 
     Raises
@@ -70,7 +73,7 @@ def search_pipeline(
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(options, pipeline, cluster)
     refuse_states(graph)
-    limits = options.limits()
+    warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
     symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
     proven: MicroBatch | None = None  # a symbolic batch, cut
     best: PipelineResult | None = None
@@ -133,7 +136,8 @@ def search_pipeline(
         assert chains is not None  # without several stages there is a plan or an error
         raise _unfit(enough, chains)
     best = replace(best, bound_seconds=min(bound, best.value))
-    warn_of_limit(limits, best.gap)
+    if warns:
+        warn_of_limit(limits, best.gap)
     return best
 
 

@@ -15,13 +15,15 @@ from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import write_stage
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
+from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, solve_simple, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.symbolic.planning import check_specs, planning_view
@@ -85,11 +87,13 @@ def search_family(
     options: SearchOptions | None = None,
     cost_model: CostModel | None = None,
     rules: RuleTable | None = None,
+    limits: Limits | None = None,
 ) -> Family:
     """Plan graphs that share weights and states, as :func:`hidet_dist.api.search_family` describes.
 
     Names, pins and specs come from the members; ``options`` must have none. Rules and proofs are shared with the table
-    ``rules``, and among the members.
+    ``rules``, and among the members. ``limits`` are what is left to a search of which this one is a part, instead of
+    the limits of the options; there is no warning then.
     """
     options = SearchOptions() if options is None else options
     for key in ("names", "pins", "input_specs", "output_specs"):
@@ -97,7 +101,7 @@ def search_family(
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
     if not members:
         raise ConfigError("search_family needs at least one graph.")
-    limits = options.limits()
+    warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
     budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
@@ -116,25 +120,37 @@ def search_family(
     ]
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
-        formulations = []
-        for view, member, pins in zip(views, members, pinned, strict=True):
-            specified = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
-            formulations.append(formulate(view, cluster, model, specified, pins, None, limits, rules))
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
-        joint = _Joint(views, formulations, [member.weight for member in members], budget, sharing)
-        solution = _solve(joint, options.solve_options(limits))
+
+        def formulated(part: Limits | None, simple: bool) -> _Joint:
+            formulations = []
+            for view, member, pins in zip(views, members, pinned, strict=True):
+                own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
+                formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, simple))
+            return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
+
+        try:
+            joint = formulated(limits.part(tuning.FORMULATION_SHARE), simple=False)
+            solution = _solve(joint, options.solve_options(limits))
+        except (OutOfTimeError, SolverError):
+            if not limits.time_reached:
+                raise
+            _share_pins(views, pinned, sharing)
+            joint = formulated(None, simple=True)
+            solution = solve_simple(joint.problem, options.solve_options(limits))
         stages = [
             label_stage(
                 view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices))[0], tensors
             )
-            for g, (view, formulation, tensors) in enumerate(zip(views, formulations, named, strict=True))
+            for g, (view, formulation, tensors) in enumerate(zip(views, joint.formulations, named, strict=True))
         ]
     specs: dict[str, TensorShardSpec] = {}
     for g, stage in enumerate(stages):
         for tensor in (*stage.weights, *stage.states):
             specs.setdefault(tensor.label or f"{g}:{tensor.name}", tensor.spec)
     seconds = math.fsum(member.weight * stage.seconds for member, stage in zip(members, stages, strict=True))
-    warn_of_limit(limits, solution.gap)
+    if warns:
+        warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)
     return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
 
@@ -322,6 +338,23 @@ def shared_weights(keys: Sequence[Mapping[str, Hashable]]) -> dict[tuple[int, in
         for w, key in enumerate(of_graph.values()):
             result.setdefault(key, []).append((g, w))
     return {weight: tuple(group) for group in result.values() for weight in group}
+
+
+def _share_pins(
+    views: Sequence[GraphView],
+    pinned: Sequence[Pins],
+    sharing: Mapping[tuple[int, int], tuple[tuple[int, int], ...]],
+) -> None:
+    """Give each weight and state the pins that it has in any graph.
+
+    In simple problems, what has no pins has few specs. They need not be among those of a pin in another graph.
+    """
+    for group in dict.fromkeys(sharing.values()):
+        places = [(pinned[g].tensors, _held_names(views[g])[w]) for g, w in group]
+        pins = [pin for tensors, name in places for pin in tensors.get(name, [])]
+        if pins:
+            for tensors, name in places:
+                tensors[name] = pins
 
 
 def _solve(joint: _Joint, options: SolveOptions) -> Solution:

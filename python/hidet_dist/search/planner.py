@@ -271,7 +271,7 @@ def _search(
                 if not insists or not limits.time_reached:
                     raise
                 formulation = formulate(view, cluster, model, options, pins, rules=rules, simple=True)
-                solution = _solve_simple(formulation.problem, solver)
+                solution = solve_simple(formulation.problem, solver)
 
         def write(picks: Sequence[int]) -> tuple[StagePlan, int]:
             stage, held = write_stage(view, cluster, model, formulation, picks)
@@ -313,7 +313,7 @@ def _search(
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
 
 
-def _solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
+def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     """Solve a simple problem, whose bound is none of the whole problem's; once the time is up, cost its plans only.
 
     Raises
