@@ -99,7 +99,12 @@ def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = find_plan(
-                graph, cluster, mem_budget=budget, report=False, time_limit_seconds=seconds, clock=time.process_time
+                graph,
+                cluster,
+                mem_budget=budget,
+                report=False,
+                solver_time_limit_seconds=seconds,
+                clock=time.process_time,
             )
     except InfeasibleError as error:
         result |= {"least": error.least_budget, "bound_bytes": error.bound_bytes}

@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -168,25 +166,17 @@ or if hidet alone fails as well. {tests} tests and examples were run: {right} ca
 
 
 def configuration() -> str:
-    """The page of all keys of the two configurations: type, default and meaning, from their dataclasses."""
-    from hidet_dist.config import DistributedConfig, OptimizationConfig, target_options
-    from hidet_dist.options.option import default_of, options_of
+    """The page of all keys of the two configurations: type, default and meaning, from the options."""
+    from hidet_dist.config import OptimizationConfig, target_options
+    from hidet_dist.options.planning import DistributedOptions
 
-    parts = [_CONFIGURATION, "## distributed_config\n"]
-    parts += [_key(name, "", meaning) for name, meaning in DistributedConfig.KEYS.items()]
-    parts.append("## optimization_config\n")
-    documented = _attributes("config.OptimizationConfig")
-    for item in fields(OptimizationConfig):
-        if item.name == "target_options":
-            continue
-        kind, meaning = documented[item.name]
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        parts.append(_key(item.name, f"*{kind}*; `{default!r}` by default.", meaning))
+    parts = [_CONFIGURATION, "## distributed_config\n", *_keys(DistributedOptions)]
+    parts += ["## optimization_config\n", *_keys(OptimizationConfig)]
     for target, options in target_options().items():
-        parts.append(_key(target, "*dict*", f"The options of the target `{target}`:"))
-        for name, one in options_of(options).items():
-            meaning = f"*{one.kind}*; `{default_of(options, name)!r}` by default. {one.help}"
-            parts.append(f"* `{name}`: {meaning}\n")
+        parts += [
+            _key(target, "*dict*", f"The options of the target `{target}`, which are below."),
+            *_keys(options, f"{target}."),
+        ]
     return roles.rewrite("\n".join(parts))
 
 
@@ -198,16 +188,17 @@ as text, such as `"(S0, R)"`.
 """
 
 
+def _keys(options: type, prefix: str = "") -> list[str]:
+    """The entries of all options of a class; ``prefix`` is of their names."""
+    from hidet_dist.options.option import REQUIRED, default_of, options_of
+
+    entries = []
+    for name, one in options_of(options).items():
+        default = default_of(options, name)
+        given = "required" if default is REQUIRED else f"`{default!r}` by default"
+        entries.append(_key(prefix + name, f"*{one.kind}*; {given}.", one.help))
+    return entries
+
+
 def _key(name: str, kind: str, meaning: str) -> str:
     return "\n\n".join(filter(None, (f"### `{name}` {{ #{name} }}", kind, meaning))) + "\n"
-
-
-def _attributes(path: str) -> dict[str, tuple[str, str]]:
-    """The type and the meaning of each attribute that a class's docstring documents."""
-    docstring = griffe.load("hidet_dist", search_paths=[str(PACKAGE.parent)])[path].docstring
-    (section,) = (part for part in docstring.parse("numpy") if part.kind is griffe.DocstringSectionKind.attributes)
-    return {
-        name: (str(attribute.annotation).strip("()"), attribute.description)
-        for attribute in section.value
-        for name in attribute.name.split(", ")
-    }

@@ -21,9 +21,10 @@ from hidet_dist.compat.cpu_build import compiler_with
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.errors import CompileError
+from hidet_dist.options.planning import TIME_LIMIT_SECONDS
 from hidet_dist.runtime import session
 from hidet_dist.search import SearchOptions
-from hidet_dist.search.limits import TIME_LIMIT_SECONDS, Limits
+from hidet_dist.search.limits import Limits
 from hidet_dist.toolchain.cuda import find_toolkit
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def default_time_limit_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     given = SearchOptions.limits
 
     def limits(options: SearchOptions) -> Limits:
-        default = options.time_limit_seconds == TIME_LIMIT_SECONDS
-        return given(replace(options, time_limit_seconds=1000 * TIME_LIMIT_SECONDS) if default else options)
+        default = options.solver_time_limit_seconds == TIME_LIMIT_SECONDS
+        return given(replace(options, solver_time_limit_seconds=1000 * TIME_LIMIT_SECONDS) if default else options)
 
     monkeypatch.setattr(SearchOptions, "limits", limits)
 

@@ -43,6 +43,7 @@ LAYERS: tuple[str, ...] = (
     "runtime",
     "artifacts",
     # Data classes and closed forms.
+    "options",
     "reshard",
     "machine",
     "explain",
@@ -58,7 +59,6 @@ LAYERS: tuple[str, ...] = (
     "progress",
     "frugal",
     "files",
-    "options",
     "checks",
     "limits",
     "errors",

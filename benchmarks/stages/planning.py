@@ -104,7 +104,7 @@ def measure(name: str) -> dict[str, Any]:
     begin, cpu = time.perf_counter(), time.process_time()
     graph = normalize(traced)
     options = PipelineOptions(case.objective, case.micro_batches, "last")
-    result = search_pipeline(graph, cluster, pipeline=options, time_limit_seconds=TIME_LIMIT_SECONDS)
+    result = search_pipeline(graph, cluster, pipeline=options, solver_time_limit_seconds=TIME_LIMIT_SECONDS)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     others = {
@@ -138,7 +138,9 @@ def least(
     for stages in given:
         try:
             given_stages = replace(options, stages=stages)
-            result = search_pipeline(graph, cluster, pipeline=given_stages, time_limit_seconds=TIME_LIMIT_SECONDS)
+            result = search_pipeline(
+                graph, cluster, pipeline=given_stages, solver_time_limit_seconds=TIME_LIMIT_SECONDS
+            )
         except (InfeasibleError, SolverError):
             continue
         found.append(result.value)
@@ -149,7 +151,7 @@ def one_stage(graph: NormalGraph, cluster: Cluster, options: PipelineOptions) ->
     """The value of the best plan for the whole machine."""
     try:
         whole = replace(options, stages=1)
-        return search_pipeline(graph, cluster, pipeline=whole, time_limit_seconds=TIME_LIMIT_SECONDS).value
+        return search_pipeline(graph, cluster, pipeline=whole, solver_time_limit_seconds=TIME_LIMIT_SECONDS).value
     except InfeasibleError:
         return None
 
@@ -165,7 +167,7 @@ def tensor_parallel(graph: NormalGraph, cluster: Cluster, layer: tuple[int, ...]
             allow=allow,
             report=False,
             overlap=False,
-            time_limit_seconds=TIME_LIMIT_SECONDS,
+            solver_time_limit_seconds=TIME_LIMIT_SECONDS,
         )
         return found.plan.seconds
     except (InfeasibleError, SolverError):

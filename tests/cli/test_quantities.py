@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_dist.cli.quantities import bytes_text, parse_bytes, parse_mesh, seconds_text
+from hidet_dist.cli.quantities import bytes_text, seconds_text
 from hidet_dist.errors import ConfigError
+from hidet_dist.options.texts import parse_bytes, parse_mesh
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_simulator_answers_as_one_rank_would(model, ranks):
     _, graph, inputs, expected = model
-    plan = search(normalize(graph), builtin("cpu", DeviceMesh((ranks,))), mem_budget=budget(graph, ranks), gap=GAP)
+    plan = search(
+        normalize(graph), builtin("cpu", DeviceMesh((ranks,))), mem_budget=budget(graph, ranks), solver_gap=GAP
+    )
     assert plan.collectives()
     program = hidet.distributed.partition(graph, plan)
     close(simulate(program, inputs), expected)

@@ -65,7 +65,7 @@ def test_the_figures_add_up() -> None:
 
 def test_the_runner_up_is_the_next_best_choice() -> None:
     """Exactly: without a budget that binds, pinning the runner-up makes a plan of the time that is foretold."""
-    graph, plan = planned(gap=0.0)
+    graph, plan = planned(solver_gap=0.0)
     assert plan.stages[0].report is not None
     cluster = builtin("dgx-a100", plan.stages[0].mesh)
     for op, runner_up in zip(plan.stages[0].operators, plan.stages[0].report.runner_ups, strict=True):
@@ -73,7 +73,7 @@ def test_the_runner_up_is_the_next_best_choice() -> None:
         assert runner_up.spec != str(op.spec)
         assert plan.seconds <= runner_up.at_least_seconds * (1 + 1e-9)
         assert runner_up.at_least_seconds <= runner_up.alone_seconds * (1 + 1e-9)
-        pinned = search(graph, cluster, gap=0.0, pins={f"op:{op.index}": runner_up.spec.partition("|")[0]})
+        pinned = search(graph, cluster, solver_gap=0.0, pins={f"op:{op.index}": runner_up.spec.partition("|")[0]})
         assert pinned.seconds <= runner_up.at_least_seconds * (1 + 1e-9)
         forced = plan.edit({f"op:{op.index}": runner_up.spec})
         assert hidet.distributed.recost(forced, graph, cluster).seconds == pytest.approx(runner_up.alone_seconds)

@@ -101,7 +101,7 @@ PINS = {"up": "(R, S0)", "down": "(S0, R)", "op:0": "?, (R, S0) -> ?", "op:2": "
 
 def planned(shares: tuple[int, ...], rates: tuple[float, ...]) -> StagePlan:
     mesh = DeviceMesh((2,), ("gpu",), (shares,))
-    return search(mlp(), machine(mesh, rates), pins=PINS, gap=0.0).stages[0]
+    return search(mlp(), machine(mesh, rates), pins=PINS, solver_gap=0.0).stages[0]
 
 
 @pytest.mark.parametrize(

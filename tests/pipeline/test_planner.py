@@ -64,7 +64,7 @@ def exhaustive(
             memory = (whole.device.memory_bytes if budget is None else budget) - held
         elif objective != "latency":
             memory = (sub_cluster(cluster, part).device.memory_bytes if budget is None else budget) - view.nbytes("x0")
-        options = SearchOptions(mem_budget=memory, pins=pins, input_specs=[arrival], gap=1e-6)
+        options = SearchOptions(mem_budget=memory, pins=pins, input_specs=[arrival], solver_gap=1e-6)
         try:
             return find_plan(own, sub_cluster(cluster, part), options, report=False, overlap=False).plan.seconds
         except InfeasibleError:
@@ -123,7 +123,7 @@ def test_no_pipeline_is_better_than_the_one_found(
 ) -> None:
     cluster, graph = MACHINES[machine], chain(widths)
     options = PipelineOptions(objective, micro_batches=1, outputs="last")
-    found = search_pipeline(graph, cluster, pipeline=options, gap=1e-6, mem_budget=budget)
+    found = search_pipeline(graph, cluster, pipeline=options, solver_gap=1e-6, mem_budget=budget)
     least = exhaustive(graph, cluster, objective, "last", budget)
     assert found.value == pytest.approx(least, rel=1e-5)
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
@@ -133,7 +133,7 @@ def test_no_pipeline_is_better_than_the_one_found(
 def test_no_pipeline_of_slices_with_shares_is_better_than_the_one_found(objective: str) -> None:
     cluster, graph = MACHINES["shares"], chain((512, 1024, 512))
     options = PipelineOptions(objective, micro_batches=1, outputs="last", stages=2)
-    found = search_pipeline(graph, cluster, pipeline=options, gap=1e-6, mem_budget=2_600_000)
+    found = search_pipeline(graph, cluster, pipeline=options, solver_gap=1e-6, mem_budget=2_600_000)
     least = exhaustive(graph, cluster, objective, "last", 2_600_000, stages=2)
     assert found.value == pytest.approx(least, rel=1e-5)
     assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)

@@ -119,13 +119,13 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     graph, cluster = build(), builtin("dgx-a100", DeviceMesh(mesh))
     assert len(GraphView(graph).operators) <= 12
     problem = stated(graph, cluster)
-    found = find_plan(graph, cluster, gap=GAP, report=False, overlap=False)
+    found = find_plan(graph, cluster, solver_gap=GAP, report=False, overlap=False)
     assert found.plan.seconds == pytest.approx(least_of_all(problem, found.plan.seconds), rel=GAP)
     # One byte less than this plan holds at its worst moment; what it holds throughout is less than that.
     budget = max(live_bytes(GraphView(graph), found.plan.stages[0])) - 1
     assert found.plan.stages[0].weight_bytes_per_device < budget
     # The least sum, not the least makespan.
-    tight = find_plan(graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False)
+    tight = find_plan(graph, cluster, mem_budget=budget, solver_gap=GAP, report=False, overlap=False)
     assert max(live_bytes(GraphView(graph), tight.plan.stages[0])) <= budget
     assert tight.plan.seconds > found.plan.seconds
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
@@ -135,14 +135,14 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
 
 def test_the_integer_program_finds_no_better_plan_of_equal_layers() -> None:
     problem = stated(residual(layers=3), builtin("dgx-a100", DeviceMesh((2,))))
-    free = optimize(problem, SolveOptions(gap=GAP))
-    assert free.seconds == pytest.approx(solve(problem, SolveOptions(gap=GAP)).seconds, rel=2 * GAP)
+    free = optimize(problem, SolveOptions(solver_gap=GAP))
+    assert free.seconds == pytest.approx(solve(problem, SolveOptions(solver_gap=GAP)).seconds, rel=2 * GAP)
     assert (
         free.seconds == eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), Prices([0])).seconds
     )
     budget = int(0.8 * max(held_bytes(problem, readers(problem), free.choices)))
     tight = replace(problem, budget=budget)
-    assert optimize(tight, SolveOptions(gap=1e-3)).seconds == pytest.approx(solve(tight).seconds, rel=2e-3)
+    assert optimize(tight, SolveOptions(solver_gap=1e-3)).seconds == pytest.approx(solve(tight).seconds, rel=2e-3)
 
 
 COLUMNS, ROWS = "(R, S0)", "(S0, R)"
@@ -159,7 +159,7 @@ def test_no_expert_is_better_in_the_memory_it_takes(expert: str) -> None:
     else:
         first = "S0" if expert == "fsdp" else "R"
         pins = {name: f"({', '.join([first, *['R'] * (len(view.shape(name)) - 1)])})" for name in view.weights}
-    theirs = find_plan(graph, cluster, gap=GAP, pins=pins, report=False).plan
+    theirs = find_plan(graph, cluster, solver_gap=GAP, pins=pins, report=False).plan
     budget = max(live_bytes(view, theirs.stages[0]))
     ours = find_plan(graph, cluster, mem_budget=budget, report=False)
     assert ours.bound_seconds <= ours.plan.seconds <= theirs.seconds * (1 + 1e-3)

@@ -54,12 +54,12 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     weights = [1.0, decodes]
     cluster = builtin("cpu", DeviceMesh((2,)))
     budget = int(share * sum(int(w.nbytes) for w in block.weights.values()))
-    family = search_family(graphs, cluster, weights, mem_budget=budget, names=block.weights, gap=1e-6)
+    family = search_family(graphs, cluster, weights, mem_budget=budget, names=block.weights, solver_gap=1e-6)
 
     def seconds(pins: dict[str, TensorShardSpec]) -> float:
         try:
             plans = [
-                find_plan(g, cluster, mem_budget=budget, gap=1e-6, pins=pins, names=block.weights, report=False)
+                find_plan(g, cluster, mem_budget=budget, solver_gap=1e-6, pins=pins, names=block.weights, report=False)
                 for g in graphs
             ]
         except InfeasibleError:
@@ -71,7 +71,9 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     assert family.seconds == pytest.approx(sum(w * p.seconds for w, p in zip(weights, family.plans, strict=True)))
     assert family.plans[0].param_specs == family.plans[1].param_specs == family.param_specs
     for graph in graphs:
-        own = find_plan(graph, cluster, mem_budget=budget, gap=1e-6, names=block.weights, report=False).plan.param_specs
+        own = find_plan(
+            graph, cluster, mem_budget=budget, solver_gap=1e-6, names=block.weights, report=False
+        ).plan.param_specs
         assert family.seconds <= seconds(own) * (1 + 1e-6)
     assert family.bound_seconds <= family.seconds * (1 + 1e-9)
 

@@ -83,7 +83,7 @@ def test_the_gap_is_a_proof(seed: int, dear: float, solver: str) -> None:
     """Solvers stop at an absolute gap, too, and HiGHS 1.15.1 takes another plan of the last chain for the best one."""
     problem = uneven_chain(seed, dear)
     best = min(seconds for seconds, nbytes in plans(problem) if nbytes <= problem.budget)
-    solution = solve(problem, SolveOptions(solver, gap=0.0))
+    solution = solve(problem, SolveOptions(solver, solver_gap=0.0))
     assert solution.seconds * (1 - solution.gap) <= best * (1 + 1e-12)
     assert solution.gap < 1e-5
 
@@ -138,12 +138,12 @@ def long_chain(count: int = 80) -> Problem:
 
 def test_a_search_that_is_cut_off_returns_its_best_plan() -> None:
     problem = long_chain()
-    cut_off, best = (solve(problem, SolveOptions(gap=0.0), nodes) for nodes in (1, 5000))
+    cut_off, best = (solve(problem, SolveOptions(solver_gap=0.0), nodes) for nodes in (1, 5000))
     assert cut_off.gap > 1e-6 > best.gap
     assert best.seconds <= cut_off.seconds <= best.seconds / (1 - cut_off.gap) * (1 + 1e-9)
     assert sum(m[k] for m, k in zip(problem.memory, cut_off.choices, strict=True)) <= problem.budget
     with pytest.raises(StoppedError):
-        solve(problem, SolveOptions(gap=0.0), 0)
+        solve(problem, SolveOptions(solver_gap=0.0), 0)
 
 
 def test_a_limit_of_cpu_time_is_none_of_the_walls_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +155,13 @@ def test_a_limit_of_cpu_time_is_none_of_the_walls_clock(monkeypatch: pytest.Monk
     unlimited = solve_master(plans, seconds, 1.0, 50, 1.0, Limits())
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
     limits = Limits(1e-6, clock=time.process_time)
-    assert solve(long_chain(8), SolveOptions(gap=0.0, limits=limits)).gap < 1e-6
+    assert solve(long_chain(8), SolveOptions(solver_gap=0.0, limits=limits)).gap < 1e-6
     assert solve_master(plans, seconds, 1.0, 50, 1.0, limits) == unlimited
     assert not limits.time_reached
     monkeypatch.setattr(time, "process_time", lambda: 0.0 if next(readings) < 100 else 100.0)
     limits = Limits(10.0, clock=time.process_time)
     with suppress(StoppedError):
-        assert solve(long_chain(40), SolveOptions(gap=0.0, limits=limits)).gap > 0
+        assert solve(long_chain(40), SolveOptions(solver_gap=0.0, limits=limits)).gap > 0
     assert limits.time_reached
 
 

@@ -120,7 +120,7 @@ def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
 ) -> None:
     graph, cluster, budget = tight
     clock = Clock()
-    options = SearchOptions(mem_budget=budget, time_limit_seconds=FOREVER, clock=clock)
+    options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=FOREVER, clock=clock)
     whole = find_plan(graph, cluster, options)
     assert not whole.time_limit_reached
     assert whole.plan.stages[0].report is not None
@@ -128,7 +128,7 @@ def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
     plans = errors = 0
     for deadline in cut_off_points(clock.now):
         clock = Clock()
-        own = replace(options, time_limit_seconds=float(deadline), clock=clock)
+        own = replace(options, solver_time_limit_seconds=float(deadline), clock=clock)
         try:
             found = warned(lambda own=own: find_plan(graph, cluster, own))
         except SolverError as error:
@@ -138,7 +138,7 @@ def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
         else:
             assert found.time_limit_reached
             assert max(live_bytes(GraphView(graph), found.plan.stages[0])) <= budget
-            assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.gap)
+            assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.solver_gap)
             assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
             assert found.plan.stages[0].report is not None
             assert found.plan.stages[0].report.time_limit_reached
@@ -158,7 +158,7 @@ def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
     budget = weights if tightly else None  # without room for activations beside whole weights
     for deadline in (1, 3):
         clock = Clock()
-        options = SearchOptions(mem_budget=budget, time_limit_seconds=float(deadline), clock=clock)
+        options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=float(deadline), clock=clock)
         plan = warned(lambda own=options: search(graph, cluster, own))
         report = plan.stages[0].report
         assert report is not None
@@ -172,26 +172,28 @@ def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hi
     graph, cluster, _ = tight
     clock = Clock()
     weights = sum(GraphView(graph).nbytes(name) for name in GraphView(graph).weights)
-    options = SearchOptions(mem_budget=int(0.55 * weights), time_limit_seconds=FOREVER, clock=clock)
+    options = SearchOptions(mem_budget=int(0.55 * weights), solver_time_limit_seconds=FOREVER, clock=clock)
     with pytest.raises(InfeasibleError, match="Give at least"):
         find_plan(graph, cluster, options)
     for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         with pytest.raises((InfeasibleError, SolverError), match=r"Give at least|solver_time_limit_seconds"):
-            find_plan(graph, cluster, options, time_limit_seconds=float(deadline), clock=clock)
+            find_plan(graph, cluster, options, solver_time_limit_seconds=float(deadline), clock=clock)
         assert clock.now <= deadline + GRACE
 
 
 def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
     """Two heads of keys and values on four devices: two searches, one limit."""
     graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
-    whole = search(graph, cluster, time_limit_seconds=FOREVER, clock=clock)
+    whole = search(graph, cluster, solver_time_limit_seconds=FOREVER, clock=clock)
     assert whole.stages[0].mesh.ndim == 2
     plans = 0
     for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         try:
-            plan = warned(lambda d=deadline, c=clock: search(graph, cluster, time_limit_seconds=float(d), clock=c))
+            plan = warned(
+                lambda d=deadline, c=clock: search(graph, cluster, solver_time_limit_seconds=float(d), clock=c)
+            )
         except SolverError:
             pass
         else:
@@ -203,7 +205,7 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
 
 def test_a_propagated_plan_that_takes_too_long_is_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     with pytest.raises(SolverError, match=r"within the time limit of 2.0 s"):
-        find_plan(mlp, toy(), mode="propagate", time_limit_seconds=2.0, clock=Clock())
+        find_plan(mlp, toy(), mode="propagate", solver_time_limit_seconds=2.0, clock=Clock())
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
@@ -212,7 +214,7 @@ def test_stages_that_are_asked_for_have_a_plan_at_any_deadline(objective: str, s
     """Stages of about equal work, each with a plan of a simpler problem, where time is short."""
     graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
     wanted = PipelineOptions(objective=objective, stages=2, micro_batches=1)
-    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    options = SearchOptions(solver_time_limit_seconds=seconds, clock=clock)
     found = warned(lambda: search_pipeline(graph, cluster, options, wanted))
     assert clock.now <= seconds + 2 * GRACE
     assert [len(stage.part.ranks) for stage in found.stages] == [2, 2]
@@ -224,13 +226,13 @@ def test_stages_that_are_asked_for_have_a_plan_at_any_deadline(objective: str, s
 
 def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     clock = Clock()
-    options = SearchOptions(mem_budget=120_000, time_limit_seconds=FOREVER, clock=clock)
+    options = SearchOptions(mem_budget=120_000, solver_time_limit_seconds=FOREVER, clock=clock)
     search_family([mlp, mlp], toy(), options=options)
     families = 0
     for deadline in cut_off_points(clock.now):
         clock = Clock()
         try:
-            own = replace(options, time_limit_seconds=float(deadline), clock=clock)
+            own = replace(options, solver_time_limit_seconds=float(deadline), clock=clock)
             family = warned(lambda own=own: search_family([mlp, mlp], toy(), options=own))
         except (SolverError, InfeasibleError):
             pass
@@ -246,7 +248,7 @@ def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]
 def test_a_family_has_plans_at_any_deadline(mlp: hidet.FlowGraph, toy: Callable[..., Cluster], seconds: float) -> None:
     """Of a simpler problem where time is short. A pin of one graph's weight holds for the other's, as ever."""
     clock = Clock()
-    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    options = SearchOptions(solver_time_limit_seconds=seconds, clock=clock)
     pins = [{"w0": "(R, S0)"}, None]
     family = warned(lambda: search_family([mlp, mlp], toy((2, 2)), options=options, pins=pins))
     assert family.time_limit_reached
@@ -259,7 +261,7 @@ def test_a_family_has_plans_at_any_deadline(mlp: hidet.FlowGraph, toy: Callable[
 @pytest.mark.parametrize("seconds", [1e-9, 3.0, 100.0])
 def test_pipelines_of_a_family_have_plans_at_any_deadline(seconds: float) -> None:
     graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
-    options = SearchOptions(time_limit_seconds=seconds, clock=clock)
+    options = SearchOptions(solver_time_limit_seconds=seconds, clock=clock)
     wanted = PipelineOptions("latency", stages=2, micro_batches=1)
     family = warned(lambda: search_family([graph, graph], cluster, options=options, pipeline=wanted))
     assert clock.now <= seconds + 4 * GRACE
@@ -270,22 +272,22 @@ def test_pipelines_of_a_family_have_plans_at_any_deadline(seconds: float) -> Non
 
 
 def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
-    whole = find_plan(mlp, toy(), time_limit_seconds=None, clock=Clock())
+    whole = find_plan(mlp, toy(), solver_time_limit_seconds=None, clock=Clock())
     assert not whole.time_limit_reached
-    assert whole.plan.to_json() == find_plan(mlp, toy(), time_limit_seconds=FOREVER).plan.to_json()
+    assert whole.plan.to_json() == find_plan(mlp, toy(), solver_time_limit_seconds=FOREVER).plan.to_json()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_solvers_of_dense_problems_end_in_time(seed: int) -> None:
     problem = dense(9, 4, seed)
     clock = Clock()
-    best = optimize(problem, SolveOptions(gap=1e-6, limits=Limits(FOREVER, clock=clock)))
+    best = optimize(problem, SolveOptions(solver_gap=1e-6, limits=Limits(FOREVER, clock=clock)))
     readings = clock.now
     for deadline in cut_off_points(readings):
         clock = Clock()
         limits = Limits(float(deadline), clock=clock)
         try:
-            found = optimize(problem, SolveOptions(gap=1e-6, limits=limits))
+            found = optimize(problem, SolveOptions(solver_gap=1e-6, limits=limits))
         except SolverError as error:
             assert "time limit" in str(error)
         else:
@@ -333,9 +335,9 @@ def test_tables_of_earlier_eliminations_make_room() -> None:
 
 def test_the_integer_program_solves_what_exceeds_eliminations_memory() -> None:
     problem = dense(6, 6)
-    expected = optimize(problem, SolveOptions(gap=1e-6))
+    expected = optimize(problem, SolveOptions(solver_gap=1e-6))
     needed = program_bytes(problem)
-    narrow = optimize(problem, SolveOptions(gap=1e-6, limits=Limits(nbytes=needed)))
+    narrow = optimize(problem, SolveOptions(solver_gap=1e-6, limits=Limits(nbytes=needed)))
     assert narrow.seconds == pytest.approx(expected.seconds)
     with pytest.raises(TooLargeError, match=f"may take {needed - 1}"):
         solve(problem, SolveOptions(limits=Limits(nbytes=needed - 1)))
@@ -352,7 +354,7 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
     with pytest.raises(SolverError, match=r"least memory so far holds 750 bytes.*solver_memory_limit_bytes"):
         optimize(narrow, SolveOptions(limits=Limits(nbytes=1000)))
     assert peak(narrow, optimize(narrow).choices) == 5
-    found = find_plan(mlp, toy(), memory_limit_bytes=1000, report=False)
+    found = find_plan(mlp, toy(), solver_memory_limit_bytes=1000, report=False)
     best = find_plan(mlp, toy(), report=False)
     assert found.bound_seconds <= best.plan.seconds <= found.plan.seconds
     assert found.gap == pytest.approx(1 - found.bound_seconds / found.plan.seconds)
@@ -363,17 +365,17 @@ def test_more_neighbours_than_an_array_has_dims_are_too_wide(choices: int, monke
     problem = dense(66, choices)
     with pytest.raises(TooWide):
         eliminate(problem, [list(range(choices))] * 66, Tables(), Prices([0.0]))
-    solution = optimize(problem, SolveOptions(gap=0.5))
+    solution = optimize(problem, SolveOptions(solver_gap=0.5))
     assert peak(problem, solution.choices) <= problem.budget
 
 
 def test_unfit_options_are_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     for unfit in (0, -1.0, float("nan"), "60", True):
-        with pytest.raises(ConfigError, match="time_limit_seconds must be above 0"):
-            search(mlp, toy(), time_limit_seconds=unfit)
+        with pytest.raises(ConfigError, match="time_limit_seconds must be seconds above 0"):
+            search(mlp, toy(), solver_time_limit_seconds=unfit)
     for unfit in (0, 1.5, None):
         with pytest.raises(ConfigError, match="memory_limit_bytes must be whole bytes above 0"):
-            SearchOptions(memory_limit_bytes=unfit)
+            SearchOptions(solver_memory_limit_bytes=unfit)
     with pytest.raises(ConfigError, match="Unknown option 'budget'"):
         search(mlp, toy(), budget=5)
     with pytest.raises(ConfigError, match="options of a search are a SearchOptions; got 5"):

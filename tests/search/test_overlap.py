@@ -59,8 +59,8 @@ def weights_gathered(plan: Plan) -> list[str]:
 
 
 def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothing_does() -> None:
-    serial = find_plan(chain(), machine(overlaps=False), mem_budget=BUDGET, gap=1e-6).plan
-    beside = find_plan(chain(), machine(), mem_budget=BUDGET, gap=1e-6).plan
+    serial = find_plan(chain(), machine(overlaps=False), mem_budget=BUDGET, solver_gap=1e-6).plan
+    beside = find_plan(chain(), machine(), mem_budget=BUDGET, solver_gap=1e-6).plan
     # One after the other, the activations are what is cheaper to send.
     assert serial.stages[0].overlap is None
     assert serial.makespan_seconds == serial.seconds
@@ -88,7 +88,7 @@ def fully_split(graph: hidet.FlowGraph, cluster: Cluster, budget: int | None = N
     """Every device multiplies its rows with weights that are stored split, and gathered."""
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return find_plan(graph, cluster, mem_budget=budget, pins=pins, gap=1e-6).plan
+    return find_plan(graph, cluster, mem_budget=budget, pins=pins, solver_gap=1e-6).plan
 
 
 @pytest.mark.parametrize("flops", [FLOPS, FLOPS * 2])
@@ -216,7 +216,7 @@ def test_of_plans_that_a_search_saw_the_one_of_least_makespan_is_taken(data: st.
     # Where nothing is hidden, the schedule and the sum add up the same seconds in different orders.
     assert best.seconds == pytest.approx(makespan(best.choices), rel=1e-9)
     least = min(makespan(one) for one in known if peak(formulation.problem, one) <= BUDGET)
-    assert least * (1 - 1e-9) <= best.seconds <= least / (1 - solve.gap) * (1 + 1e-9)
+    assert least * (1 - 1e-9) <= best.seconds <= least / (1 - solve.solver_gap) * (1 + 1e-9)
 
 
 @given(problems())

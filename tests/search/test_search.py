@@ -63,7 +63,7 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
     # Weights, input and output; the GELU's input and output, or the partial output and the reduced one in the end.
     activations = max(2 * BATCH * INNER // ways, BATCH * HIDDEN) * 4
     held = 2 * HIDDEN * INNER * 4 // ways + 2 * BATCH * HIDDEN * 4 + activations
-    plan = search(graph, cluster, mem_budget=held, gap=1e-6)
+    plan = search(graph, cluster, mem_budget=held, solver_gap=1e-6)
     assert max(live_bytes(GraphView(graph), plan.stages[0])) == held
     assert [str(weight.spec) for weight in plan.stages[0].weights] == ["(R, S0)", "(S0, R)"]
     # An all-reduce, or what a ring makes of one, at the same cost.
@@ -136,7 +136,8 @@ def test_the_same_graph_gets_the_same_plan() -> None:
 def test_both_solvers_give_plans_of_the_same_time() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
     plans = [
-        search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4, solver=name, gap=1e-6) for name in ("highs", "cbc")
+        search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4, solver=name, solver_gap=1e-6)
+        for name in ("highs", "cbc")
     ]
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
 
@@ -174,7 +175,7 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
     graph = normalize(bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8))
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     budget = int(0.9 * bert.weight_bytes(graph))
-    plan = search(graph, cluster, mem_budget=budget, gap=0.05)
+    plan = search(graph, cluster, mem_budget=budget, solver_gap=0.05)
     assert max(live_bytes(GraphView(graph), plan.stages[0])) <= budget
     assert plan.seconds - sum(op.compute_seconds for op in plan.stages[0].operators) == pytest.approx(
         recomputed(graph, plan, cluster), rel=1e-9

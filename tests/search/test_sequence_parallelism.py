@@ -57,8 +57,8 @@ def no_scatter(op: Operator, spec: OpShardSpec) -> bool:
 def both(graph: hidet.FlowGraph, machine: Cluster) -> tuple[SearchResult, SearchResult]:
     """The best plan, and the best of those that do not scatter."""
     pins = megatron(graph)
-    return find_plan(graph, machine, pins=pins, gap=0.0), find_plan(
-        graph, machine, pins=pins, gap=0.0, allow=no_scatter
+    return find_plan(graph, machine, pins=pins, solver_gap=0.0), find_plan(
+        graph, machine, pins=pins, solver_gap=0.0, allow=no_scatter
     )
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from hidet_dist.cli.failures import errors
+from hidet_dist.cli.flags import of_a_request
+from hidet_dist.cli.request import PlanRequest
 
 app = typer.Typer(
     name="hidet-dist",
@@ -47,56 +49,6 @@ def options(
     """Handle the options before a command."""
 
 
-def _machine_names(incomplete: str) -> list[str]:
-    from hidet_dist.machine.builtin import MACHINES
-
-    return [name for name in MACHINES if name.startswith(incomplete)]
-
-
-def _objectives(incomplete: str) -> list[str]:
-    from hidet_dist.spec.pipeline import OBJECTIVES
-
-    return [name for name in OBJECTIVES if name.startswith(incomplete)]
-
-
-Model = Annotated[
-    Path, typer.Argument(help="A transformers folder, its config.json, or a .onnx file.", metavar="MODEL")
-]
-Mesh = Annotated[str, typer.Option(help="Devices along each mesh axis, such as 8 or 2x8.")]
-Shares = Annotated[
-    str | None,
-    typer.Option(help="Parts of a split dim for each device along an axis, such as axis0=11:5; auto to search them."),
-]
-MachineName = Annotated[
-    str | None,
-    typer.Option(
-        "--machine",
-        help="A machine of `hidet-dist machines`, or a machine file (.json).",
-        autocompletion=_machine_names,
-    ),
-]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; by default the configuration's.")]
-Budget = Annotated[str | None, typer.Option(help="Memory that a device may hold, such as 60GiB.")]
-Batch = Annotated[int | None, typer.Option(help="Sequences or images in a call; 1 by default.", show_default=False)]
-Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence; 128 by default.", show_default=False)]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option("--dim", help="The size of a named dim of a .onnx file, such as batch=8; repeatable.", metavar="D=N"),
-]
-Objective = Annotated[
-    str | None,
-    typer.Option(
-        help="Search for a pipeline of stages by latency, throughput or batch (a call of micro-batches).",
-        autocompletion=_objectives,
-    ),
-]
-Stages = Annotated[
-    int | None, typer.Option(help="The number of stages of the pipeline; searched by default.", show_default=False)
-]
-MicroBatches = Annotated[
-    int | None, typer.Option(help="The number of micro-batches of a call; searched by default.", show_default=False)
-]
-Seconds = Annotated[float | None, typer.Option(help="The time limit of the search in seconds; 60 by default.")]
 ProgramName = Annotated[
     str | None, typer.Option("--program", help="The name of the program, if the artifacts have several.")
 ]
@@ -104,20 +56,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 @app.command()
+@of_a_request
 def plan(
-    model: Model,
-    mesh: Mesh,
-    machine: MachineName = None,
-    shares: Shares = None,
-    dtype: Dtype = None,
-    budget: Budget = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    dim: Dims = None,
-    objective: Objective = None,
-    stages: Stages = None,
-    micro_batches: MicroBatches = None,
-    time_limit: Seconds = None,
+    request: PlanRequest,
     out: Annotated[Path | None, typer.Option(help="Where to write the plan, with its report beside it.")] = None,
     html: Annotated[Path | None, typer.Option(help="Where to write the report as an HTML page.")] = None,
     export: Annotated[
@@ -129,65 +70,22 @@ def plan(
     """Plan a model for a described machine, without its weights, and print a summary."""
     with errors():
         from hidet_dist.cli.planning import plan as command
-        from hidet_dist.cli.request import PlanRequest
 
-        request = PlanRequest(
-            model,
-            mesh,
-            machine=machine,
-            shares=shares,
-            dtype=dtype,
-            budget=budget,
-            batch=batch,
-            seq=seq,
-            dims=tuple(dim or ()),
-            objective=objective,
-            stages=stages,
-            micro_batches=micro_batches,
-            time_limit=time_limit,
-        )
         command(request, out, html, export, as_json)
 
 
 @app.command()
+@of_a_request
 def build(
-    model: Model,
-    mesh: Mesh,
+    request: PlanRequest,
     out: Annotated[Path, typer.Option(help="The folder for the artifacts.")],
-    machine: MachineName = None,
-    shares: Shares = None,
-    dtype: Dtype = None,
-    budget: Budget = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    dim: Dims = None,
-    objective: Objective = None,
-    stages: Stages = None,
-    micro_batches: MicroBatches = None,
-    time_limit: Seconds = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Build with random weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a model, compile it for CPUs, and write artifacts that ranks load."""
     with errors():
         from hidet_dist.cli.planning import build as command
-        from hidet_dist.cli.request import PlanRequest
 
-        request = PlanRequest(
-            model,
-            mesh,
-            machine=machine,
-            shares=shares,
-            dtype=dtype,
-            budget=budget,
-            batch=batch,
-            seq=seq,
-            dims=tuple(dim or ()),
-            objective=objective,
-            stages=stages,
-            micro_batches=micro_batches,
-            time_limit=time_limit,
-        )
         command(request, out, random_weights, as_json)
 
 

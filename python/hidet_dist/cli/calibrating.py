@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.cli.quantities import parse_mesh
 from hidet_dist.cli.request import check_destination
 from hidet_dist.files import parse_json
+from hidet_dist.options.texts import parse_mesh
 from hidet_dist.progress import report_console
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.cli.quantities import parse_dims
 from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
 from hidet_dist.cli.stages import print_plan
 from hidet_dist.errors import ConfigError, SearchLimitWarning
@@ -37,10 +36,10 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
     quiet()
     return load_model(
         request.model,
-        dtype=request.dtype,
-        batch=BATCH if request.batch is None else request.batch,
-        seq=SEQ if request.seq is None else request.seq,
-        dims=parse_dims(request.dims),
+        dtype=request.value("dtype"),
+        batch=request.value("batch", BATCH),
+        seq=request.value("seq", SEQ),
+        dims=request.value("dims", {}),
         weights=weights,
     )
 
@@ -51,7 +50,7 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
     Write the plan with its report to ``out``, the page to ``html`` and the problem that is solved to ``export``.
     """
     request.check()
-    if export is not None and request.objective is not None:
+    if export is not None and "objective" in request.given:
         raise ConfigError("--export is for plans without stages; a pipeline is planned as many problems.")
     for path in (out, html, export):
         check_destination(path)
@@ -68,7 +67,7 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
     prepared.check_weights(required=False)
     planned = prepared.plan()
     reports = planned.reports(request.title)
-    if request.objective is None:
+    if "objective" not in request.given:
         reports = [replace(report, origin=request.origin()) for report in reports]
     if out is not None:
         _save(planned.plan, reports, out)

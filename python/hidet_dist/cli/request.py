@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.cli.quantities import parse_bytes, parse_dims, parse_mesh, parse_shares
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import builtin, load_machine
+from hidet_dist.options.option import COUNT, Flag, Option, one_of, option, options_of, or_none
+from hidet_dist.options.planning import OPTIMIZATION, DistributedOptions, StageOptions
+from hidet_dist.options.texts import parse_dims
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.pipeline import OBJECTIVES
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH, SEQ = 1, 128
@@ -21,51 +21,113 @@ _FORMS = "name a transformers folder, its config.json, or a .onnx file"
 
 
 @dataclass(frozen=True)
+class ModelOptions:
+    """How a model is traced."""
+
+    dtype: str | None = option(
+        None,
+        "str, optional",
+        "The dtype of the model.",
+        or_none(one_of(DTYPES)),
+        flag=Flag("float32, float16 or bfloat16; by default the configuration's."),
+    )
+    batch: int | None = option(
+        None,
+        "int, optional",
+        "Sequences or images in a call.",
+        or_none(COUNT),
+        flag=Flag(f"Sequences or images in a call; {BATCH} by default.", int),
+    )
+    seq: int | None = option(
+        None,
+        "int, optional",
+        "Tokens in a sequence.",
+        or_none(COUNT),
+        flag=Flag(f"Tokens in a sequence; {SEQ} by default.", int),
+    )
+    dims: Mapping[str, int] = option(
+        dict,
+        "dict of int",
+        "The sizes of named dims of a .onnx file.",
+        flag=Flag(
+            "The size of a named dim of a .onnx file, such as batch=8; repeatable.",
+            list,
+            spelled="--dim",
+            read=parse_dims,
+            metavar="D=N",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option with a flag: its class, its name there, and what is known of it."""
+
+    kind: type
+    name: str
+    option: Option
+    flag: Flag
+
+    @property
+    def spelled(self) -> str:
+        """The flag as it is written, such as ``--time-limit``."""
+        return self.flag.spelled or f"--{(self.flag.name or self.name).replace('_', '-')}"
+
+    def value(self, text: Any) -> Any:
+        """Make the option's value of what the user writes, and check it. Raises ConfigError."""
+        value = text if self.flag.read is None else self.flag.read(text)
+        for check in (self.flag.check, self.option.check):
+            if check is not None:
+                check(self.spelled, value)
+        return value
+
+
+FLAGS: Mapping[str, Row] = {
+    one.flag.name or name: Row(kind, name, one, one.flag)
+    for kind in (DistributedOptions, ModelOptions, *OPTIMIZATION)
+    for name, one in options_of(kind).items()
+    if one.flag is not None
+}
+"""The options with flags, by their names in a plan's record of its origin."""
+
+
+@dataclass(frozen=True)
 class PlanRequest:
-    """The options that ``plan`` and ``build`` share, as the user wrote them."""
+    """The options that ``plan`` and ``build`` share, as the user wrote them.
+
+    Attributes
+    ----------
+    model: the model's folder or file.
+    given: what the user wrote, by the name of each of :data:`FLAGS` that was given.
+    """
 
     model: Path
-    mesh: str
-    machine: str | None = None
-    dtype: str | None = None
-    budget: str | None = None
-    batch: int | None = None
-    seq: int | None = None
-    dims: tuple[str, ...] = ()
-    objective: str | None = None
-    stages: int | None = None
-    micro_batches: int | None = None
-    time_limit: float | None = None
-    shares: str | None = None
+    given: Mapping[str, Any]
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Return the value of an option by the name of its flag, or a default if it is not given."""
+        return FLAGS[name].value(self.given[name]) if name in self.given else default
 
     def check(self) -> None:
         """Refuse invalid options and models that cannot be read, within milliseconds. Raises ConfigError."""
         self._check_machine()
-        if self.budget is not None:
-            parse_bytes(self.budget)
-        counts = ("batch", "seq", "stages", "micro_batches")
-        for option, value in ((f"--{name.replace('_', '-')}", getattr(self, name)) for name in counts):
-            if value is not None and value < 1:
-                raise ConfigError(f"{option} must be 1 or more; got {value}.")
         self._check_pipeline()
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
-        if self.time_limit is not None and not (0 < self.time_limit < math.inf):
-            raise ConfigError(f"--time-limit must be seconds above 0; got {self.time_limit:g}.")
-        dims = parse_dims(self.dims)
-        self._check_model(dims)
+        for name in self.given:
+            self.value(name)
+        self._check_model(self.value("dims", {}))
 
     def _check_machine(self) -> None:
         try:
-            mesh = DeviceMesh(tuple(parse_mesh(self.mesh)))
+            mesh = DeviceMesh(tuple(self.value("mesh", ())))
         except SpecError as error:
-            raise ConfigError(f"--mesh {self.mesh} describes no mesh: {error}") from error
+            raise ConfigError(f"--mesh {self.given.get('mesh')} describes no mesh: {error}") from error
         self._check_shares(mesh)
-        if self.machine is not None:
-            load_machine(self.machine, mesh) if self.machine.endswith(".json") else builtin(self.machine, mesh)
+        machine = self.value("machine")
+        if machine is not None:
+            load_machine(machine, mesh) if machine.endswith(".json") else builtin(machine, mesh)
 
     def _check_shares(self, mesh: DeviceMesh) -> None:
-        shares = {} if self.shares is None else parse_shares(self.shares)
+        shares = self.value("shares", {})
         if not isinstance(shares, dict):
             return
         for name in shares:
@@ -74,15 +136,12 @@ class PlanRequest:
         try:
             DeviceMesh(mesh.shape, mesh.axis_names, tuple(tuple(shares.get(name, ())) for name in mesh.axis_names))
         except SpecError as error:
-            raise ConfigError(f"--shares {self.shares} does not fit: {error}") from error
+            raise ConfigError(f"--shares {self.given['shares']} does not fit: {error}") from error
 
     def _check_pipeline(self) -> None:
-        if self.objective is None:
-            for name in ("stages", "micro_batches"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name.replace('_', '-')} is for pipelines: give an --objective as well.")
-        elif self.objective not in OBJECTIVES:
-            raise ConfigError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
+        for name, row in FLAGS.items():
+            if row.kind is StageOptions and name in self.given and "objective" not in self.given:
+                raise ConfigError(f"{row.spelled} is for pipelines: give an --objective as well.")
 
     def _check_model(self, dims: Mapping[str, int]) -> None:
         model, suffix = self.model, self.model.suffix
@@ -95,7 +154,7 @@ class PlanRequest:
             )
         if suffix == ".onnx":
             for name in ("batch", "seq", "dtype"):
-                if getattr(self, name) is not None:
+                if name in self.given:
                     raise ConfigError(f"--{name} is for models of transformers; a .onnx file takes --dim name=size.")
             _require("onnx", "onnx", model)
         elif model.is_dir() or suffix == ".json":
@@ -119,41 +178,31 @@ class PlanRequest:
 
     def configurations(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the distributed and the optimization configuration."""
-        distributed: dict[str, Any] = {"mesh_shape": parse_mesh(self.mesh)}
-        if self.machine is not None:
-            distributed["machine"] = self.machine
-        if self.shares is not None:
-            distributed["shares"] = parse_shares(self.shares)
-        optimization: dict[str, Any] = {}
-        if self.budget is not None:
-            optimization["mem_budget"] = parse_bytes(self.budget)
-        for name in ("objective", "stages", "micro_batches"):
-            if getattr(self, name) is not None:
-                optimization[name] = getattr(self, name)
-        if self.time_limit is not None:
-            optimization["solver_time_limit_seconds"] = self.time_limit
+        distributed, optimization = (
+            {row.name: self.value(name) for name, row in FLAGS.items() if name in self.given and row.kind in kinds}
+            for kinds in ((DistributedOptions,), OPTIMIZATION)
+        )
         return distributed, optimization
 
     def origin(self) -> dict[str, str]:
         """Return the options as text, by name, to be saved in a report."""
-        values = {**asdict(self), "dims": ",".join(self.dims) or None}
-        return {name: str(value) for name, value in values.items() if value is not None}
+        texts = {name: ",".join(text) if FLAGS[name].flag.kind is list else str(text) for name, text in self._ordered()}
+        return {"model": str(self.model), **texts}
+
+    def _ordered(self) -> list[tuple[str, Any]]:
+        return [(name, self.given[name]) for name in FLAGS if name in self.given]
 
     @classmethod
     def of_origin(cls, origin: Mapping[str, str]) -> PlanRequest:
         """Make the request from the result of :meth:`origin`. Raises ConfigError for anything else."""
-        parsers: dict[str, Any] = {
-            "model": Path,
-            "batch": int,
-            "seq": int,
-            "stages": int,
-            "micro_batches": int,
-            "time_limit": float,
-            "dims": lambda text: tuple(text.split(",")),
-        }
         try:
-            return cls(**{name: parsers.get(name, str)(value) for name, value in origin.items()})
-        except (TypeError, ValueError) as error:
+            given = {
+                name: text.split(",") if FLAGS[name].flag.kind is list else FLAGS[name].flag.kind(text)
+                for name, text in origin.items()
+                if name != "model"
+            }
+            return cls(Path(origin["model"]), {"mesh": origin["mesh"], **given})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 "The report lacks the options of its plan; --live takes plans of `hidet-dist plan --out` without an "
                 "--objective."

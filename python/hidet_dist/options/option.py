@@ -1,19 +1,22 @@
 """The definition of an option: a field of a dataclass that carries its check, its meaning and its flag.
 
-The classes of options are tables with a row for each option. Configurations, the command line and the documentation
-follow from them.
+The classes of options are tables with a row for each option. Configurations, the options of the search, the command
+line, the documentation and a plan's record of its origin follow from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from hidet_dist.checks import shown
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError
 
 _KEY = "option"
+REQUIRED = MISSING
+"""The default of an option that must be given."""
+
 T = TypeVar("T")
 
 
@@ -57,6 +60,33 @@ def or_none(check: Check) -> Check:
 
 
 BOOL = Check(lambda value: isinstance(value, bool), "True or False")
+COUNT = Check(lambda value: is_whole(value, 1), "1 or more")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option on the command line of ``hidet-dist plan`` and ``build``.
+
+    Attributes
+    ----------
+    help: its text in ``--help``.
+    kind: what a user writes: ``str``, ``int``, ``float``, or ``list`` for a text that may be repeated.
+    name: its name in a plan's record of its origin; None for the option's name.
+    spelled: how it is written; None for two dashes and the name.
+    read: makes the option's value of what the user writes; raises ConfigError.
+    check: the requirement on what the user writes, where it is narrower than that of the option.
+    completions: the values that a shell offers.
+    metavar: what stands for the value in ``--help``.
+    """
+
+    help: str
+    kind: type = str
+    name: str | None = None
+    spelled: str | None = None
+    read: Callable[[Any], Any] | None = None
+    check: Check | None = None
+    completions: Callable[[], Iterable[str]] | None = None
+    metavar: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,17 +98,31 @@ class Option:
     kind: its type in the documentation.
     help: its meaning.
     check: the requirement on its value, if it is simple.
+    read: makes its value of what a user gives; takes the option's name in errors, too, and raises ConfigError.
+    flag: how it is given on the command line, if it can be.
+    by_plan: whether a plan decides it, so that it cannot be given beside a plan.
     """
 
     kind: str
     help: str
     check: Check | None = None
+    read: Callable[[str, Any], Any] | None = None
+    flag: Flag | None = None
+    by_plan: bool = False
 
 
-def option(default: Any, kind: str, help: str, check: Check | None = None) -> Any:
-    """Make the field of an option; a function without parameters makes its default. See :class:`Option`."""
+def option(
+    default: Any,
+    kind: str,
+    help: str,
+    check: Check | None = None,
+    read: Callable[[str, Any], Any] | None = None,
+    flag: Flag | None = None,
+    by_plan: bool = False,
+) -> Any:
+    """Make the field of an option, whose default may be a function without parameters. See :class:`Option`."""
     made: Mapping[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**made, metadata={_KEY: Option(kind, help, check)})
+    return field(**made, metadata={_KEY: Option(kind, help, check, read, flag, by_plan)})
 
 
 def options_of(kind: Any) -> dict[str, Option]:
@@ -87,13 +131,19 @@ def options_of(kind: Any) -> dict[str, Option]:
 
 
 def default_of(kind: Any, name: str) -> Any:
-    """Return the default of an option."""
+    """Return the default of an option; :data:`REQUIRED` if it has none."""
     (found,) = (one for one in fields(kind) if one.name == name)
     return _default(found)
 
 
 def _default(one: Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def taken_from(kind: type[T], source: Any, **changes: Any) -> T:
+    """Make an object of options with the values that another one has of them, but for ``changes``."""
+    shared = options_of(source).keys() & options_of(kind).keys()
+    return kind(**{**{name: getattr(source, name) for name in shared}, **changes})
 
 
 def check_options(options: Any, label: Callable[[str], str] = str) -> None:
@@ -112,9 +162,18 @@ def refuse_unknown(what: str, given: Any, known: Sequence[str]) -> None:
             raise ConfigError(f"Unknown key {shown(key)} in {what}; the keys are {', '.join(known)}.")
 
 
-def parse_options(kind: type[T], given: Any, what: str) -> T:
-    """Make an object of options from a mapping; ``what`` is the mapping's name in errors. Raises ConfigError."""
-    refuse_unknown(what, given, tuple(options_of(kind)))
-    options = kind(**given)
+def read_options(kind: type[T], given: Mapping[str, Any], what: str) -> T:
+    """Make an object of options from values by name; ``what`` is the mapping's name in errors. Raises ConfigError."""
+    known, values = options_of(kind), {}
+    for name, value in given.items():
+        read = known[name].read
+        values[name] = value if read is None else read(f"{what}[{name!r}]", value)
+    options = kind(**values)
     check_options(options, lambda name: f"{what}[{name!r}]")
     return options
+
+
+def parse_options(kind: type[T], given: Any, what: str) -> T:
+    """Make an object of options from a user's dict; ``what`` is its name in errors. Raises ConfigError."""
+    refuse_unknown(what, given, tuple(options_of(kind)))
+    return read_options(kind, given, what)

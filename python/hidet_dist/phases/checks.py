@@ -8,6 +8,7 @@ from typing import Any
 from hidet_dist.compile import Backend
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.options.option import default_of, options_of
 from hidet_dist.spec import Plan
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.targets import targets_with
@@ -35,9 +36,8 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
             f"The plan has {len(plan.stages)} stages and no pipeline that joins them, so that no artifacts serve it. "
             "Give the stages in optimization_config['stages'] instead, which makes one."
         )
-    steering = ("pins", "input_specs", "output_specs", "stages", "objective")
-    for key, default in (*((key, None) for key in steering), ("mode", "search")):
-        if getattr(optimization, key) != default:
+    for key, one in options_of(optimization).items():
+        if one.by_plan and getattr(optimization, key) != default_of(optimization, key):
             raise ConfigError(
                 f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the two "
                 "out."

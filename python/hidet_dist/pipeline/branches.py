@@ -221,7 +221,7 @@ class BranchSearch(StageSearch):
         candidates = [(self._sent_seconds(message.tensor, spec, part, last), spec) for spec in specs]
         bound = math.inf
         for seconds, spec in sorted(candidates, key=lambda candidate: candidate[0]):
-            if free.bound_seconds + seconds >= value * (1 - self.options.gap):
+            if free.bound_seconds + seconds >= value * (1 - self.options.solver_gap):
                 bound = min(bound, free.bound_seconds + seconds)
                 break
             result = self._plan(operators, part, ((message.tensor, spec),))

@@ -321,7 +321,7 @@ class ChainSearch(StageSearch):
     def _solve(self, problem: ChainProblem) -> tuple[Chain, float] | None:
         """Find the best chain by the bounds, and a lower bound of the value of all chains."""
         if self.pipeline.objective == "batch":
-            batched = least_batch(problem, self.micro.count, self.options.gap / 2)
+            batched = least_batch(problem, self.micro.count, self.options.solver_gap / 2)
             return None if batched is None else (batched.chain, batched.bound)
         if self.pipeline.objective == "throughput":
             chain = least_slowest(problem)

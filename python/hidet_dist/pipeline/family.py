@@ -158,7 +158,7 @@ class _FamilySearch:
         )
         best: Family | None = None
         for candidate in self._candidates(alone):
-            if best is not None and (self.limits.expired() or best.seconds * (1 - self.options.gap) <= bound):
+            if best is not None and (self.limits.expired() or best.seconds * (1 - self.options.solver_gap) <= bound):
                 break
             try:
                 family = self._family(candidate, bound)

@@ -177,7 +177,7 @@ def plan_given(
             f"The meshes of the stages have {devices} devices together; the machine's mesh {cluster.mesh} has "
             f"{cluster.mesh.size}."
         )
-    symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
+    symbols = tuple(size.of(name) for name, size in options.symbols.items())
     batch = micro_batch(graph, micro_batches, batch_dims, symbols, rules)
     options = replace(options, symbols=batch.declared)
     cut = cut_graph(batch, [stage.operators for stage in stages])

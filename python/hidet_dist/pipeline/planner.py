@@ -74,7 +74,7 @@ def search_pipeline(
     _check(options, pipeline, cluster)
     refuse_states(graph)
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
-    symbols = tuple(size.of(name) for name, size in (options.symbols or {}).items())
+    symbols = tuple(size.of(name) for name, size in options.symbols.items())
     proven: MicroBatch | None = None  # a symbolic batch, cut
     best: PipelineResult | None = None
     bound = math.inf
@@ -85,7 +85,7 @@ def search_pipeline(
     chains: ChainSearch | None = None  # the last one
     least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
     for count in _counts(graph, pipeline, symbols):
-        if best is not None and least_batch >= best.value * (1 - options.gap):
+        if best is not None and least_batch >= best.value * (1 - options.solver_gap):
             bound = min(bound, least_batch)
             break
         if best is not None and limits.expired():
@@ -234,7 +234,7 @@ def _one_stage(
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
-    changed = replace(options, symbols=micro.declared or None)
+    changed = replace(options, symbols=micro.declared)
     if pipeline.shares:
         result = shares_result(micro.graph, cluster, changed, part, rules=rules)
     else:

@@ -51,7 +51,7 @@ class StageSearch(ABC):
         rules: RuleTable,
     ):
         self.micro, self.cluster, self.pipeline, self.limits = micro, cluster, pipeline, limits
-        self.options = replace(options, symbols=micro.declared or None)
+        self.options = replace(options, symbols=micro.declared)
         self.rules = rules
         self.view = planning_view(micro.graph, micro.declared, cluster.mesh)
         self.slices = self._slices()
@@ -100,7 +100,7 @@ class StageSearch(ABC):
     def _least(self, best_value: float) -> float:
         """Return the value that a pipeline must be better than: less than the best one's by the gap."""
         best = math.inf if self.best is None else self.best.value
-        return min(best_value, best) * (1 - self.options.gap)
+        return min(best_value, best) * (1 - self.options.solver_gap)
 
     def _keep(self, pipeline: PipelineResult) -> None:
         """Keep a pipeline if it is the best one."""

@@ -111,7 +111,7 @@ class StagePart:
             options,
             mem_budget=budget - buffers,
             pins=pins,
-            gap=options.gap / 2,
+            solver_gap=options.solver_gap / 2,
             on_incumbent=None,
         )
 

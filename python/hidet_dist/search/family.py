@@ -106,7 +106,7 @@ def search_family(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
-    declared = options.symbols or {}
+    declared = options.symbols
     views = []
     for member in members:
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
@@ -364,8 +364,8 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     graphs. Often a candidate is within the gap of the bound; otherwise the joint problem is solved.
     """
 
-    gap = options.gap
-    finer = replace(options, gap=gap / 4)
+    gap = options.solver_gap
+    finer = replace(options, solver_gap=gap / 4)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     bound = 0.0
     for g, formulation in enumerate(joint.formulations):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-TIME_LIMIT_SECONDS = 60.0
-MEMORY_LIMIT_BYTES = 4 * 2**30
+from hidet_dist.options.planning import MEMORY_LIMIT_BYTES
 
 Clock = Callable[[], float]
 

@@ -89,8 +89,8 @@ class OverlapSearch:
                 break  # plans that are known compare as they did, so the search would end with the same one
             if size <= tuning.OVERLAP_CHOICES:
                 try:
-                    gap = max(options.gap, tuning.OVERLAP_GAP)
-                    coarse = replace(options, gap=gap, on_incumbent=None, prove=False)
+                    gap = max(options.solver_gap, tuning.OVERLAP_GAP)
+                    coarse = replace(options, solver_gap=gap, on_incumbent=None, prove=False)
                     solution = optimize(discounted, coarse, solution)
                     choices = solution.choices
                 except (InfeasibleError, SolverError):
@@ -101,14 +101,14 @@ class OverlapSearch:
                 try:
                     kept = Presolve(discounted).reduce(kept, prices, options.limits).kept
                     tables = Tables(options.limits)
-                    choices = eliminate(discounted, kept, tables, prices, options.gap / 4).choices
+                    choices = eliminate(discounted, kept, tables, prices, options.solver_gap / 4).choices
                 except (TooWide, OutOfTimeError):
                     break
             if choices in seen or max(held_bytes(problem, groups, choices)) > problem.budget:
                 break
             seen.add(choices)
             last = self._candidate(choices)
-            if last.seconds < best.seconds * (1 - options.gap):
+            if last.seconds < best.seconds * (1 - options.solver_gap):
                 best = last
             if size <= tuning.OVERLAP_CHOICES:
                 best = self._best(best, discounted, solution, options)
@@ -129,7 +129,7 @@ class OverlapSearch:
         for choices in sorted(others, key=costs.totals.seconds)[: tuning.OVERLAP_PLANS]:
             if options.limits.expired():
                 break
-            better = best.seconds * (1 - options.gap)
+            better = best.seconds * (1 - options.solver_gap)
             candidate = self._candidate(choices, better)
             if candidate is not None and candidate.seconds < better:
                 best = candidate

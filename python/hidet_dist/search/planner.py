@@ -188,7 +188,7 @@ def _search_both(
         (1.0, lambda part: _search(graph, finer.cluster, translated, part, rules=rules)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
-    return replace(best_search(searches, limits, options.gap), time_limit_reached=limits.time_reached)
+    return replace(best_search(searches, limits, options.solver_gap), time_limit_reached=limits.time_reached)
 
 
 def best_search(
@@ -351,7 +351,7 @@ def formulate_problem(
 
 def _named(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> tuple[GraphView, dict[str, Tensor], Pins]:
     """View a graph with the sizes of its symbols; return its tensors by the user's names too, and its pins."""
-    view = planning_view(graph, options.symbols or {}, cluster.mesh)
+    view = planning_view(graph, options.symbols, cluster.mesh)
     check_specs(view, cluster.mesh, "input", view.inputs, options.input_specs)
     check_specs(view, cluster.mesh, "output", view.outputs, options.output_specs)
     tensors = parse_names(options.names)

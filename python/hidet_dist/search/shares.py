@@ -83,7 +83,7 @@ def shares_result(
         (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
         for number, on in enumerate(clusters)
     ]
-    return best_search(searches, limits, options.gap)  # within the gap the even mesh wins
+    return best_search(searches, limits, options.solver_gap)  # within the gap the even mesh wins
 
 
 def proposed_meshes(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> list[DeviceMesh]:

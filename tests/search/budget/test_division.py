@@ -47,8 +47,8 @@ def test_plans_divided_into_parts_include_the_best(problem: Problem, first: bool
         patch.setattr(tuning, "FEW_WIDE_CHOICES", 0)
         patch.setattr(tuning, "NARROW_GAP", 0.0)  # which would leave nothing to divide
         patch.setattr(tuning, "DIVIDED_GAP", 0.0 if first else 1.0)
-        found = optimize(problem, SolveOptions(gap=1e-6))
-        rough = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+        found = optimize(problem, SolveOptions(solver_gap=1e-6))
+        rough = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
     assert found.seconds == pytest.approx(best)
     for solution in (found, rough):
         check(problem, solution)
@@ -70,7 +70,7 @@ def nothing_but_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.one_of(knapsacks(), problems()))
 def test_parts_told_apart_by_resident_bytes_include_the_best(problem: Problem) -> None:
     """Parts may leave a gap where choices differ in costs alone, and end early; bounds hold."""
-    check(problem, optimize(problem, SolveOptions(gap=1e-6)))
+    check(problem, optimize(problem, SolveOptions(solver_gap=1e-6)))
 
 
 @pytest.mark.usefixtures("nothing_but_parts")
@@ -91,6 +91,6 @@ def test_plans_with_room_for_either_kind_of_bytes_are_told_apart() -> None:
         [],
         Activations(moments, holds, {}),
     )
-    solution = optimize(problem, SolveOptions(gap=1e-3))
+    solution = optimize(problem, SolveOptions(solver_gap=1e-3))
     assert solution.seconds == pytest.approx(2.0)
     assert solution.gap == pytest.approx(1e-3)

@@ -172,7 +172,7 @@ def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions
 @given(problems())
 def test_the_optimum_within_the_budget_is_that_of_all_plans_and_of_the_integer_program(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
-    found = optimize(problem, SolveOptions(gap=1e-6))
+    found = optimize(problem, SolveOptions(solver_gap=1e-6))
     assert found.seconds == evaluate(problem, found.choices) == pytest.approx(best, abs=1e-4)
     assert peak(problem, found.choices) <= problem.budget
     assert found.gap <= 1.001e-6
@@ -189,11 +189,11 @@ def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_solutions_of_similar_problems_change_no_optimum(problem: Problem, factors: list[int]) -> None:
-    like = optimize(problem, SolveOptions(gap=1e-6))
+    like = optimize(problem, SolveOptions(solver_gap=1e-6))
     assert like.choices in like.known
     other = with_other_costs(problem, factors)
     best = min(evaluate(other, picks) for picks in all_picks(other) if peak(other, picks) <= other.budget)
-    found = optimize(other, SolveOptions(gap=1e-6), like)
+    found = optimize(other, SolveOptions(solver_gap=1e-6), like)
     assert found.seconds == evaluate(other, found.choices) == pytest.approx(best, abs=1e-4)
     assert peak(other, found.choices) <= other.budget
 
@@ -204,7 +204,7 @@ def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "VERY_FEW_CHOICES", 0)  # as if these were many choices
-        found = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+        found = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
     assert peak(problem, found.choices) <= problem.budget
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
     assert found.seconds * (1 - found.gap) <= best + 1e-9
@@ -263,7 +263,7 @@ def test_equal_layers_need_not_have_equal_plans(split: int) -> None:
     """As many layers are split as the budget asks for; each costs the 3 s of gathering its weight, or less."""
     problem = chain(10)
     tight = Problem(problem.cost, problem.memory, 100 - 5 * split, problem.edges)
-    found = optimize(tight, SolveOptions(gap=1e-6))
+    found = optimize(tight, SolveOptions(solver_gap=1e-6))
     assert resident(tight, found.choices) == 100 - 5 * split
     assert found.seconds == pytest.approx(solve(tight).seconds, rel=1e-5)
     assert (found.seconds == 0) == (split == 0)
@@ -279,15 +279,15 @@ def test_a_budget_below_the_least_is_refused() -> None:
 def test_a_graph_too_wide_to_eliminate_is_left_to_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain(6)
     tight = Problem(problem.cost, problem.memory, 45, problem.edges)
-    expected = optimize(tight, SolveOptions(gap=1e-6)).seconds
+    expected = optimize(tight, SolveOptions(solver_gap=1e-6)).seconds
     monkeypatch.setattr(tuning, "WORK_LIMIT", 0)
-    assert optimize(tight, SolveOptions(gap=1e-6)).seconds == pytest.approx(expected)
+    assert optimize(tight, SolveOptions(solver_gap=1e-6)).seconds == pytest.approx(expected)
 
 
 def test_choices_with_which_no_plan_fits_leave_no_gap() -> None:
     """A mixture of a plan far above the budget and one far below would fit, at half of the cost."""
     entities = 400  # more choices than the integer program decides at once
     problem = Problem([[0.0, 100.0]] + [[1.0, 2.0]] * entities, [[500, 0]] + [[1, 0]] * entities, 450, [])
-    solution = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+    solution = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
     assert solution.seconds == 100 + entities
     assert solution.gap <= 1e-6 * (1 + 1e-9)  # the bound is rounded

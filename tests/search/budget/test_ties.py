@@ -67,7 +67,7 @@ def collectives(problem: Problem, choices: Sequence[int]) -> int:
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_of_the_plans_of_least_cost_one_with_the_fewest_collectives_is_found(problem: Problem) -> None:
-    found = optimize(problem, SolveOptions(gap=1e-3))
+    found = optimize(problem, SolveOptions(solver_gap=1e-3))
     ranked = [(evaluate(problem, plan), collectives(problem, plan)) for plan in every_plan(problem)]
     assert (evaluate(problem, found.choices), collectives(problem, found.choices)) == min(ranked)
     # The charges for collectives are in neither the cost nor the bound.

@@ -229,7 +229,7 @@ def test_frontiers_need_no_plan_that_fits_to_begin_with(problem: Problem, line: 
         assert peak(problem, state.best) <= problem.budget
         assert evaluate(problem, state.best) == pytest.approx(state.seconds)
     if decided:
-        assert state.seconds * (1 - SolveOptions().gap) <= best * (1 + 1e-9)
+        assert state.seconds * (1 - SolveOptions().solver_gap) <= best * (1 + 1e-9)
 
 
 def test_the_limit_stays_where_few_partial_plans_are_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_too_many_partial_plans_below_any_limit_are_refused(monkeypatch: pytest.
 def test_the_optimum_is_found_and_proven_without_an_integer_program(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "VERY_FEW_CHOICES", 0)
-        solution = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+        solution = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
     assert solution.seconds == pytest.approx(evaluate(problem, solution.choices))
     assert peak(problem, solution.choices) <= problem.budget
@@ -267,6 +267,6 @@ def test_equal_layers_of_which_only_some_fit_are_decided_by_a_frontier(monkeypat
         raise AssertionError("an integer program was solved")
 
     monkeypatch.setattr("hidet_dist.search.budget.programs.solve", refused)
-    solution = optimize(problem, SolveOptions(gap=5e-4))
+    solution = optimize(problem, SolveOptions(solver_gap=5e-4))
     assert solution.seconds == 320 - 53
     assert solution.gap <= 5e-4

@@ -92,7 +92,7 @@ def test_bounds_of_narrowed_graphs_hold(problem: Problem, line: list[int], most:
 def test_plans_of_narrowed_graphs_are_the_best(problem: Problem, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "WORK_LIMIT", most)
-        solution = optimize(problem, SolveOptions(gap=1e-6))
+        solution = optimize(problem, SolveOptions(solver_gap=1e-6))
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
     assert solution.seconds == pytest.approx(evaluate(problem, solution.choices))
     assert solution.seconds * (1 - solution.gap) <= best * (1 + 1e-9) <= solution.seconds * (1 + 2e-9)

@@ -46,8 +46,10 @@ def test_a_pin_in_part_leaves_the_rest_to_the_search(mlp, toy) -> None:
 def test_the_plan_with_pins_is_the_best_of_those_that_have_them(mlp, toy) -> None:
     """Over all specs that a weight can be pinned to, the least is what the search finds by itself."""
     cluster = toy((2,))
-    free = find_plan(mlp, cluster, gap=0.0).plan.seconds
-    each = [search(mlp, cluster, gap=0.0, pins={"w1": text}).seconds for text in ("(R, R)", "(S0, R)", "(R, S0)")]
+    free = find_plan(mlp, cluster, solver_gap=0.0).plan.seconds
+    each = [
+        search(mlp, cluster, solver_gap=0.0, pins={"w1": text}).seconds for text in ("(R, R)", "(S0, R)", "(R, S0)")
+    ]
     assert min(each) == pytest.approx(free)
 
 

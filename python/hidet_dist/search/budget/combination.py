@@ -27,7 +27,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     if state.bounds is None or state.bounds[0] is not prices:
         return False
     bounds = state.bounds[1]
-    gap = state.options.gap
+    gap = state.options.solver_gap
     for _ in range(tuning.FRONTIERS):
         limit = state.cutoff()
         kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)

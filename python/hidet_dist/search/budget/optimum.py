@@ -51,7 +51,7 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
         When the solver fails, or the time limit or the memory limit is reached before there is a plan.
     """
     options = SolveOptions() if options is None else options
-    charged = charge_collectives(problem, options.gap)
+    charged = charge_collectives(problem, options.solver_gap)
     return charged.solution(_optimize(charged.problem, charged.options(options), like))
 
 
@@ -131,7 +131,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         state.known_plans.append(find_fitting(state))
     if not is_wide(state, tables):
         # Integer programs of wide graphs are slow; frontiers combine the plans of those.
-        recombine_plans(state, plans, state.options.gap, tuning.VERY_FEW_CHOICES)
+        recombine_plans(state, plans, state.options.solver_gap, tuning.VERY_FEW_CHOICES)
     if state.done():
         return
     combined, more = mixture.over, list[Probe]()
@@ -156,7 +156,7 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
         if state.seconds < best and not state.done():
             narrow_choices(state, tables, prices)
             search_below_limits(state, tables, prices)
-    far = state.seconds - state.bound > tuning.NARROW_PARTS_GAP * state.options.gap * state.seconds
+    far = state.seconds - state.bound > tuning.NARROW_PARTS_GAP * state.options.solver_gap * state.seconds
     if far and state.open_choices() > tuning.VERY_FEW_CHOICES and not is_wide(state, tables):
         divide_plans(state, mixture, wide=False)
     if state.outer is None and not state.done():
@@ -179,5 +179,5 @@ def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixt
                 return
             more.append(state.probe(tables, prices.scaled(factor), coarse=True))
     if not state.done():
-        recombine_plans(state, [*plans, *more], max(gap, state.options.gap))
+        recombine_plans(state, [*plans, *more], max(gap, state.options.solver_gap))
         narrow_choices(state, tables, prices)

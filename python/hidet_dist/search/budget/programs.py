@@ -61,7 +61,7 @@ def recombine_plans(state: State, plans: Sequence[Probe], gap: float, most: int 
     try:
         solution = solve(
             restricted(state.problem, kept),
-            replace(state.options, gap=gap),
+            replace(state.options, solver_gap=gap),
             tuning.RECOMBINATION_NODES,
             _tight_points(state),
         )
@@ -105,6 +105,6 @@ def decide_by_program(state: State) -> None:
         return
     state.peaks |= dict.fromkeys(solution.points)
     # Plans with dropped choices cost at least as much as the best plan within the gap.
-    bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))
+    bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.solver_gap))
     state.record(tuple(choices[k] for choices, k in zip(kept, solution.choices, strict=True)))
     state.raise_bound(min(bound, state.seconds))

@@ -25,7 +25,12 @@ from hidet_dist.search.problem.prices import Prices
 def probe_without_activations(state: State, tables: Tables) -> None:
     """Find the best plan for a negligible price, then for none: of plans of equal time, the one that holds less."""
     problem = state.problem
-    trifle = state.options.gap * tuning.TIE_SHARE * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
+    trifle = (
+        state.options.solver_gap
+        * tuning.TIE_SHARE
+        * sum(map(min, problem.cost))
+        / max(1, sum(map(max, problem.memory)))
+    )
     count = problem.activations.points
     # Before the first operator a device holds little but what it holds during the whole run.
     for price in (trifle, 0.0):
@@ -219,10 +224,10 @@ def _near(state: State, mixture: Mixture) -> float:
     """Return the relative gap between a bound and the mixture below which no better prices are looked for."""
     if state.capping and not mixture.over and mixture.seconds < state.cutoff():
         share = tuning.PART_BOUND_SHARE * (1 - state.bound / state.seconds)
-        return max(state.options.gap * tuning.BOUND_SHARE, share)
+        return max(state.options.solver_gap * tuning.BOUND_SHARE, share)
     # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
     far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
-    return tuning.ROUGH_GAP if mixture.over or far else state.options.gap * tuning.BOUND_SHARE
+    return tuning.ROUGH_GAP if mixture.over or far else state.options.solver_gap * tuning.BOUND_SHARE
 
 
 def _slack(state: State, probe: Probe, prices: Prices) -> float:

@@ -181,7 +181,7 @@ class State:
         self.limits.check()
         kept = self.reduction(prices).kept if reduced else self.kept
         # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
-        gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.gap / 4
+        gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.solver_gap / 4
         solved = eliminate(self.problem, kept, tables, prices, gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
@@ -234,11 +234,13 @@ class State:
 
     def cutoff(self) -> float:
         """Return the seconds below which a plan is better than the best one by more than the gap."""
-        return self.seconds * (1 - self.options.gap)
+        return self.seconds * (1 - self.options.solver_gap)
 
     def done(self) -> bool:
         """Tell whether the gap between the best plan and the bound is small enough."""
-        return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
+        return (
+            math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.solver_gap * self.seconds + 1e-15
+        )
 
 
 def is_wide(state: State, tables: Tables) -> bool:

@@ -42,8 +42,8 @@ class Charged:
             seconds = evaluate(self.original, choices)
             report(choices, seconds, min(seconds, max(0.0, bound - self.most_seconds)), elapsed)
 
-        gap = given.gap * (1 - 2 * tuning.TIE_SHARE)
-        return replace(given, gap=gap, on_incumbent=None if report is None else on_incumbent)
+        gap = given.solver_gap * (1 - 2 * tuning.TIE_SHARE)
+        return replace(given, solver_gap=gap, on_incumbent=None if report is None else on_incumbent)
 
     def solution(self, solution: Solution) -> Solution:
         """A solution of the problem as one of the original."""

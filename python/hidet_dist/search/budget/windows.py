@@ -90,4 +90,4 @@ def _replan(
         choices if abs(entity_position - at) <= tuning.WINDOW else [k]
         for choices, entity_position, k in zip(state.kept, position, fixed, strict=True)
     ]
-    return state.record(eliminate(state.problem, kept, tables, prices, state.options.gap / 4, True).choices)
+    return state.record(eliminate(state.problem, kept, tables, prices, state.options.solver_gap / 4, True).choices)

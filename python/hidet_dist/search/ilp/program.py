@@ -82,7 +82,7 @@ def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...]
 
     The problem's budget is ignored. Raises as :func:`solve` does.
     """
-    result = _Program(problem, options.limits, peak=True).solve(replace(options, gap=0.0), tuning.NODES)
+    result = _Program(problem, options.limits, peak=True).solve(replace(options, solver_gap=0.0), tuning.NODES)
     return result.choices, math.ceil(result.seconds * (1 - result.gap))
 
 
@@ -308,7 +308,7 @@ class _Program:
         # Both the bound and the rows are right to an absolute tolerance.
         tolerance = 2 * tuning.ROW_TOLERANCE
         if self.peak is not None:
-            left_gap = outcome.gap if stopped else options.gap
+            left_gap = outcome.gap if stopped else options.solver_gap
             left_gap += tolerance * self.scale / max(1, *nbytes)
             return Solution(choices, float(max(nbytes)), left_gap if free else 0.0, points=priced)
         seconds = evaluate(problem, choices)
@@ -321,7 +321,7 @@ class _Program:
         # Where no bound is reported, it follows from the gap. A solver may stop at an absolute gap, too.
         known = outcome.bound * self.unit
         if not known and not stopped:
-            known = (solved - self.constant) * (1 - options.gap)
+            known = (solved - self.constant) * (1 - options.solver_gap)
         bound = max(0.0, self.constant + known - tolerance * self.unit)
         return Solution(choices, seconds, max(0.0, 1 - bound / seconds), points=priced)
 

@@ -102,8 +102,8 @@ def _run_highs(program: LinearProgram, options: SolveOptions, nodes: int, proof:
     model, limits = highspy.Highs(), options.limits
     settings: dict[str, bool | int | float] = {
         "output_flag": False,
-        "threads": options.threads,
-        "mip_rel_gap": options.gap,
+        "threads": options.solver_threads,
+        "mip_rel_gap": options.solver_gap,
         "mip_max_nodes": nodes,
         "presolve_rule_off": _RIGHT_PRESOLVE,
         **(_WITHOUT_HEURISTICS if proof else {}),
@@ -180,8 +180,8 @@ def _run_cbc(program: LinearProgram, options: SolveOptions, nodes: int) -> Outco
     cbc = pulp.COIN_CMD(
         path=pulp.PULP_CBC_CMD.pulp_cbc_path,
         msg=False,
-        threads=options.threads,
-        gapRel=options.gap,
+        threads=options.solver_threads,
+        gapRel=options.solver_gap,
         timeLimit=options.limits.seconds_left(),
         maxNodes=nodes,
     )

@@ -46,7 +46,7 @@ def solve(problem: Problem, options: SolveOptions | None = None, rounds: int = t
             encoded.problem,
             limits.seconds_left() or None,
             rounds=rounds,
-            gap=options.gap,
+            gap=options.solver_gap,
             entries=most,
             on_incumbent=show,
         )

@@ -1,0 +1,70 @@
+"""Values of options as users give them in Python: specs, symbolic dims, and paths of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.checks import is_list, is_whole, shown
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.options.option import Check, refuse_unknown
+from hidet_dist.spec import TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
+
+_INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
+
+
+def read_specs(what: str, given: Any) -> tuple[TensorShardSpec | None, ...] | None:
+    """Read a list with one spec (or its text, or None) a tensor. Raises ConfigError."""
+    if given is None:
+        return None
+    if not is_list(given):
+        raise ConfigError(f"{what} must be a list with one spec (or None) a tensor; got {shown(given)}.")
+    specs: list[TensorShardSpec | None] = []
+    for spec in given:
+        if spec is None or isinstance(spec, TensorShardSpec):
+            specs.append(spec)
+        elif isinstance(spec, str):
+            try:
+                specs.append(TensorShardSpec.parse(spec))
+            except SpecError as error:
+                raise ConfigError(f"{what}: {error}") from error
+        else:
+            raise ConfigError(f"{what} has {shown(spec)}; write a spec as '(S0, R)'.")
+    return tuple(specs)
+
+
+def read_symbols(what: str, given: Any) -> dict[str, SymbolSize]:
+    """Read the declaration of each symbolic dim, by its name. Raises ConfigError."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} must be a dict such as {{'batch': 16}}; got {shown(given)}.")
+    symbols = {}
+    for name, value in given.items():
+        own = f"{what}[{shown(name)}]"
+        if not isinstance(name, str):
+            raise ConfigError(f"{what} has the key {shown(name)}; the keys are names of dims.")
+        if isinstance(value, SymbolSize):
+            declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
+        else:
+            declared = value if isinstance(value, Mapping) else {"expected": value}
+        refuse_unknown(own, declared, ("expected", "multiple_of"))
+        if "expected" not in declared:
+            raise ConfigError(f"{own} lacks 'expected', the size that costs are predicted for; got {shown(declared)}.")
+        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))
+        for key in ("expected", "multiple_of"):
+            number = getattr(size, key)
+            if not is_whole(number, 1, _INT32_MAX):
+                raise ConfigError(f"{own}: {key!r} must be a whole number from 1 to 2**31 - 1; got {shown(number)}.")
+        if size.expected % size.multiple_of:
+            raise ConfigError(f"{own}: 'expected' = {size.expected} is no multiple of {size.multiple_of}.")
+        symbols[name] = size
+    return symbols
+
+
+def _are_paths(value: Any) -> bool:
+    paths = value if is_list(value) else [value]
+    return bool(paths) and all(isinstance(path, str | Path) and path and "\0" not in str(path) for path in paths)
+
+
+PATHS = Check(_are_paths, "the path of a safetensors file, an index or a folder, or a list of paths")
