@@ -193,8 +193,8 @@ def build_family(
         The artifact folder. It is replaced atomically at the end of the build; after a failure it is unchanged.
     programs: mapping, optional
         For a program, by its name, any of ``pins``, ``input_specs``, ``output_specs``, ``names`` (as in
-        ``optimization_config``) and ``frequency``: the factor of its time in the sum that is minimized, 1 by default.
-        A pin of a shared weight holds for all programs.
+        ``optimization_config``), ``symbols``, which declares sizes that it alone has, and ``frequency``: the factor of
+        its time in the sum that is minimized, 1 by default. A pin of a shared weight holds for all programs.
 
     Raises
     ------

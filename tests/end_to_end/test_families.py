@@ -10,16 +10,19 @@ from typing import Any
 import hidet
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.cli.app import app
 from hidet_dist.cli.running import main as run_one_rank
-from hidet_dist.errors import ConfigError, InfeasibleError, InputError, PlanError
+from hidet_dist.errors import ConfigError, InfeasibleError, InputError, PlanError, WeightsError
 from hidet_dist.export.storage import held_bytes, share_storage
 from hidet_dist.phases.family import TracedFamily
 from hidet_dist.simulate import simulate
+from hidet_dist.weights.named import held_weight
+from hidet_dist.weights.states import held_state
 
 from .conftest import launch
 
@@ -135,7 +138,7 @@ def test_a_partition_of_several_programs_is_called_by_their_names(tmp_path: Path
             with pytest.raises(ConfigError, match="the programs prefill, decode"):
                 call()
     np.savez(tmp_path / "x.npz", x0=given["decode"])
-    assert run_one_rank(str(out), "decode", str(tmp_path / "x.npz"), str(tmp_path / "y.npz")) == 0
+    assert run_one_rank(str(out), "decode", str(tmp_path / "x.npz"), str(tmp_path / "y.npz"), str(tmp_path)) == 0
     with np.load(tmp_path / "y.npz") as answer:
         np.testing.assert_allclose(answer["y0"], expected(given["decode"]), atol=1e-4)
     for command in ("explain", "report"):
@@ -161,6 +164,20 @@ def test_programs_over_one_storage_compute_what_their_graphs_do(shared: bool) ->
         np.testing.assert_allclose(y, expected(x), atol=1e-4)
     with pytest.raises(InfeasibleError):
         family.plan_within(100)
+
+
+def test_a_graph_is_planned_for_several_sizes_of_its_symbolic_dims() -> None:
+    (graph,) = layers(16, {"any": "rows"}).values()
+    own = {"prefill": {"symbols": {"rows": 512}}, "decode": {"symbols": {"rows": 2}}}
+    family = TracedFamily.of(dict.fromkeys(own, graph), {"mesh_shape": [2]}, {}, own).prepare().plan()
+    sizes = [[symbol.size for symbol in one.plan.stages[0].symbols] for one in family.members.values()]
+    assert sizes == [[512], [2]]
+    assert family.members["prefill"].plan.seconds > family.members["decode"].plan.seconds
+    (prefill,), (decode,) = (one.programs for one in family.partition().members.values())
+    assert [w.name for w in prefill.weights] == [w.name for w in decode.weights]
+    x = np.random.default_rng(2).standard_normal((6, 16), np.float32)
+    for program in (prefill, decode):
+        np.testing.assert_allclose(simulate(program, [x])[0], expected(x), atol=1e-4)
 
 
 def pool_of(steps: Mapping[str, int], up: np.ndarray) -> dict[str, hidet.FlowGraph]:
@@ -200,6 +217,23 @@ def test_a_weight_has_one_spec_in_all_programs() -> None:
     keys = {weight.name: weight.name for weight in programs[0].weights}
     with pytest.raises(PlanError, match=r"w2 is float32\[16, 16\] in \(S0, R\) in one program"):
         share_storage(programs, [keys, keys])
+
+
+def test_tensors_of_one_name_and_other_elements_are_refused(tmp_path: Path) -> None:
+    """It would not be known which one is to be stored."""
+    x, data = hidet.symbol([4, 8]), torch.arange(64.0).reshape(8, 8)
+    for kind in ("weight", "state"):
+        graphs = {}
+        for name, held in (("a", data), ("b", data.clone()), ("c", data + 1)):
+            if kind == "weight":
+                graphs[name] = hidet.trace_from(x @ held_weight("up", held), [x])
+            else:
+                new = hidet_dist.replace_state(held_state("seen", held), hidet.ops.concat([x, x], 0))
+                graphs[name] = hidet.trace_from([x * 2.0, new], [x])
+        equal = {name: graphs[name] for name in "ab"}
+        TracedFamily.of(equal, {"mesh_shape": [1]}).prepare().check_weights()
+        with pytest.raises(WeightsError, match=rf"The {kind} '\w+' has other elements in the program 'c' than in 'a'"):
+            hidet_dist.build_family(graphs, {"mesh_shape": [1]}, {}, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hidet.graph import FlowGraph
+from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.artifacts import Manifest
 from hidet_dist.artifacts.coherence import PROGRAM_NAME, PROGRAM_NAME_RULE
 from hidet_dist.checks import is_finite, shown
 from hidet_dist.config import OptimizationConfig
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.export.storage import held_bytes, share_storage, weight_bytes
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster
@@ -25,10 +25,13 @@ from hidet_dist.progress import Progress
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember
 from hidet_dist.search.family import held_keys
+from hidet_dist.search.formulation.labels import tensor_labels
 from hidet_dist.spec.extents import extents_of, symbols_in
 from hidet_dist.weights.equality import equal_weights
+from hidet_dist.weights.sources import same_elements
+from hidet_dist.weights.states import is_state, same_initial
 
-OWN_KEYS = ("frequency", "pins", "input_specs", "output_specs", "names")
+OWN_KEYS = ("frequency", "pins", "input_specs", "output_specs", "names", "symbols")
 """The keys that each program of a family may have besides the common configuration."""
 
 
@@ -78,7 +81,9 @@ class TracedFamily:
             given = {key: value for key, value in own.get(name, {}).items() if key != "frequency"}
             if isinstance(graph, FlowGraph) and isinstance(declared, Mapping):
                 used = {symbol for x in graph.inputs or [] for symbol in symbols_in(extents_of(x))}
-                given["symbols"] = {symbol: size for symbol, size in declared.items() if symbol in used}
+                common_to_all = {symbol: size for symbol, size in declared.items() if symbol in used}
+                own_sizes = given.get("symbols") or {}
+                given["symbols"] = {**common_to_all, **own_sizes} if isinstance(own_sizes, Mapping) else own_sizes
             members[name] = Traced.of(graph, distributed_config, {**common, **given})
         known = {symbol for member in members.values() for symbol in member.optimization.symbols}
         for symbol in declared:
@@ -91,9 +96,14 @@ class TracedFamily:
         """Normalize each graph, and find the weights that they share. Raises as :meth:`Traced.prepare`."""
         rules = RuleTable(next(iter(self.members.values())).cluster.mesh)
         prepared = {name: replace(traced.prepare(), rules=rules) for name, traced in self.members.items()}
-        weights = [[one.view.tensors[name] for name in one.view.weights] for one in prepared.values()]
-        same = dict(zip(prepared, equal_weights(weights), strict=True))
-        return PreparedFamily(self, prepared, same)
+        without_names = [_without_names(one) for one in prepared.values()]
+        return PreparedFamily(self, prepared, dict(zip(prepared, equal_weights(without_names), strict=True)))
+
+
+def _without_names(prepared: Prepared) -> list[Tensor]:
+    """List the weights of a graph that have no name by which other graphs could share them."""
+    view, labels = prepared.view, tensor_labels(prepared.view, prepared.names)
+    return [view.tensors[name] for name in view.weights if name not in labels]
 
 
 def _check_offered(optimization: OptimizationConfig) -> None:
@@ -135,9 +145,31 @@ class PreparedFamily:
         return self.first.mem_budget
 
     def check_weights(self) -> None:
-        """Check that all weights by name have data of their shapes and dtypes. Raises WeightsError."""
-        for prepared in self.members.values():
+        """Check that weights by name have data of their shapes and dtypes, and that what is shared is equal.
+
+        Raises
+        ------
+        WeightsError
+            When a weight has no data, or has another shape or dtype; when weights, or values of states before the
+            first call, have one name and different elements.
+        """
+        known: dict[Hashable, tuple[str, Tensor]] = {}
+        for program, prepared in self.members.items():
             prepared.check_weights()
+            view, same = prepared.view, self.same[program]
+            labels = tensor_labels(view, prepared.names)
+            for name, key in held_keys(view, prepared.names, same).items():
+                tensor = view.tensors[name]
+                first, x = known.setdefault(key, (program, tensor))
+                if same.get(tensor) is x or (x.dtype, list(x.shape)) != (tensor.dtype, list(tensor.shape)):
+                    continue  # they are known to be equal, or planning refuses them
+                held = is_state(x)
+                if not (same_initial(x, tensor) if held else same_elements(x, tensor, prepared.files)):
+                    what = f"{'state' if held else 'weight'} {labels.get(name, name)!r}"
+                    raise WeightsError(
+                        f"The {what} has other elements in the program {program!r} than in {first!r}. Programs share "
+                        "what has one name: give it another name in one of them."
+                    )
 
     def plan_within(self, nbytes: int, progress: Progress | None = None) -> PlannedFamily:
         """Search plans that are predicted to hold at most ``nbytes`` together. Raises as :meth:`plan`."""
@@ -159,11 +191,8 @@ class PreparedFamily:
             When the solver fails, or has no plans within the time limit.
         """
         members, optimization = list(self.members.items()), self.first.traced.optimization
-        symbols = {
-            name: size for one in self.members.values() for name, size in one.traced.optimization.symbols.items()
-        }
         options = replace(
-            optimization.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols=symbols
+            optimization.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols={}
         )
         stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
         shares = self.first.traced.distributed.searches_shares
@@ -185,6 +214,7 @@ class PreparedFamily:
             own.input_specs,
             own.output_specs,
             self.same[name],
+            own.symbols,
         )
 
 

@@ -88,7 +88,7 @@ def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: Pi
     for key in ("names", "pins", "input_specs", "output_specs"):
         if getattr(options, key) is not None:
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
-    if options.symbols:
+    if options.symbols or any(member.symbols for member in members):
         raise ConfigError(
             "Stages are not searched for graphs with symbolic dims yet: leave out pipeline, or plan for fixed sizes."
         )

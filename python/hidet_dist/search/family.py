@@ -26,6 +26,7 @@ from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, solve_simple, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.spec import Plan, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView, graph_symbols
 
@@ -66,6 +67,7 @@ class FamilyMember:
     pins, input_specs, output_specs: as for :func:`hidet_dist.search.search`.
     same: weights of the graph that are equal to weights of other members, by tensor; see
         :func:`hidet_dist.weights.equality.equal_weights`. A weight that is the same tensor in both need not be there.
+    symbols: the declared sizes of its symbolic dims, by name; those of the options when not given.
     """
 
     graph: NormalGraph
@@ -75,6 +77,7 @@ class FamilyMember:
     input_specs: Specs = None
     output_specs: Specs = None
     same: Mapping[hidet.Tensor, hidet.Tensor] = field(default_factory=dict)
+    symbols: Mapping[str, SymbolSize] | None = None
 
     def __post_init__(self) -> None:
         if not (self.weight > 0 and math.isfinite(self.weight)):
@@ -106,9 +109,9 @@ def search_family(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
-    declared = options.symbols
     views = []
     for member in members:
+        declared = options.symbols if member.symbols is None else member.symbols
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
         views.append(planning_view(member.graph, symbols, cluster.mesh))
     for view, member in zip(views, members, strict=True):

@@ -33,8 +33,10 @@ def equal_weights(graphs: Sequence[Sequence[Tensor]]) -> list[dict[Tensor, Tenso
     """
     first: dict[Hashable, list[Tensor]] = {}  # distinct weights of earlier graphs, by what they have
     result: list[dict[Tensor, Tensor]] = []
-    several = _layouts_of_several(graphs)
-    for weights in graphs:
+    common = set[Tensor].intersection(*map(set, graphs))  # they need no equal, and are not read
+    own = [[x for x in weights if x not in common] for weights in graphs]
+    several = _layouts_of_several(own)
+    for weights in own:
         here = dict.fromkeys(weights)
         same: dict[Tensor, Tensor] = {}
         taken = {x for known in first.values() for x in known if x in here}

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from hidet.graph import Tensor
@@ -13,7 +14,7 @@ from hidet.graph import Tensor
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
 from hidet_dist.weights.combined import Cast, Padded, Part, Source
-from hidet_dist.weights.named import is_weight, mark_of
+from hidet_dist.weights.named import InMemory, Mark, is_weight, mark_of
 from hidet_dist.weights.safetensors_file import SafetensorsFiles
 
 BLOCK_BYTES = 2**24
@@ -77,8 +78,10 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     return source if extents == list(tensor.shape) else Padded(source, extents)
 
 
-def same_elements(a: Tensor, b: Tensor) -> bool:
-    """Whether two weights with data have the same elements, bit by bit; they are read in blocks.
+def same_elements(a: Tensor, b: Tensor, files: SafetensorsFiles | None = None) -> bool:
+    """Whether two weights with data, in memory or in files, have the same elements, bit by bit.
+
+    What is the same memory or the same part of a file is not read; other weights are read in blocks.
 
     Raises
     ------
@@ -87,8 +90,10 @@ def same_elements(a: Tensor, b: Tensor) -> bool:
     """
     if a.dtype.name != b.dtype.name or list(a.shape) != list(b.shape):
         return False
+    if a is b or _same_place(mark_of(a), mark_of(b)):
+        return True
     shape = [int(size) for size in a.shape]
-    of_a, of_b = source_of(a), source_of(b)
+    of_a, of_b = source_of(a, files), source_of(b, files)
     rest = [slice(0, size) for size in shape[1:]]
     rows = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * a.dtype.nbytes))
     for row in range(0, shape[0], rows) if shape else (0,):
@@ -97,6 +102,25 @@ def same_elements(a: Tensor, b: Tensor) -> bool:
         if not torch.equal(x, y):
             return False
     return True
+
+
+def _same_place(a: Mark | None, b: Mark | None) -> bool:
+    """Whether the data of two weights by name is in the same place."""
+    if a is None or b is None:
+        return False
+    if isinstance(a.stored, InMemory) and isinstance(b.stored, InMemory) and same_memory(a.stored, b.stored):
+        b = replace(b, stored=a.stored)
+    return a == b
+
+
+def same_memory(a: InMemory, b: InMemory) -> bool:
+    """Whether two weights in memory are the same memory."""
+    x, y = a.data, b.data
+    if x is y:
+        return True
+    places = ((z.data_ptr(), z.dtype, z.shape, z.stride(), z.device) for z in (x, y) if z.device.type == "cpu")
+    first, second = next(places, None), next(places, None)
+    return first is not None and first == second
 
 
 def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:

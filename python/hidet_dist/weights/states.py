@@ -100,6 +100,14 @@ def initial_of(tensor: Tensor) -> InMemory | None:
     return None if mark is None or mark.initial is None else InMemory(mark.initial)
 
 
+def same_initial(a: Tensor, b: Tensor) -> bool:
+    """Whether two states of one shape and dtype have the same values before the first call."""
+    x, y = (None if given is None else given.data for given in (initial_of(a), initial_of(b)))
+    if x is None or y is None:
+        return all(given is None or not bool(given.any()) for given in (x, y))
+    return x is y or torch.equal(x, y)
+
+
 def is_value_of_state(tensor: Tensor) -> bool:
     """Whether a tensor is a state's old value, or what updates made of it."""
     return is_state(tensor) or updated_state(tensor) is not None
