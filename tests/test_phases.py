@@ -18,6 +18,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ConfigError
 from hidet_dist.partitioning import proof
 from hidet_dist.phases import values
+from hidet_dist.phases.dump import NAMES
 from hidet_dist.rules import rule
 
 MESH = {"mesh_shape": [2]}
@@ -112,3 +113,31 @@ def test_each_value_prints_what_it_has_and_has_what_it_was_made_from() -> None:
 def test_what_is_no_graph_is_refused_before_anything_is_done() -> None:
     with pytest.raises(ConfigError, match="must be a hidet FlowGraph; got a str"):
         hidet_dist.make_plan("graph", MESH)  # type: ignore[arg-type]
+
+
+def test_a_dump_has_what_each_pass_made_of_each_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIDET_DIST_DUMP", str(tmp_path / "dump"))
+    compiled = hidet_dist.Traced.of(mlp(), MESH).prepare().plan().partition().compile()
+    partitioned = compiled.partitioned
+    planned = partitioned.planned
+    prepared = planned.prepared
+    written = {path.stem: path.read_text() for path in sorted((tmp_path / "dump" / "graph0").iterdir())}
+    assert list(written) == list(NAMES)
+    values = [prepared.traced, prepared, planned, partitioned, compiled]
+    names = ("1-traced", "2-normal-form", "5-plan", "6-program", "8-launches")
+    assert [written[name] for name in names] == [f"{value}\n" for value in values]
+    assert written["3-rules"].splitlines()[0] == "0 Matmul: ([i,k],[k,j])->([i,j]) {i=8,j=128,k=64} reduction={k}"
+    _, choices = prepared.rules(prepared.view.operators[0])
+    assert f"0 Matmul: {len(choices)} choices\n  {choices[0].spec}\n" in written["4-choices"]
+    assert "BlasMatmul(x0, w0, " in written["7-fused"] and "Relu" not in written["7-fused"]
+
+    hidet_dist.make_plan(mlp(), MESH)
+    more = sorted(path.stem for path in (tmp_path / "dump" / "graph1").iterdir())
+    assert more == list(NAMES[:5])
+
+
+def test_a_dump_without_a_folder_to_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HIDET_DIST_DUMP", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"HIDET_DIST_DUMP = .*file cannot be written to"):
+        hidet_dist.make_plan(mlp(), MESH)

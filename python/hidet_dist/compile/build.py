@@ -140,6 +140,7 @@ def compile_program(
     room: int | None = None,
     meanwhile: Callable[[Mapping[str, Layout | UnevenLayout]], None] = lambda _: None,
     fits: Callable[[int], None] = lambda _: None,
+    fused: Callable[[FlowGraph], None] = lambda _: None,
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -161,6 +162,8 @@ def compile_program(
         kernel is done. If there is nothing to compile, it is called all the same. Its errors are raised unchanged.
     fits: callable, optional
         Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged.
+    fused: callable, optional
+        Called before that with the program's graph, whose operators are fused to kernels.
 
     Raises
     ------
@@ -175,6 +178,7 @@ def compile_program(
             f"The graph has states ({labels}), which programs cannot keep yet: plan or simulate it only."
         )
     graph = optimize_program(program, target)
+    fused(graph)
     inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
     named = dict(program.weight_placeholders)
     if program.coordinate is not None:

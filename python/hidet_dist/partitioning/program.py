@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -112,21 +112,27 @@ class Program:
         Shapes are local; the shape of a whole tensor follows the word ``of``. Equal programs have equal text. Before
         the last line, the updated states have their new values.
         """
-        names: dict[Tensor, str] = {}
         lines = [f"program on {self.mesh}"]
-        placeholders = [*zip(self.inputs, self.graph.inputs, strict=False)]
-        placeholders += [(weight, self.weight_placeholders[weight.name]) for weight in self.weights]
-        placeholders += [(state, self.state_placeholders[state.name]) for state in self.states]
-        for plan, local in placeholders:
-            names[local] = plan.name
+        for plan, local in self._placeholders():
             whole = ", ".join(map(str, plan.written or plan.shape))
             shape = ", ".join(map(str, local.shape))
             lines.append(f"{plan.name}: {local.dtype.name}[{shape}] = {plan.spec} of [{whole}]")
         if self.coordinate is not None:
-            names[self.coordinate] = COORDINATE
             lines.append(f"{COORDINATE}: int32[{self.mesh.ndim}]")
-        *operators, returned = graph_lines(self.graph, names, self.new_values)
+        *operators, returned = graph_lines(self.graph, self.input_names(), self.new_values)
         return "\n".join([*lines, *operators, f"{returned} as {', '.join(str(y.spec) for y in self.outputs)}"]) + "\n"
+
+    def input_names(self) -> dict[Tensor, str]:
+        """Name the placeholders of the program's graph: its inputs, weights and states, and the rank's coordinate."""
+        names = {local: plan.name for plan, local in self._placeholders()}
+        return names if self.coordinate is None else {**names, self.coordinate: COORDINATE}
+
+    def _placeholders(self) -> Iterator[tuple[TensorPlan, Tensor]]:
+        yield from zip(self.inputs, self.graph.inputs, strict=False)
+        for weight in self.weights:
+            yield weight, self.weight_placeholders[weight.name]
+        for state in self.states:
+            yield state, self.state_placeholders[state.name]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
         """Read the data of a rank: its shard of each weight by name, and its coordinate.

@@ -196,13 +196,15 @@ class PreparedFamily:
         )
         stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
         shares = self.first.traced.distributed.searches_shares
+        for _, prepared in members:
+            prepared.write_rules()
         found = plan_family(
             [self._member(name, prepared) for name, prepared in members],
             Planning(self.cluster, options, stages, shares=shares),
             rules=self.first.rules,
         )
         plans = zip(members, found.plans, strict=True)
-        return PlannedFamily(self, {name: Planned(prepared, plan) for (name, prepared), plan in plans}, found)
+        return PlannedFamily(self, {name: prepared.with_plan(plan) for (name, prepared), plan in plans}, found)
 
     def _member(self, name: str, prepared: Prepared) -> FamilyMember:
         own = prepared.traced.optimization

@@ -39,6 +39,7 @@ from hidet_dist.partitioning.program import partition_proven
 from hidet_dist.partitioning.proof import ProvenStage, check_conversions, prove, prove_specs
 from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.phases.checks import check_configurations, check_plan
+from hidet_dist.phases.dump import Dump, choices_text, rules_text
 from hidet_dist.pipeline import stage_cluster
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.planning import Planning, plan_graph, problem_of
@@ -75,12 +76,14 @@ class Traced:
     distributed: the mesh and the machine.
     optimization: what is wanted of the plan and the program.
     target: the target that programs are compiled for.
+    dump: writes the values that are made of the graph, if the environment asks for it.
     """
 
     graph: FlowGraph
     distributed: DistributedConfig
     optimization: OptimizationConfig
     target: Backend
+    dump: Dump = field(default_factory=Dump, compare=False)
 
     @classmethod
     def of(
@@ -102,7 +105,9 @@ class Traced:
         check_configurations(distributed, optimization, target)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"The graph to plan must be a hidet FlowGraph; got a {type(graph).__name__}.")
-        return cls(graph, distributed, optimization, target)
+        traced = cls(graph, distributed, optimization, target, Dump.begin())
+        traced.dump("1-traced", traced.__str__)
+        return traced
 
     @property
     def cluster(self) -> Cluster:
@@ -132,7 +137,9 @@ class Traced:
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
         graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
-        return Prepared(self, graph, names, RuleTable(self.cluster.mesh))
+        prepared = Prepared(self, graph, names, RuleTable(self.cluster.mesh))
+        self.dump("2-normal-form", prepared.__str__)
+        return prepared
 
     def __repr__(self) -> str:
         return f"Traced({_counts(self.graph)}; for {self.distributed.mesh} on {self.target.record.name})"
@@ -244,7 +251,19 @@ class Prepared:
 
             planning = self._planning()
             planning = replace(planning, options=replace(planning.options, clock=clock, on_incumbent=show))
-            return Planned(self, plan_graph(self.graph, planning, self.rules))
+            self.write_rules()
+            return self.with_plan(plan_graph(self.graph, planning, self.rules))
+
+    def write_rules(self) -> None:
+        """Write the rules of the operators and their choices, if the environment asks for it."""
+        self.traced.dump.once("3-rules", lambda: rules_text(self.view, self.rules))
+        self.traced.dump.once("4-choices", lambda: choices_text(self.view, self.rules))
+
+    def with_plan(self, plan: Plan) -> Planned:
+        """Return the graph with a plan that was searched, which is written if the environment asks for it."""
+        planned = Planned(self, plan)
+        self.traced.dump("5-plan", planned.__str__)
+        return planned
 
     def export_problem(self, path: str | Path, progress: Progress | None = None) -> float:
         """Write the problem that the search solves for the given mesh, in the format of google/iopddl.
@@ -299,7 +318,9 @@ class Prepared:
         stages = tuple(one.stage for one in proven)
         pipeline = None if plan.pipeline is None else replace(plan.pipeline, search=None)
         whole = Plan(stages, None if pipeline is None else with_seconds(pipeline, stages, self.cluster))
-        return Planned(self, whole, tuple(proven))
+        planned = Planned(self, whole, tuple(proven))
+        self.traced.dump("5-plan", planned.__str__)
+        return planned
 
     def __repr__(self) -> str:
         return f"Prepared({_counts(self.graph)}; from {self.traced!r})"
@@ -372,7 +393,9 @@ class Planned:
         traced = self.prepared.traced
         interface = interface_of(traced.graph)
         programs = (partition_proven(stage, self.prepared.files, traced.target) for stage in self.proven)
-        return Partitioned(self, tuple(replace(program, interface=interface) for program in programs))
+        partitioned = Partitioned(self, tuple(replace(program, interface=interface) for program in programs))
+        traced.dump("6-program", partitioned.__str__)
+        return partitioned
 
     def __repr__(self) -> str:
         meshes = ", ".join(str(stage.mesh) for stage in self.plan.stages)
@@ -424,9 +447,9 @@ class Partitioned:
         MemoryBudgetWarning
             When a program takes more than the memory budget, by 1 % at most.
         """
-        target = self.planned.prepared.traced.target
+        target, dump = self.planned.prepared.traced.target, self.planned.prepared.traced.dump
         target.check_compiler()
-        compiled = []
+        compiled: list[CompiledProgram] = []
         for number, program in enumerate(self.programs):
             stage = self.planned.plan.stages[number]
             overlap = stage.overlap if target.record.overlaps else None
@@ -440,10 +463,18 @@ class Partitioned:
                     None if overlap is None else self.planned.cluster_of(number),
                     None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
                     fits=partial(self._check_held, number, beside[number] if beside else 0),
+                    fused=partial(self._write_fused, number),
                     **write,
                 )
             compiled.append(one)
-        return Compiled(self, tuple(compiled), folder)
+        result = Compiled(self, tuple(compiled), folder)
+        dump("8-launches", result.__str__)
+        return result
+
+    def _write_fused(self, number: int, graph: FlowGraph) -> None:
+        names = self.programs[number].input_names()
+        named = {x: names[x] for x in graph.inputs or []}
+        self.planned.prepared.traced.dump("7-fused", lambda: "\n".join(graph_lines(graph, named)))
 
     def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, Layout | UnevenLayout]) -> None:
         meshes = [program.mesh for program in self.programs]
