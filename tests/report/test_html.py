@@ -78,7 +78,7 @@ def test_measured_times_are_on_the_page(report, tmp_path):
             OperatorTime(0, "matmul", 0, "float32[8, 32]", "", 0.001, 0.002),
             OperatorTime(1, "all_reduce", 1, "float32[8, 32]", "all_reduce(sum)", 0.003, 0.001),
         )
-        return Profile(rank, 2, 100.0, 0.005, operators)
+        return Profile(rank, 2, 100.0, 0.005, operators, process_bytes=5 * 2**20 if rank else None)
 
     profile(1).save(tmp_path / "one.json")
     merge_traces([profile(0), profile(1)], tmp_path / "both.json")
@@ -89,7 +89,7 @@ def test_measured_times_are_on_the_page(report, tmp_path):
         ("communication", "all_reduce(sum)", 0.003, 0.001),
     ]
     both = read_traces([tmp_path / "both.json"])
-    assert [trace.rank for trace in both] == [0, 1]
+    assert [(trace.rank, trace.process_bytes) for trace in both] == [(0, None), (1, 5 * 2**20)]
     assert len(data_of(render(report, both))["traces"]) == 2
     with pytest.raises(PlanError, match="a second trace of rank 1"):
         read_traces([tmp_path / "one.json", tmp_path / "both.json"])
@@ -111,10 +111,12 @@ def test_measured_times_are_on_the_page(report, tmp_path):
         ("pid", "-1"),
         ("pid", "1" + "0" * 400),
         ("pid", "1.0"),
+        ("args", '{"process bytes": "5"}'),
+        ("args", '{"process bytes": 1e300}'),
     ],
 )
 def test_traces_with_odd_numbers_are_refused(tmp_path, key, value):
-    event = {"ph": '"X"', "pid": "0", "ts": "0", "dur": "1", "cat": '"compute"', "name": '"a"', key: value}
+    event = {"ph": '"X"', "pid": "0", "ts": "0", "dur": "1", "cat": '"call"', "name": '"a"', key: value}
     text = ", ".join(f'"{name}": {entry}' for name, entry in event.items())
     (tmp_path / "odd.json").write_text(f'{{"traceEvents": [{{{text}}}]}}')
     with pytest.raises(PlanError, match=r"odd\.json is not a trace"):

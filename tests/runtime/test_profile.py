@@ -56,6 +56,8 @@ def test_every_operator_has_its_time(block: Path) -> None:
         total = profile.compute_seconds + profile.communication_seconds + profile.overhead_seconds
         assert total == pytest.approx(profile.call_seconds)
         assert profile.overhead_seconds > 0
+        assert profile.process_bytes is not None
+        assert f"grown by {profile.process_bytes:,} bytes" in str(profile.table().caption)
         np.testing.assert_array_equal(model(*inputs), expected)
         with pytest.raises(ConfigError, match="repeats=0"):
             model.profile(*inputs, repeats=0)
@@ -156,3 +158,21 @@ def test_two_ranks_say_what_they_communicate(tmp_path: Path) -> None:
     for mine, theirs in zip(*([e for e in sent if e["pid"] == rank] for rank in range(2)), strict=True):
         assert mine["ts"] + mine["dur"] >= theirs["ts"]
         assert theirs["ts"] + theirs["dur"] >= mine["ts"]
+
+
+def test_what_is_held_is_a_part_of_what_the_process_grows_by(tmp_path: Path) -> None:
+    """A new process, since one that has freed memory takes it again without growing."""
+    size = 4 * 2**20
+    x = hidet.symbol([size], "float32", "cpu")
+    graph = hidet.trace_from(x + hidet.asarray(np.arange(size, dtype=np.float32)), [x])
+    hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, tmp_path / "artifacts")
+    program = (
+        "import numpy, hidet_dist\n"
+        f"x = numpy.ones({size}, numpy.float32)\n"
+        "with hidet_dist.load_partition('artifacts') as model: print(model.profile(x).process_bytes)\n"
+        "assert 'libgomp' in open('/proc/self/maps').read()  # else its threads would crash"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=100
+    )
+    assert 2 * 4 * size < int(done.stdout) < 2 * 4 * size + 2**26  # the weight and the result

@@ -10,8 +10,9 @@ from typing import Any
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import PlanError
 from hidet_dist.files import parse_json, read_text
-from hidet_dist.limits import MOST_DEVICES, MOST_PLAN_BYTES
+from hidet_dist.limits import MOST_BYTES, MOST_DEVICES, MOST_PLAN_BYTES
 from hidet_dist.report.data import COMMUNICATION, COMPUTE
+from hidet_dist.runtime.profile import PROCESS_BYTES
 
 _MICROSECONDS = 1e6  # in a second: the unit of times in a trace
 _MOST_NAME = 200
@@ -30,11 +31,15 @@ class MeasuredSpan:
 
 @dataclass(frozen=True)
 class Trace:
-    """One call on one rank; times count from its first event."""
+    """One call on one rank; times count from its first event.
+
+    ``process_bytes`` is by how much the process had grown in memory since it began to load; None if it is not known.
+    """
 
     rank: int
     seconds: float
     spans: tuple[MeasuredSpan, ...]
+    process_bytes: int | None = None
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
@@ -62,6 +67,7 @@ def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
 def _traces(events: list[dict[str, Any]]) -> list[Trace]:
     ranks: dict[int, list[MeasuredSpan]] = {}
     calls: dict[int, tuple[float, float]] = {}
+    grown: dict[int, int] = {}
     for event in events:
         if event["ph"] != "X":
             continue
@@ -71,6 +77,11 @@ def _traces(events: list[dict[str, Any]]) -> list[Trace]:
         begin, seconds = begin / _MICROSECONDS, lasts / _MICROSECONDS
         if event["cat"] == "call":
             calls[rank] = begin, seconds
+            nbytes = event.get("args", {}).get(PROCESS_BYTES)
+            if nbytes is not None:
+                if not is_whole(nbytes, -MOST_BYTES, MOST_BYTES):
+                    raise ValueError(f"rank {rank} grew by {shown(nbytes)} bytes")
+                grown[rank] = nbytes
         elif event["cat"] in (COMPUTE, COMMUNICATION):
             what = event.get("args", {}).get("communicates", "")
             name = str(event["name"])[:_MOST_NAME]
@@ -87,5 +98,5 @@ def _traces(events: list[dict[str, Any]]) -> list[Trace]:
             MeasuredSpan(span.stream, span.name, span.what, span.begin_seconds - begin, span.seconds)
             for span in ordered
         )
-        result.append(Trace(rank, seconds, shifted))
+        result.append(Trace(rank, seconds, shifted, grown.get(rank)))
     return result

@@ -14,7 +14,7 @@ from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, HidetDistError
 from hidet_dist.runtime import native, openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
-from hidet_dist.runtime.threads import end_threads_before_forks, wait_without_spinning
+from hidet_dist.runtime.threads import end_threads_before_forks, keep_loaded, wait_without_spinning
 
 _KERNEL = "hidet_launch_"  # a kernel library exports a candidate under this name, followed by its number
 
@@ -69,6 +69,7 @@ class Libraries:
                     "again."
                 ) from error
             kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in addresses])
+        keep_loaded()
         return kernels
 
     def load_launcher(self, file: VerifiedFile) -> tuple[ctypes.CDLL, bytes]:

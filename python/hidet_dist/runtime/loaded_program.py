@@ -16,6 +16,7 @@ from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
 from hidet_dist.runtime.pipeline.stream import Stream
+from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
 from hidet_dist.spec.interface import Interface
@@ -50,6 +51,8 @@ class LoadedProgram:
         The calls of the partition.
     communicators: tuple of Communicator
         The communicator of the stage's ranks, and the one that calls are agreed on in.
+    resident: int or None
+        Bytes of the process in memory before the partition was loaded, if they are known.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LoadedProgram:
         pipelined: PipelinedProgram | None,
         calls: Calls,
         communicators: tuple[Communicator, Communicator],
+        resident: int | None,
     ):
         self.name = name
         self.stage = stage
@@ -72,6 +76,7 @@ class LoadedProgram:
         self._program, self._pipelined = program, pipelined
         self._calls = calls
         self._own, self._communicator = communicators
+        self._resident = resident
 
     def __repr__(self) -> str:
         return f"LoadedProgram({self.name!r}, rank {self.rank} of {self.world_size})"
@@ -272,8 +277,10 @@ class LoadedProgram:
             for place, (one, start, stop) in enumerate(known)
         )
         seconds = begin / _NANOSECONDS, (end - begin) / _NANOSECONDS
+        resident = resident_bytes()
+        grown = None if resident is None or self._resident is None else resident - self._resident
         if not isinstance(times, list):
-            return Profile(self.rank, self.world_size, *seconds, operators)
+            return Profile(self.rank, self.world_size, *seconds, operators, process_bytes=grown)
         steps = tuple(
             PipelineStep(
                 one.name,
@@ -284,7 +291,7 @@ class LoadedProgram:
             )
             for one in times
         )
-        return Profile(self.rank, self.world_size, *seconds, operators, self._stage_number, steps)
+        return Profile(self.rank, self.world_size, *seconds, operators, self._stage_number, steps, grown)
 
     def _message(self, name: str) -> tuple[str, int, str, str]:
         """Return the name, kernel, output and communication with which a profile shows a pipeline's message step."""

@@ -33,6 +33,7 @@ from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.loaded_program import LoadedProgram
 from hidet_dist.runtime.pipeline.program import PipelinedProgram
+from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import Profile
 from hidet_dist.runtime.program import Program
@@ -99,6 +100,7 @@ class LoadedPartition:
     """
 
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
+        resident = resident_bytes()
         self._device: Device = HostDevice()
         self._parts: list[_Part] = []
         self._libraries = Libraries()
@@ -128,7 +130,16 @@ class LoadedPartition:
             ranks, ends = (self.rank, self.world_size), (self._stage_communicator, self._communicator)
             self._programs = {
                 program.name: LoadedProgram(
-                    program.name, number, part.stage, self._stage_number, ranks, one, pipelined, self._calls, ends
+                    program.name,
+                    number,
+                    part.stage,
+                    self._stage_number,
+                    ranks,
+                    one,
+                    pipelined,
+                    self._calls,
+                    ends,
+                    resident,
                 )
                 for number, (program, part, one, pipelined) in enumerate(
                     zip(self.manifest.programs, self._parts, loaded, self._pipelined, strict=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COMPUTE, COMMUNICATION = "compute", "communication"
+PROCESS_BYTES = "process bytes"
+"""The key of :attr:`Profile.process_bytes` among the arguments of a trace's event of the call."""
 _STEPS_ROW = 1  # the row of a rank's steps in a trace; row 0 has its operators
 _MICROSECONDS = 1e6  # per second; a trace gives times in microseconds
 
@@ -87,6 +89,8 @@ class Profile:
     operators: the operators, in the order of execution.
     stage: the number of the rank's stage in a pipeline; None without a pipeline.
     steps: the steps of the rank in a pipeline, in their order.
+    process_bytes: by how much the process has grown in memory since the partition was about to be loaded: its weights
+        and workspace, kernels, and what libraries allocate; None on a system that does not tell.
     """
 
     rank: int
@@ -96,6 +100,7 @@ class Profile:
     operators: tuple[OperatorTime, ...]
     stage: int | None = None
     steps: tuple[PipelineStep, ...] = ()
+    process_bytes: int | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -142,6 +147,8 @@ class Profile:
         row("all compute", "", "", str(counts[0]), self.compute_seconds)
         row("all communication", "", "", str(counts[1]), self.communication_seconds)
         row("overhead", "", "", "", self.overhead_seconds)
+        if self.process_bytes is not None:
+            table.caption = f"The process has grown by {self.process_bytes:,} bytes since it began to load."
         return table
 
     def chrome_trace(self) -> dict[str, Any]:
@@ -166,11 +173,12 @@ class Profile:
             return {"name": name, "ph": "M", "pid": self.rank, "tid": row, "args": value}
 
         stage = "" if self.stage is None else f", stage {self.stage}"
+        memory = {} if self.process_bytes is None else {PROCESS_BYTES: self.process_bytes}
         events = [
             label("process_name", {"name": f"rank {self.rank} of {self.world_size}{stage}"}),
             label("process_sort_index", {"sort_index": self.rank}),
             label("thread_name", {"name": "kernels"}),
-            event("call", "call", 0.0, self.call_seconds, {}),
+            event("call", "call", 0.0, self.call_seconds, memory),
         ]
         for operator in self.operators:
             details = {"number": operator.number, "kernel": operator.kernel, "writes": operator.output}

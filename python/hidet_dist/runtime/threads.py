@@ -34,9 +34,23 @@ def end_threads_before_forks() -> None:
     os.register_at_fork(before=_end_threads)
 
 
+def keep_loaded() -> None:
+    """Keep OpenMP's library loaded for the life of the process, if it is loaded: its threads run its code.
+
+    Otherwise it is unloaded with the last kernel that depends on it, and a thread that wakes up then crashes.
+    """
+    _opened(os.RTLD_NODELETE)
+
+
 def _end_threads() -> None:
+    library = _opened()
+    if library is not None:
+        library.omp_pause_resource_all(_PAUSE_SOFT)
+
+
+def _opened(mode: int = 0) -> ctypes.CDLL | None:
+    """Open OpenMP's library if it is loaded; None if no kernel was loaded that uses it."""
     try:
-        library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_NOW | mode)
     except OSError:
-        return  # no kernel was loaded that uses it
-    library.omp_pause_resource_all(_PAUSE_SOFT)
+        return None

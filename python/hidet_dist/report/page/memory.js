@@ -116,6 +116,8 @@ function drawMemory(detail = false) {
   replaceBody('memory',
     el('p', {class: 'lead'}, `${bytes(peak)} at most, of ${bytes(budget)} (${percent(peak / budget)}); ${bytes(resident)} of it throughout. `,
       overlapped && bytes(overlapped) !== bytes(peak) ? `With communication beside computation a device holds ${bytes(overlapped)} at most. ` : '',
+      traces.filter(trace => trace.process_bytes !== null)
+        .map(trace => `The process of rank ${trace.rank} grew by ${bytes(trace.process_bytes)} until it was measured, with its kernels and libraries. `),
       el('button', {type: 'button', class: 'link', onclick: () => move(at)}, 'Go to the peak')),
     el('ul', {class: 'legend'}, el('li', {}, el('span', {class: 'swatch resident'}), 'held throughout: weights, inputs, outputs'),
       el('li', {}, el('span', {class: 'swatch live'}), 'temporary: activations, conversions')),
