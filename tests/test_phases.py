@@ -15,11 +15,14 @@ from hidet.graph import FlowGraph
 
 import hidet_dist
 from hidet_dist.artifacts import Manifest
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, InfeasibleError, OverBudgetError
+from hidet_dist.machine import builtin
 from hidet_dist.partitioning import proof
 from hidet_dist.phases import values
+from hidet_dist.phases.budget import build_within_budget
 from hidet_dist.phases.dump import NAMES
 from hidet_dist.rules import rule
+from hidet_dist.spec import DeviceMesh
 
 MESH = {"mesh_shape": [2]}
 
@@ -141,3 +144,42 @@ def test_a_dump_without_a_folder_to_write_to_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setenv("HIDET_DIST_DUMP", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"HIDET_DIST_DUMP = .*file cannot be written to"):
         hidet_dist.make_plan(mlp(), MESH)
+
+
+class Budgeted:
+    """A graph whose programs hold 100 bytes more than predicted, and that has no plan below a number of bytes."""
+
+    cluster = builtin("cpu", DeviceMesh((2,)))
+    mem_budget = 1000
+
+    def __init__(self, least: int):
+        self.least = least
+        self.built: list[int] = []
+
+    def plan(self, _: object = None) -> int:
+        return self.plan_within(self.mem_budget)
+
+    def plan_within(self, nbytes: int, _: object = None) -> int:
+        if nbytes < self.least:
+            raise InfeasibleError("no plan", self.least)
+        return nbytes
+
+    def build(self, predicted: int) -> int:
+        self.built.append(predicted)
+        if predicted + 100 > self.mem_budget:
+            raise OverBudgetError("too much", predicted + 100, 100)
+        return predicted + 100
+
+
+def test_a_program_that_holds_too_much_is_planned_again_with_room_for_what_was_not_predicted() -> None:
+    graph = Budgeted(least=850)
+    assert build_within_budget(graph, graph.build) == 1000
+    assert graph.built == [1000, 900]
+
+
+def test_a_budget_that_no_program_fits_is_refused_with_one_that_does() -> None:
+    graph = Budgeted(least=950)
+    with pytest.raises(OverBudgetError, match="too much") as caught:
+        build_within_budget(graph, graph.build)
+    assert graph.built == [1000, 950]
+    assert caught.value.least_budget == 1050

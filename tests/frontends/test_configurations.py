@@ -210,6 +210,10 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
             LLAMA | {"num_key_value_heads": 3},
             "num_key_value_heads is 3, and .* cannot be exported by torch.export: ",
         ),
+        (
+            LLAMA | {"intermediate_size": 0},
+            "intermediate_size is 0, and The weight 'model.layers.0.mlp.gate_proj.weight'",
+        ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
     ],
     ids=str,

@@ -209,12 +209,13 @@ def _suspects(fields: Mapping[str, Any], said: str) -> list[str]:
     """Order fields, those to blame for an error first: those that it names, then those whose value it has."""
 
     words = said.replace(" ", "_")
+    values = set(re.findall(r"'[^']*'|-?[\w.]+", said))
 
     def innocence(name: str) -> tuple[bool, bool, bool, int]:
         value = fields[name]
         size = abs(value) if isinstance(value, int) else 0
         # Without its architecture a model is a smaller one, which may lack the part that raises the error.
-        return name == "architectures", name not in words, shown(value) not in said, -size
+        return name == "architectures", name not in words, shown(value) not in values, -size
 
     names = [name for name in fields if name not in ("model_type", "transformers_version")]
     return sorted(names, key=innocence)[:MOST_CONFIGURATION_FIELDS]

@@ -114,7 +114,7 @@ def from_transformers(
             module.tie_weights()  # part of the initialization that is skipped without data
         try:
             return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
-        except TraceError as error:
+        except (ConfigError, TraceError) as error:
             blamed = configuration.blamed(error, lambda config: _called(make, config))
             if not blamed:
                 raise
@@ -124,6 +124,8 @@ def from_transformers(
 def _called(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], config: Any) -> None:
     """Make a model and call it, with tensors that have shapes and no data. Raises whatever the model raises."""
     module, inputs = make(config, False)
+    if empty := [name for name, x in module.named_parameters() if not x.numel()]:
+        raise ValueError(f"the weight {empty[0]!r} has no elements")
     # PyTorch has a kernel of grouped products for bfloat16 alone, and transformers another one while it exports.
     config._experts_implementation = "eager"
     with torch.no_grad(), quiet_logs(), FakeTensorMode():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -61,7 +60,9 @@ def build_within_budget(
     """
     budget = allowed = tried = memory_budget(prepared.cluster, prepared.mem_budget)
     over: OverBudgetError | None = None
-    for number in itertools.count(1):
+    tries = 0
+    while True:
+        tries += 1
         unfit: InfeasibleError | None = None
         try:
             planned = prepared.plan_within(allowed, progress) if over else prepared.plan(progress)
@@ -77,5 +78,4 @@ def build_within_budget(
             if unfit is not None:  # this was the plan of least memory
                 raise unfit if error.least_budget <= unfit.least_budget else error from None
             over = error
-            allowed = max(1, budget - error.excess_bytes) if number < _MOST_TRIES else 1
-    raise AssertionError("there is always a next number")
+            allowed = max(1, budget - error.excess_bytes) if tries < _MOST_TRIES else 1
