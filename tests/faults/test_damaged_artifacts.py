@@ -321,7 +321,7 @@ def test_values_of_another_type_are_refused(copy: Path) -> None:
             for key in place[:-1]:
                 copied = copied[key]
             before, copied[place[-1]] = copied[place[-1]], junk
-            if type(before) is type(junk) and not (isinstance(junk, dict) and place[-1] != "files"):
+            if type(before) is type(junk) and not (isinstance(junk, dict) and place[-1] not in ("files", "panels")):
                 continue  # another value, of the right type
             body["checksum"] = manifest._checksum(body)
             path.write_text(json.dumps(body), encoding="utf-8")

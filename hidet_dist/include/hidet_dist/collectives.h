@@ -31,7 +31,7 @@
 #endif
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 4
+#define HIDET_DIST_ABI_VERSION 5
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16

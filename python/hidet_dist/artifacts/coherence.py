@@ -23,6 +23,7 @@ from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
+from hidet_dist.weights.panels import PANEL_WIDTHS, Panels
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, ProgramManifest, StageManifest, TensorSignature
@@ -83,6 +84,9 @@ def check_description(
             name: UnevenLayout(dtype, tuple(tuple(n) if isinstance(n, list) else n for n in shape)).at(shares)
             for name, (dtype, shape) in theirs["layouts"].items()
         }
+        for name, panels in theirs["stage"]["panels"].items():
+            if layouts[name].shape != Panels(**panels).shape:
+                raise ValueError(f"the weight {name!r} has the shape {layouts[name].shape}, unlike its panels")
         described = {**{key: theirs[key] for key in _TARGET_FIELDS}, what: theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of {what} has no valid description: {error}") from error
@@ -158,6 +162,7 @@ def _check_program(what: str, manifest: Manifest, program: ProgramManifest) -> N
         place = f"{what}.stages[{number}]"
         folder = f"{manifest.folder_of(program)}stage{number}"
         _check_stage(place, folder, stage, manifest.target, pipeline is not None)
+        _check_panels(place, stage, PANEL_WIDTHS.get(manifest.arch))
         _check_interface(place, stage, pipeline or stage)
     if pipeline is not None:
         _check_pipeline(what, program, pipeline)
@@ -290,6 +295,17 @@ def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
     never = f"false for the target {target!r}"
     _require("cuda_graph" in fields or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, never)
     _require("cublas" in fields or not any(stage.cublas), f"{what}.cublas", stage.cublas, never)
+
+
+def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
+    """Check the arrangements of weights in panels; ``width`` is that of the architecture's panels, if it has any."""
+    for name, panels in stage.panels.items():
+        field = f"{what}.panels[{name!r}]"
+        known = name in stage.data and name not in stage.constants
+        _require(known, f"{what}.panels", name, "of weights among data")
+        _require(panels.width == width, f"{field}.width", panels.width, f"{width}, by arch")
+        for size in ("matrices", "depth", "columns"):
+            _require(getattr(panels, size) >= 1, f"{field}.{size}", getattr(panels, size), "positive")
 
 
 def _check_data(what: str, stage: StageManifest) -> None:

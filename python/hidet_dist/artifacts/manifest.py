@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -23,6 +23,7 @@ from hidet_dist.spec.formula import evaluate_formula
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
+from hidet_dist.weights.panels import Panels
 
 FORMAT = 11
 NAME = "manifest.json"
@@ -104,6 +105,7 @@ class StageManifest:
     symbolic dims; ``weight_bytes`` those of one rank's weights. ``cuda_graph`` says whether the program is run as a
     CUDA graph. ``index_checks`` are the checks of a call's inputs before it runs. ``interface`` has the names and
     nesting of the model's arguments and results; it is None for a graph that was not made from a model.
+    ``panels`` are the arrangements of the weights that kernels read in panels, by name; all others lie row by row.
     """
 
     folder: str
@@ -126,6 +128,7 @@ class StageManifest:
     index_checks: tuple[IndexCheck, ...] = ()
     interface: Interface | None = None
     mesh_shares: tuple[tuple[int, ...], ...] = ()
+    panels: Mapping[str, Panels] = field(default_factory=dict)
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -48,7 +48,7 @@ class NativeCall:
         missing. Other braces are doubled.
     headers, include_dirs: sequence of str
         The headers to include, and their folders.
-    library_dir, library: str
+    library_dir, library: str, optional
         The library to link, and its folder.
     values: mapping of str to int or expression
         int64 variables that the statement may use, each with its value: an int, or an expression of symbolic dims.
@@ -61,8 +61,8 @@ class NativeCall:
     statement: str
     headers: tuple[str, ...]
     include_dirs: tuple[str, ...]
-    library_dir: str
-    library: str
+    library_dir: str | None = None
+    library: str | None = None
     values: Mapping[str, int | Expr] = field(default_factory=dict)
     store: Function | None = None
 
@@ -92,8 +92,10 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
     module.functions["launch"] = builder.func
     module.include_headers.extend(native.headers)
     module.include_dirs.extend(native.include_dirs)
-    module.linking_dirs.append(native.library_dir)
-    module.linking_libs.append(native.library)
+    if native.library_dir is not None:
+        module.linking_dirs.append(native.library_dir)
+    if native.library is not None:
+        module.linking_libs.append(native.library)
     return module
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -12,6 +13,15 @@ from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.targets import Target
+from hidet_dist.weights.panels import Panels
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight whose elements kernels read in panels, and the input of the graph that stands for it."""
+
+    placeholder: Tensor
+    panels: Panels
 
 
 class Backend(Protocol):
@@ -86,6 +96,21 @@ class Backend(Protocol):
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """The graph, rewritten once its operators are fused."""
+
+    def pack(
+        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+    ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
+        """Rewrite the graph to read some of its weights in another layout, and return it with these by name.
+
+        Parameters
+        ----------
+        graph: FlowGraph
+            The graph, fused.
+        weights: mapping
+            The inputs of the graph that are weights, by name.
+        in_rows: collection of str
+            The names of those that stay in rows.
+        """
 
     def before_build(self) -> None:
         """Prepare to build kernels, within :meth:`building`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ class CompiledProgram:
     libraries: libraries that the kernels need besides the runtimes: ``openblas`` or none; the CUDA runtime for CUDA.
     workspace_bytes: the bytes for activations, by kind of memory; None if they depend on symbolic dims.
     stage: the stage's entry for a manifest, with an empty folder. The launcher contains the same description.
-    layouts: the dtype and local shape of each name in ``data``.
+    layouts: the dtype and local shape of each name in ``data``; of a weight in panels, the shape of its panels.
     held_bytes: the bytes that a device holds: inputs, outputs, weights, constants and activations, at the sizes that
         the program is planned for.
     """
@@ -141,6 +141,7 @@ def compile_program(
     meanwhile: Callable[[Mapping[str, Layout | UnevenLayout]], None] = lambda _: None,
     fits: Callable[[int], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
+    in_rows: Collection[str] = (),
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -164,6 +165,8 @@ def compile_program(
         Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged.
     fused: callable, optional
         Called before that with the program's graph, whose operators are fused to kernels.
+    in_rows: collection of str, optional
+        The names of weights that lie row by row, even if the target's kernels would read them in another layout.
 
     Raises
     ------
@@ -177,10 +180,12 @@ def compile_program(
         raise CompileError(
             f"The graph has states ({labels}), which programs cannot keep yet: plan or simulate it only."
         )
-    graph = optimize_program(program, target)
-    fused(graph)
+    optimized = optimize_program(program, target)
+    fused(optimized)
+    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows)
+    check_kept(optimized, graph)
     inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
-    named = dict(program.weight_placeholders)
+    named = {**program.weight_placeholders, **{name: weight.placeholder for name, weight in packed.items()}}
     if program.coordinate is not None:
         named[COORDINATE] = program.coordinate
     used = {x for node in graph.nodes for x in node.inputs}
@@ -206,7 +211,8 @@ def compile_program(
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
     names = [*data, *constants]
-    layouts = layouts_of(program, names, constants)
+    panels = {name: packed[name].panels for name in names if name in packed}
+    layouts = layouts_of(program, names, constants, panels)
     other_work = _Once(lambda: meanwhile({name: layouts[name] for name in data}))
     with _hidet_options(target.building()):
         folders = [task_folder(node.task, build_target) for node in nodes]
@@ -241,6 +247,7 @@ def compile_program(
         list(constants),
         libraries,
         index_checks(program)[0],
+        panels,
     )
     description = description_of(stage, layouts, target)
     launcher = build_launcher(graph, workspace, kernel_of_node, description)

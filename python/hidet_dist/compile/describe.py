@@ -18,6 +18,7 @@ from hidet_dist.runtime import native
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
 from hidet_dist.weights import Layout, UnevenLayout
+from hidet_dist.weights.panels import PanelLayout, Panels
 
 
 def stage_of(
@@ -32,11 +33,12 @@ def stage_of(
     constants: Sequence[str],
     libraries: tuple[str, ...],
     index_checks: tuple[IndexCheck, ...],
+    panels: Mapping[str, Panels],
 ) -> StageManifest:
     """Make the manifest's entry of a stage, without its folder and the bytes for activations.
 
-    ``graph`` is the optimized graph of ``program``; the other arguments are those of
-    :class:`hidet_dist.compile.CompiledProgram`.
+    ``graph`` is the optimized graph of ``program``, and ``panels`` are the arrangements of its weights in panels; the
+    other arguments are those of :class:`hidet_dist.compile.CompiledProgram`.
     """
     sizes = program.planned_sizes()
     weights = (tensor for name, tensor in program.weight_placeholders.items() if name in data)
@@ -61,17 +63,23 @@ def stage_of(
         index_checks,
         program.interface,
         program.mesh.shares,
+        panels,
     )
 
 
 def layouts_of(
-    program: Program, data: Sequence[str], constants: Mapping[str, Tensor]
+    program: Program, data: Sequence[str], constants: Mapping[str, Tensor], panels: Mapping[str, Panels]
 ) -> dict[str, Layout | UnevenLayout]:
-    """Map the names of weights in ``data``, the coordinate and the constants to dtypes and local shapes."""
+    """Map the names of weights in ``data``, the coordinate and the constants to dtypes and local shapes.
+
+    The shape of a weight that has ``panels`` is that of its panels.
+    """
     layouts: dict[str, Layout | UnevenLayout] = {}
     for weight in program.weights:
         shape = extents_of(program.weight_placeholders[weight.name])
-        if all(isinstance(extent, int) for extent in shape):
+        if weight.name in panels:
+            layouts[weight.name] = PanelLayout(weight.dtype, panels[weight.name].shape, panels[weight.name])
+        elif all(isinstance(extent, int) for extent in shape):
             layouts[weight.name] = Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
         else:
             layouts[weight.name] = UnevenLayout(weight.dtype, tuple(map(_product, shape)))

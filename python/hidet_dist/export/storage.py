@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hidet_dist.compile import CompiledProgram
 from hidet_dist.errors import PlanError
 from hidet_dist.partitioning import Program
 from hidet_dist.spec import TensorPlan
+from hidet_dist.weights import Layout, UnevenLayout
 
 
 def share_storage(programs: Sequence[Program], keys: Sequence[Mapping[str, Hashable]]) -> list[Program]:
@@ -71,6 +73,17 @@ def _renamed(program: Program, names: Mapping[str, str]) -> Program:
 def weight_bytes(programs: Sequence[Program], rank: int) -> int:
     """Compute the bytes of weights that a rank of a stage stores for programs, whose shared weights have one name."""
     return _bytes({weight.name: weight for program in programs for weight in program.weights}, programs, rank)
+
+
+def different_layouts(programs: Sequence[CompiledProgram]) -> set[str]:
+    """List the weights that programs over one storage would read in different layouts."""
+    known: dict[str, Layout | UnevenLayout] = {}
+    return {
+        name
+        for program in programs
+        for name, layout in program.weight_layouts.items()
+        if known.setdefault(name, layout) != layout
+    }
 
 
 def held_bytes(programs: Sequence[Program], rank: int) -> int:

@@ -37,6 +37,8 @@ from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
 from hidet_dist.weights import Layout, UnevenLayout, shard_blocks, write_safetensors
+from hidet_dist.weights.packing import panel_blocks
+from hidet_dist.weights.panels import PanelLayout
 
 
 def check_destination(out_dir: str | Path, recompile: bool) -> Path:
@@ -321,6 +323,9 @@ def _write_rank(
     def blocks(name: str) -> Iterable[torch.Tensor]:
         if name == COORDINATE:
             return [torch.tensor(coordinate, dtype=torch.int32)]
-        return shard_blocks(held_by[name].sources[name], weights[name], mesh, coordinate)
+        layout, source = layouts[name], held_by[name].sources[name]
+        if isinstance(layout, PanelLayout):
+            return panel_blocks(source, weights[name], mesh, coordinate, layout.panels)
+        return shard_blocks(source, weights[name], mesh, coordinate)
 
     write_safetensors(path, layouts, blocks, ALIGNMENT)

@@ -15,7 +15,7 @@ from hidet_dist.artifacts.coherence import PROGRAM_NAME, PROGRAM_NAME_RULE
 from hidet_dist.checks import is_finite, shown
 from hidet_dist.config import OptimizationConfig
 from hidet_dist.errors import ConfigError, WeightsError
-from hidet_dist.export.storage import held_bytes, share_storage, weight_bytes
+from hidet_dist.export.storage import different_layouts, held_bytes, share_storage, weight_bytes
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster
 from hidet_dist.partitioning import Program
@@ -292,9 +292,15 @@ class PartitionedFamily:
         CompileError, OverBudgetError
             As :meth:`Partitioned.compile`.
         """
-        return CompiledFamily(
-            self, {name: part.compile(None, progress, self.beside(part)) for name, part in self.members.items()}
-        )
+        compiled = {name: part.compile(None, progress, self.beside(part)) for name, part in self.members.items()}
+        in_rows = [
+            different_layouts(of_stage) for of_stage in zip(*(one.stages for one in compiled.values()), strict=True)
+        ]
+        if any(in_rows):  # weights that some programs read in panels, and others cannot
+            compiled = {
+                name: part.compile(None, progress, self.beside(part), in_rows) for name, part in self.members.items()
+            }
+        return CompiledFamily(self, compiled)
 
     def beside(self, part: Partitioned) -> list[int]:
         """Compute, for each stage of a member, the bytes of weights and states that only other programs use."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -420,7 +420,11 @@ class Partitioned:
     programs: tuple[Program, ...]
 
     def compile(
-        self, folder: Path | None = None, progress: Progress | None = None, beside: Sequence[int] = ()
+        self,
+        folder: Path | None = None,
+        progress: Progress | None = None,
+        beside: Sequence[int] = (),
+        in_rows: Sequence[Collection[str]] = (),
     ) -> Compiled:
         """Compile the programs, all of whose memory is compared with the memory budget first.
 
@@ -432,6 +436,8 @@ class Partitioned:
             The bars among which progress is shown.
         beside: sequence of int
             For each stage, the bytes that its devices hold besides: weights of other programs. None by default.
+        in_rows: sequence of collections of str
+            For each stage, the weights that lie row by row, as other programs read them. None by default.
 
         Raises
         ------
@@ -464,6 +470,7 @@ class Partitioned:
                     None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
                     fits=partial(self._check_held, number, beside[number] if beside else 0),
                     fused=partial(self._write_fused, number),
+                    in_rows=in_rows[number] if in_rows else (),
                     **write,
                 )
             compiled.append(one)

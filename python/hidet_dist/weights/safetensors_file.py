@@ -30,7 +30,7 @@ _SHORT_RUN_BYTES = 4096  # a page: reading a shorter gap between two runs costs 
 _SPAN_BYTES = 2**24  # bytes that are read at once, gaps between runs included
 
 
-def _memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def own_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Allocate memory that returns to the system with the tensor; a heap that grows block by block would keep it."""
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).reshape(tuple(shape))
@@ -67,7 +67,7 @@ class StoredTensor:
         shape = [part.stop - part.start for part in region]
         if not math.prod(shape):
             return torch.empty(shape, dtype=dtype)
-        result = _memory(shape, dtype)
+        result = own_memory(shape, dtype)
         with self._opened() as file:
             self._check(file)  # the header may belong to other data
             self._fill(file, result, region)
@@ -115,7 +115,7 @@ class StoredTensor:
             if dim == exact:
                 self._fill_bytes(file, _bytes_of(place), begin)
             else:
-                span = _memory([many, *self.shape[dim + 1 :]], result.dtype)
+                span = own_memory([many, *self.shape[dim + 1 :]], result.dtype)
                 self._fill_bytes(file, _bytes_of(span), begin)
                 place.copy_(span[(slice(None), *inner)])
 
@@ -269,4 +269,5 @@ def write_safetensors(
                 continue
             for block in blocks(name):
                 file.write(_bytes_of(block))
+                del block  # before the next one is made
             assert file.tell() == place.begin + place.nbytes

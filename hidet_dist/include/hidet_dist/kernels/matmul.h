@@ -5,7 +5,7 @@
 #ifndef HIDET_DIST_KERNELS_MATMUL_H
 #define HIDET_DIST_KERNELS_MATMUL_H
 
-#include "hidet_dist/kernels/tiles.h"
+#include "hidet_dist/kernels/matrices.h"
 
 /* The BLAS standard's sgemm, as scipy-openblas32 names it; its cblas.h and hidet's headers both have a bfloat16. */
 extern "C" void scipy_cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
@@ -13,40 +13,6 @@ extern "C" void scipy_cblas_sgemm(int order, int transpose_a, int transpose_b, i
 
 namespace hidet_dist {
 namespace kernels {
-
-/* A stack of matrices in memory, row-major or transposed. */
-template <class T>
-struct Matrices {
-  const T *data;
-  bool transposed;
-  int64_t leading;
-  const int64_t *steps; /* elements from one to the next, for each dim of the stack; 0 where it is broadcast */
-
-  const T *at(int64_t index, const int64_t *sizes, int64_t dims) const {
-    const T *result = data;
-    for (int64_t dim = dims - 1; dim >= 0; --dim) {
-      result += index % sizes[dim] * steps[dim];
-      index /= sizes[dim];
-    }
-    return result;
-  }
-
-  const T *element(const T *matrix, int64_t row, int64_t column) const {
-    return transposed ? matrix + column * leading + row : matrix + row * leading + column;
-  }
-};
-
-struct Product {
-  int64_t dims; /* of the stack */
-  const int64_t *sizes;
-  int64_t m, n, k;
-
-  int64_t stack() const {
-    int64_t count = 1;
-    for (int64_t dim = 0; dim < dims; ++dim) count *= sizes[dim];
-    return count;
-  }
-};
 
 const int kRowMajor = 101, kNotTransposed = 111, kTransposed = 112; /* CBLAS's enumerations */
 
@@ -64,34 +30,6 @@ inline void sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, in
 const int64_t kTileRows = 1024;
 const int64_t kTileColumns = 1024;
 const int64_t kPanelDepth = 512;
-
-/* The tiling of a product: tiles of `rows` x `columns`, at least `parts` of them if its sides are long enough. */
-struct Cut {
-  int64_t rows, columns;
-
-  Cut(int64_t m, int64_t n, int64_t most_rows, int64_t most_columns, int64_t parts) {
-    /* The data read for a part is proportional to its two sides. */
-    int64_t best = 1, across = 1;
-    double least = static_cast<double>(m) + static_cast<double>(n);
-    for (int64_t down = 1; down <= parts; ++down) {
-      const int64_t other = parts / down;
-      if (parts % down != 0 || (down > 1 && m / down < 16) || (other > 1 && n / other < 16)) continue;
-      const double sides = static_cast<double>(m) / down + static_cast<double>(n) / other;
-      if (best * across < parts || sides < least) {
-        best = down;
-        across = other;
-        least = sides;
-      }
-    }
-    rows = block_size(m, most_rows, best, 1);
-    columns = block_size(n, most_columns, across, 16);
-  }
-};
-
-/* The number of parts of one product, so that all threads have equal work. */
-inline int64_t parts_of_each(int64_t products, int64_t threads) {
-  return products % threads == 0 || products >= 8 * threads ? 1 : threads;
-}
 
 /* One tile, with operands read in place. */
 template <class T>

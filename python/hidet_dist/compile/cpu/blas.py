@@ -68,10 +68,10 @@ class BlasMatmulOp(TiledOp):
         k: Extent,
         epilogue: Epilogue | None = None,
     ):
-        left, right = (Operand(tuple(o[0]), bool(o[1]), _plain_int(o[2]), _plain_int(o[3])) for o in operands)
+        left, right = operands_of(operands)
         stores = epilogue is not None or a.dtype.name != "float32"
         text = Values()
-        statement = _call(left, right, product, k, ELEMENT_TYPES[a.dtype.name], stores, text)
+        statement = product_statement("matmul", left, right, product, k, ELEMENT_TYPES[a.dtype.name], stores, text)
         super().__init__(
             "matmul",
             a,
@@ -95,13 +95,27 @@ class BlasMatmulOp(TiledOp):
         return {"shape": list(shape)}
 
 
+def operands_of(operands: Sequence[Sequence[Any]]) -> tuple[Operand, Operand]:
+    """Read the attribute ``operands`` of a product: the access to the left and the right operand."""
+    left, right = (Operand(tuple(o[0]), bool(o[1]), _plain_int(o[2]), _plain_int(o[3])) for o in operands)
+    return left, right
+
+
 def _plain_int(value: Any) -> Extent:
     return int(value) if isinstance(value, Constant) else value
 
 
-def _call(
-    left: Operand, right: Operand, product: Sequence[Extent], k: Extent, element: str, stores: bool, text: Values
+def product_statement(
+    function: str,
+    left: Operand,
+    right: Operand,
+    product: Sequence[Extent],
+    k: Extent,
+    element: str,
+    stores: bool,
+    text: Values,
 ) -> str:
+    """Write the call of a function of ``hidet_dist::kernels`` that multiplies two stacks of matrices."""
     *stack, m, n = product
     statement = [
         text.array("sizes", stack),
@@ -115,7 +129,7 @@ def _call(
             f"const hidet_dist::kernels::Matrices<{element}> {name} = {{{{ (const {element} *)({{}}) + "
             f"{text(operand.offset)}, {transposed}, {text(operand.leading)}, {name}_steps }}}};"
         )
-    statement.append(f"hidet_dist::kernels::matmul(left, right, product, {STORE if stores else '(float *)({})'});")
+    statement.append(f"hidet_dist::kernels::{function}(left, right, product, {STORE if stores else '(float *)({})'});")
     return " ".join(statement)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,6 +11,7 @@ from typing import ClassVar
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
@@ -18,6 +19,7 @@ from hidet_dist.compile.cpu.attention import define_attention
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
+from hidet_dist.compile.cpu.panels import pack_weights
 from hidet_dist.compile.cpu.tiled import TiledOp
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
@@ -27,6 +29,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
 from hidet_dist.targets import TARGETS, Target
+from hidet_dist.weights.panels import PANEL_WIDTHS
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,12 @@ class CpuTarget:
             openblas.load_openblas()  # the kernels need it when they are loaded
         return graph
 
+    def pack(
+        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+    ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
+        """Bring the weights of matrix products into panels."""
+        return pack_weights(graph, weights, PANEL_WIDTHS[self.arch], in_rows)
+
     def before_build(self) -> None:
         """Precompile headers."""
         precompile_headers()
@@ -122,4 +131,4 @@ def _in_force(level: str) -> Iterator[None]:
 
 
 def _needs_openblas(graph: FlowGraph) -> bool:
-    return any(isinstance(node, TiledOp) for node in graph.nodes)
+    return any(isinstance(node, TiledOp) and node.calls_openblas for node in graph.nodes)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hidet.graph import Tensor
 from hidet.graph.ops.utils import TensorInput
@@ -95,7 +95,13 @@ class TiledOp(NativeCallOp):
         The computation on each element.
     attributes: dict
         The other arguments of the operator's class.
+
+    Attributes
+    ----------
+    calls_openblas: whether the kernel needs OpenBLAS.
     """
+
+    calls_openblas: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -121,8 +127,8 @@ class TiledOp(NativeCallOp):
             statement,
             headers,
             (str(native.include_dir()),),
-            str(openblas_dir() / "lib"),
-            "scipy_openblas",
+            str(openblas_dir() / "lib") if self.calls_openblas else None,
+            "scipy_openblas" if self.calls_openblas else None,
             values,
             store,
         )

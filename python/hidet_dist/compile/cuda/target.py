@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.kept import check_kept
@@ -151,6 +152,12 @@ class CudaTarget:
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Return the graph unchanged."""
         return graph
+
+    def pack(
+        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+    ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
+        """Leave the graph as it is: kernels for GPUs read weights row by row."""
+        return graph, {}
 
     def before_build(self) -> None:
         """Do nothing."""

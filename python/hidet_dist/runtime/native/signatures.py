@@ -130,7 +130,7 @@ COLLECTIVES = Header(
     },
     structures={"blocks": Blocks, "envelope": Envelope, "transport": Transport},
     constants={
-        "ABI_VERSION": 4,
+        "ABI_VERSION": 5,
         "MAX_MESH_AXES": 16,
         "NOBODY": -1,
         # hidet_dist_status
@@ -526,6 +526,40 @@ PAIRWISE = Header(
 )
 
 
+# panels.h
+
+
+class PanelProduct(ctypes.Structure):
+    """A part of a product of rows by panels."""
+
+    _fields_ = (
+        ("left", c_void_p),
+        ("row_step", c_int64),
+        ("depth_step", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("depth", c_int64),
+        ("right", c_void_p),
+        ("layout", c_int32),
+        ("right_step", c_int64),
+        ("dtype", c_int32),
+        ("result", c_void_p),
+        ("result_step", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+PANELS = Header(
+    constants={"X86_64": 1, "X86_64_V3": 3, "X86_64_V4": 4, "IN_PANELS": 0, "IN_ROWS": 1, "IN_COLUMNS": 2},
+    functions={
+        "panel_width": Signature(c_int64, (c_int32,)),
+        "panels_scratch": Signature(c_int64, (c_int32,)),
+        "multiply_panels": Signature(c_int32, (c_int32, POINTER(PanelProduct))),
+    },
+    structures={"panel_product": PanelProduct},
+)
+
+
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -542,6 +576,7 @@ HEADERS: dict[str, Header] = {
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,
     "pairwise.h": PAIRWISE,
+    "panels.h": PANELS,
     "shared_memory.h": SHARED_MEMORY,
     "workspace.h": WORKSPACE,
 }

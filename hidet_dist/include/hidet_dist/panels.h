@@ -1,0 +1,61 @@
+/*
+ * Products of a matrix by a weight, which lies in panels if it was brought into this layout once.
+ *
+ * A panel has `width` columns of a matrix of `depth` rows, row after row, and the panels lie one after the other: element
+ * (k, j) of the matrix is at (j - j % width) * depth + k * w + j % width, where w is the width of its panel. That of the
+ * last panel is what is left of the columns. The width of the others follows from the level of the processor that code
+ * is compiled for.
+ *
+ * An element of a product is the sum over blocks of depth, each summed from its first product to its last. Neither
+ * rows, nor columns, nor threads, nor the layout change this order, so a row's result does not depend on the rows beside
+ * it.
+ */
+#ifndef HIDET_DIST_PANELS_H
+#define HIDET_DIST_PANELS_H
+
+#include "hidet_dist/collectives.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The levels of x86-64 with kernels of their own; those of x86-64 serve x86-64-v2, too. */
+enum hidet_dist_level { HIDET_DIST_X86_64 = 1, HIDET_DIST_X86_64_V3 = 3, HIDET_DIST_X86_64_V4 = 4 };
+
+/* The layout of the right operand: in panels, row by row, or column by column. */
+enum hidet_dist_layout { HIDET_DIST_IN_PANELS = 0, HIDET_DIST_IN_ROWS = 1, HIDET_DIST_IN_COLUMNS = 2 };
+
+/* A part of a product, whose first column begins a panel. */
+typedef struct hidet_dist_panel_product {
+  const void *left;    /* element (0, 0) of the part's rows of the left operand */
+  int64_t row_step;    /* elements from one row of the left operand to the next, */
+  int64_t depth_step;  /* and from one column of it to the next; one of the two is 1 */
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+  const void *right;   /* the part's first panel, or element (0, 0) of the part's columns of the right operand */
+  int32_t layout;      /* of the right operand */
+  int64_t right_step;  /* elements from one row of it, or one column, to the next; unused in panels */
+  int32_t dtype;       /* of both operands: HIDET_DIST_F32, _F16 or _BF16 */
+  void *result;        /* floats */
+  int64_t result_step; /* elements from one row of the result to the next */
+  void *scratch;       /* as many bytes as hidet_dist_panels_scratch says, aligned to 64 bytes */
+} hidet_dist_panel_product;
+
+/* Returns the columns of a panel at a level, or 0 for an unknown level. */
+HIDET_DIST_API int64_t hidet_dist_panel_width(int32_t level);
+
+/* Returns the bytes of scratch memory that a part of a product needs at a level, or 0 for an unknown level. */
+HIDET_DIST_API int64_t hidet_dist_panels_scratch(int32_t level);
+
+/*
+ * Computes a part of a product in the calling thread. The processor must have the features of the level. Returns
+ * HIDET_DIST_INVALID_ARGUMENT for an unknown level, dtype or layout.
+ */
+HIDET_DIST_API int32_t hidet_dist_multiply_panels(int32_t level, const hidet_dist_panel_product *product);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

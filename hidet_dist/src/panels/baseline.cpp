@@ -1,0 +1,75 @@
+// Products by panels with the instructions that every x86-64 processor has.
+#include <emmintrin.h>
+
+#include "levels.hpp"
+#include "product.hpp"
+
+namespace {
+
+struct Baseline {
+  using Vector = __m128;
+  static constexpr int64_t kLanes = 4, kWidth = 8, kRows = 4, kTwoPanels = 2;
+
+  static HIDET_DIST_INLINE Vector zero() { return _mm_setzero_ps(); }
+  static HIDET_DIST_INLINE Vector load(const float *at) { return _mm_loadu_ps(at); }
+  static HIDET_DIST_INLINE Vector load(const Brain *at) {
+    const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
+    return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), bits));
+  }
+  static HIDET_DIST_INLINE Vector load(const Half *at) {
+    const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
+    const __m128i wide = _mm_unpacklo_epi16(bits, _mm_setzero_si128());
+    const __m128i sign = _mm_slli_epi32(_mm_and_si128(wide, _mm_set1_epi32(0x8000)), 16);
+    const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi32(0x7fff));
+    // Zeros and subnormals are multiples of 2^-24. The exponent's bias is 15, and 127 in binary32; all ones stay.
+    const __m128i small = _mm_castps_si128(_mm_mul_ps(_mm_cvtepi32_ps(magnitude), _mm_set1_ps(5.9604644775390625e-8f)));
+    const __m128i special = _mm_cmpgt_epi32(magnitude, _mm_set1_epi32(0x7bff));
+    const __m128i bias = _mm_add_epi32(_mm_set1_epi32(0x38000000), _mm_and_si128(special, _mm_set1_epi32(0x38000000)));
+    const __m128i normal = _mm_add_epi32(_mm_slli_epi32(magnitude, 13), bias);
+    const __m128i is_small = _mm_cmplt_epi32(magnitude, _mm_set1_epi32(0x400));
+    const __m128i value = _mm_or_si128(_mm_and_si128(is_small, small), _mm_andnot_si128(is_small, normal));
+    return _mm_castsi128_ps(_mm_or_si128(value, sign));
+  }
+  template <class T>
+  static HIDET_DIST_INLINE float one(const T *at) {
+    T several[kLanes] = {*at};
+    return _mm_cvtss_f32(load(several));
+  }
+  static HIDET_DIST_INLINE float one(const float *at) { return *at; }
+  static HIDET_DIST_INLINE Vector broadcast(const float *at) { return _mm_set1_ps(*at); }
+  static HIDET_DIST_INLINE Vector add(Vector a, Vector b) { return _mm_add_ps(a, b); }
+  static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) {
+    return _mm_add_ps(sum, _mm_mul_ps(a, b));
+  }
+  static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm_storeu_ps(at, v); }
+
+  static HIDET_DIST_INLINE void interleave(const float *source, int64_t step, int64_t rows, int64_t depth,
+                                           float *target, int64_t target_step) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      const float *const from = source + r * step;
+      int64_t k = 0;
+      for (; k + 4 <= depth; k += 4) {
+        __m128 a = load(from + k), b = load(from + step + k), c = load(from + 2 * step + k),
+               d = load(from + 3 * step + k);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        float *const to = target + k * target_step + r;
+        store(to, a);
+        store(to + target_step, b);
+        store(to + 2 * target_step, c);
+        store(to + 3 * target_step, d);
+      }
+      for (; k < depth; ++k) {
+        for (int64_t i = 0; i < 4; ++i) target[k * target_step + r + i] = from[i * step + k];
+      }
+    }
+    for (; r < rows; ++r) {
+      for (int64_t k = 0; k < depth; ++k) target[k * target_step + r] = source[r * step + k];
+    }
+  }
+};
+
+}  // namespace
+
+const hidet_dist::panels::Level hidet_dist::panels::kBaseline = {Baseline::kWidth, PanelProduct<Baseline>::kScratch,
+                                                                 multiply<Baseline>};

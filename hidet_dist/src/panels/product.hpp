@@ -1,0 +1,331 @@
+// The product of rows by panels (see panels.h), in terms of the vectors of a level.
+//
+// Each level's source is compiled with flags of its own, and the linker takes one of several copies of an inline
+// function. So everything here is in an unnamed namespace, and nothing of the standard library is used.
+#pragma once
+
+#include <stdint.h>
+
+#include "hidet_dist/panels.h"
+
+#define HIDET_DIST_INLINE inline __attribute__((always_inline))
+
+namespace {
+
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+
+HIDET_DIST_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The depth of a block, whose products are summed before they are added to the sum of earlier blocks.
+constexpr int64_t kDepth = 512;
+// The rows whose block of depth is packed at once: it should stay in the second-level cache.
+constexpr int64_t kRows = 192;
+
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+// The bytes that are fetched while rows of a panel are multiplied: from which on, and how many for each row.
+struct Fetch {
+  const char *from;
+  int64_t step;
+
+  template <class T>
+  Fetch(const T *first, int64_t elements)
+      : from(reinterpret_cast<const char *>(first)), step(elements * static_cast<int64_t>(sizeof(T))) {}
+};
+
+template <class Level>
+class PanelProduct {
+  using Vector = typename Level::Vector;
+  static constexpr int64_t kLanes = Level::kLanes;
+  static constexpr int64_t kWidth = Level::kWidth;
+  static constexpr int64_t kVectors = kWidth / kLanes;
+  static constexpr int64_t kMost = Level::kRows;  // rows whose sums registers hold
+  static constexpr int64_t kAhead = 16;  // rows of a panel from those that are multiplied to those that are fetched
+  static constexpr int64_t kPacked = (kRows + 16) * kDepth;
+  static constexpr int64_t kConverted = kWidth * kDepth;
+  static constexpr int64_t kEdge = kMost * kWidth * 4;
+  static constexpr int64_t kRead = 16 * kDepth;
+
+ public:
+  static constexpr int64_t kScratch = (kPacked + kConverted + kEdge + kRead) * static_cast<int64_t>(sizeof(float));
+
+  explicit PanelProduct(const hidet_dist_panel_product &product)
+      : p_(product),
+        result_(static_cast<float *>(product.result)),
+        packed_(static_cast<float *>(product.scratch)),
+        converted_(packed_ + kPacked),
+        edge_(converted_ + kConverted),
+        read_(edge_ + kEdge) {}
+
+  template <class T>
+  void run() {
+    const int64_t blocks = (p_.rows + kMost - 1) / kMost;
+    if (blocks == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<T>();
+    for (int64_t start = 0; start < p_.depth; start += kDepth) {
+      const int64_t depth = least(kDepth, p_.depth - start);
+      for (int64_t first = 0; first < blocks;) {
+        const int64_t count = least(kRows / kMost, blocks - first);
+        pack<T>(first, first + count, blocks, start, depth, packed_);
+        for (int64_t column = 0; column < p_.columns; column += kWidth) {
+          const float *const panel = floats<T>(column, start, depth);
+          const float *left = packed_;
+          for (int64_t block = first; block < first + count; ++block) {
+            const int64_t rows = rows_of(block, blocks);
+            // The blocks that read this panel fetch a part each of the next one.
+            const int64_t part = block - first;
+            const Fetch next = in_panels()
+                                   ? Fetch(panel_at<T>(column, start) + (p_.depth + part * (depth / count)) * kWidth,
+                                           kWidth / count)
+                                   : Fetch(panel, 0);
+            multiply<float, 1>(rows, depth, left, panel, row_of(block, blocks), column, start > 0, next);
+            left += rows * depth;
+          }
+        }
+        first += count;
+      }
+    }
+  }
+
+ private:
+  bool in_panels() const { return p_.layout == HIDET_DIST_IN_PANELS; }
+
+  // Few rows, which are packed as a whole: each panel is read from its beginning to its end.
+  template <class T>
+  void one_block() {
+    const float *left = packed_;
+    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const T *>(nullptr))) {
+      left = static_cast<const float *>(p_.left);
+    } else {
+      for (int64_t start = 0; start < p_.depth; start += kDepth) {
+        pack<T>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
+      }
+    }
+    int64_t panels = 1;
+    for (int64_t column = 0; column < p_.columns; column += panels * kWidth) {
+      const int64_t rest = in_panels() ? (p_.columns - column) / kWidth : 0;  // those that are read in place
+      panels = least(panels_of(p_.rows), rest >= 4 ? 4 : rest >= 2 ? 2 : 1);
+      for (int64_t start = 0; start < p_.depth; start += kDepth) {
+        const int64_t depth = least(kDepth, p_.depth - start);
+        const float *const from = left + start * p_.rows;
+        if (rest == 0) {
+          const float *const block = floats<T>(column, start, depth);
+          multiply<float, 1>(p_.rows, depth, from, block, 0, column, start > 0, Fetch(block, 0));
+          continue;
+        }
+        const T *const panel = panel_at<T>(column, start);
+        const Fetch ahead(panel + kAhead * kWidth, kWidth);
+        if (panels == 4) {
+          multiply<T, 4>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+        } else if (panels == 2) {
+          multiply<T, 2>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+        } else {
+          multiply<T, 1>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+        }
+      }
+    }
+  }
+
+  // The panels that are read beside one another: with few rows, one has too few sums to hide an addition's latency.
+  static int64_t panels_of(int64_t rows) { return rows == 1 ? 4 : rows <= Level::kTwoPanels ? 2 : 1; }
+
+  int64_t rows_of(int64_t block, int64_t blocks) const { return p_.rows / blocks + (block < p_.rows % blocks); }
+  int64_t row_of(int64_t block, int64_t blocks) const {
+    return block * (p_.rows / blocks) + least(block, p_.rows % blocks);
+  }
+
+  template <class T>
+  const T *panel_at(int64_t column, int64_t start) const {
+    return static_cast<const T *>(p_.right) + column * p_.depth + start * least(kWidth, p_.columns - column);
+  }
+
+  static bool is_float(const float *) { return true; }
+  static bool is_float(const void *) { return false; }
+
+  // A block of the right operand as floats, as wide as a panel. What stands in columns behind the last is multiplied,
+  // and not written.
+  template <class T>
+  const float *floats(int64_t column, int64_t start, int64_t depth) {
+    const int64_t width = least(kWidth, p_.columns - column);
+    if (in_panels()) {
+      const T *const panel = panel_at<T>(column, start);
+      return width < kWidth ? expanded(panel, depth, width, width) : converted(panel, depth);
+    }
+    const T *const right = static_cast<const T *>(p_.right);
+    if (p_.layout == HIDET_DIST_IN_ROWS) {
+      return expanded(right + start * p_.right_step + column, depth, width, p_.right_step);
+    }
+    for (int64_t j = 0; j < width; j += 16) {
+      int64_t step = p_.right_step;
+      const int64_t columns = least(16, width - j);
+      const float *const read = as_floats(right + (column + j) * p_.right_step + start, columns, depth, &step);
+      Level::interleave(read, step, columns, depth, converted_ + j, kWidth);
+    }
+    return converted_;
+  }
+
+  static const float *converted(const float *panel, int64_t) { return panel; }
+  template <class T>
+  const float *converted(const T *panel, int64_t depth) {
+    for (int64_t at = 0; at < depth * kWidth; at += kLanes) Level::store(converted_ + at, Level::load(panel + at));
+    return converted_;
+  }
+
+  // `width` elements of each row.
+  template <class T>
+  const float *expanded(const T *block, int64_t depth, int64_t width, int64_t step) {
+    int64_t k = 0;
+    for (; k * step + kWidth <= (depth - 1) * step + width; ++k) {
+      for (int64_t j = 0; j < kWidth; j += kLanes) {
+        Level::store(converted_ + k * kWidth + j, Level::load(block + k * step + j));
+      }
+    }
+    for (; k < depth; ++k) {
+      for (int64_t j = 0; j < kWidth; ++j) {
+        converted_[k * kWidth + j] = j < width ? Level::one(block + k * step + j) : 0.0f;
+      }
+    }
+    return converted_;
+  }
+
+  // Packs blocks of rows: each block's columns one after the other.
+  template <class T>
+  void pack(int64_t first, int64_t last, int64_t blocks, int64_t start, int64_t depth, float *target) {
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t rows = rows_of(block, blocks);
+      const T *const source =
+          static_cast<const T *>(p_.left) + row_of(block, blocks) * p_.row_step + start * p_.depth_step;
+      if (p_.depth_step == 1) {
+        int64_t step = p_.row_step;
+        const float *const read = as_floats(source, rows, depth, &step);
+        Level::interleave(read, step, rows, depth, target, rows);
+      } else {
+        for (int64_t k = 0; k < depth; ++k) {
+          for (int64_t r = 0; r < rows; ++r) target[k * rows + r] = Level::one(source + k * p_.depth_step + r);
+        }
+      }
+      target += rows * depth;
+    }
+  }
+
+  const float *as_floats(const float *source, int64_t, int64_t, int64_t *) { return source; }
+  template <class T>
+  const float *as_floats(const T *source, int64_t rows, int64_t depth, int64_t *step) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T *const row = source + r * *step;
+      float *const target = read_ + r * kDepth;
+      int64_t k = 0;
+      for (; k + kLanes <= depth; k += kLanes) Level::store(target + k, Level::load(row + k));
+      for (; k < depth; ++k) target[k] = Level::one(row + k);
+    }
+    *step = kDepth;
+    return read_;
+  }
+
+  // Adds the product of packed rows by a block of panels to the result, or writes it there.
+  template <class T, int Panels>
+  void multiply(int64_t rows, int64_t depth, const float *left, const T *panel, int64_t row, int64_t column, bool add,
+                Fetch ahead) {
+    float *const target = result_ + row * p_.result_step + column;
+    const int64_t step = p_.depth * kWidth;
+    const int64_t columns = p_.columns - column;
+    if (columns >= Panels * kWidth) {
+      return dispatch<T, Panels, kMost>(rows, depth, left, panel, step, target, p_.result_step, add, ahead);
+    }
+    dispatch<T, Panels, kMost>(rows, depth, left, panel, step, edge_, Panels * kWidth, false, ahead);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float *const from = edge_ + r * Panels * kWidth;
+      float *const to = target + r * p_.result_step;
+      for (int64_t j = 0; j < columns; ++j) to[j] = add ? to[j] + from[j] : from[j];
+    }
+  }
+
+  // Calls the kernel of a number of rows.
+  template <class T, int Panels, int Rows>
+  static void dispatch(int64_t rows, int64_t depth, const float *left, const T *panel, int64_t step, float *target,
+                       int64_t target_step, bool add, Fetch ahead) {
+    constexpr int kAtOnce = Panels == 4   ? 1
+                            : Panels == 2 ? static_cast<int>(Level::kTwoPanels)
+                                          : static_cast<int>(kMost);
+    if constexpr (Rows > kAtOnce) {
+      dispatch<T, Panels, kAtOnce>(rows, depth, left, panel, step, target, target_step, add, ahead);
+    } else if constexpr (Rows == 1) {
+      kernel<T, Panels, 1>(depth, left, panel, step, target, target_step, add, ahead);
+    } else if (rows == Rows) {
+      kernel<T, Panels, Rows>(depth, left, panel, step, target, target_step, add, ahead);
+    } else {
+      dispatch<T, Panels, Rows - 1>(rows, depth, left, panel, step, target, target_step, add, ahead);
+    }
+  }
+
+  template <class T, int Panels, int Rows>
+  __attribute__((noinline)) static void kernel(int64_t depth, const float *left, const T *panel, int64_t step,
+                                               float *target, int64_t target_step, bool add, Fetch ahead) {
+    constexpr int kAcross = Panels * static_cast<int>(kVectors);
+    constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+    Vector sums[Rows][kAcross];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kAcross; ++v) sums[r][v] = Level::zero();
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      Vector right[kAcross];
+#pragma GCC unroll 16
+      for (int q = 0; q < Panels; ++q) {
+#pragma GCC unroll 16
+        for (int64_t at = 0; at < kWidth * kSize; at += kLine) __builtin_prefetch(ahead.from + q * step * kSize + at);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) right[q * kVectors + v] = Level::load(panel + q * step + v * kLanes);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const Vector one = Level::broadcast(left + r);
+#pragma GCC unroll 16
+        for (int v = 0; v < kAcross; ++v) sums[r][v] = Level::add_product(one, right[v], sums[r][v]);
+      }
+      panel += kWidth;
+      ahead.from += ahead.step;
+      left += Rows;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kAcross; ++v) {
+        float *const at = target + r * target_step + v * kLanes;
+        Level::store(at, add ? Level::add(Level::load(at), sums[r][v]) : sums[r][v]);
+      }
+    }
+  }
+
+  const hidet_dist_panel_product &p_;
+  float *const result_;
+  float *const packed_;
+  float *const converted_;
+  float *const edge_;
+  float *const read_;
+};
+
+template <class Level>
+int32_t multiply(const hidet_dist_panel_product &product) {
+  if (product.layout < HIDET_DIST_IN_PANELS || product.layout > HIDET_DIST_IN_COLUMNS) {
+    return HIDET_DIST_INVALID_ARGUMENT;
+  }
+  PanelProduct<Level> part(product);
+  if (product.dtype == HIDET_DIST_F32) {
+    part.template run<float>();
+  } else if (product.dtype == HIDET_DIST_F16) {
+    part.template run<Half>();
+  } else if (product.dtype == HIDET_DIST_BF16) {
+    part.template run<Brain>();
+  } else {
+    return HIDET_DIST_INVALID_ARGUMENT;
+  }
+  return HIDET_DIST_OK;
+}
+
+}  // namespace

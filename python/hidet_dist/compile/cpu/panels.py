@@ -1,0 +1,173 @@
+"""Products by weights, in panels where it is possible: artifacts hold them so, and kernels read them without a copy.
+
+OpenBLAS copies its operands into panels on each call. Weights are brought into panels once, when artifacts are
+written, and the native library multiplies by them (``hidet_dist/panels.h``). With few rows, each weight is read once
+from memory; and a row's result does not depend on the rows beside it. Weights that other operators read too, such as
+tables of embeddings, lie row by row. The library multiplies by them in the same order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.compile.backend import PackedWeight
+from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_statement
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.rewriting import copy_operator
+from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.weights.panels import Panels
+
+
+class PanelMatmulOp(TiledOp):
+    """``c[..., m, n] = a[..., m, k] @ b[..., k, n]`` with weights ``b``, summed in float32.
+
+    Parameters
+    ----------
+    a: Tensor
+        The memory of the left operand, in any shape: float32, float16 or bfloat16.
+    b: Tensor
+        The elements of the panels, or the memory of the right operand in any shape; of the same dtype. ``others``
+        are the epilogue's inputs.
+    width: int
+        The columns of a panel; 0 if ``b`` does not lie in panels.
+    operands, product, shape, k, epilogue:
+        As of :class:`BlasMatmulOp`; ``b`` in panels is neither transposed, nor has it a leading dimension.
+    """
+
+    calls_openblas: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        *others: Tensor,
+        width: int,
+        operands: Sequence[Sequence[Any]],
+        product: Sequence[Extent],
+        shape: Sequence[Extent],
+        k: Extent,
+        epilogue: Epilogue | None = None,
+    ):
+        left, right = operands_of(operands)
+        stores = epilogue is not None or a.dtype.name != "float32"
+        text = Values()
+        function, element = f"multiply_panels<{width}>", ELEMENT_TYPES[a.dtype.name]
+        statement = product_statement(function, left, right, product, k, element, stores, text)
+        super().__init__(
+            "panels",
+            a,
+            b,
+            others,
+            shape,
+            len(shape) - 1,
+            "panel_product.h",
+            statement,
+            text.values,
+            stores,
+            epilogue,
+            {
+                "width": width,
+                "operands": [list(o) for o in operands],
+                "product": list(product),
+                "shape": list(shape),
+                "k": k,
+            },
+        )
+        self.name = "PanelMatmul"
+
+
+def pack_weights(
+    graph: FlowGraph, weights: Mapping[str, Tensor], width: int, in_rows: Collection[str] = ()
+) -> tuple[FlowGraph, dict[str, PackedWeight]]:
+    """Replace the products by weights, and bring the weights that nothing else reads into panels.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph, with epilogues in its products.
+    weights: mapping
+        The inputs of the graph that are weights, by name.
+    width: int
+        The columns of a panel.
+    in_rows: collection of str
+        The names of weights that stay in rows.
+
+    Returns
+    -------
+    The graph, and the weights in panels by name.
+    """
+    panels, constant = _in_panels(graph, weights, width, in_rows), set(weights.values())
+    packed = {
+        name: PackedWeight(hidet.symbol(list(panels[x].shape), x.dtype, x.device), panels[x])
+        for name, x in weights.items()
+        if x in panels
+    }
+    new: dict[Tensor, Tensor] = {weights[name]: weight.placeholder for name, weight in packed.items()}
+    known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
+    for op in graph.nodes:
+        inputs = [new.get(x, x) for x in op.inputs]
+        if isinstance(op, BlasMatmulOp) and op.inputs[1] in constant:
+            how = panels.get(op.inputs[1])
+            key = (op.task, how)
+            if key not in known:
+                known[key] = _product(op, inputs, how)
+                outputs = known[key].outputs
+            else:
+                outputs = copy_operator(known[key], inputs)
+        elif any(x in new for x in op.inputs):
+            outputs = copy_operator(op, inputs)
+        else:
+            continue
+        new.update(zip(op.outputs, outputs, strict=True))
+    if not new:
+        return graph, {}
+    result = FlowGraph([new.get(y, y) for y in graph.outputs], [new.get(x, x) for x in graph.inputs])
+    result.update_nodes()
+    return result, packed
+
+
+def _in_panels(
+    graph: FlowGraph, weights: Mapping[str, Tensor], width: int, in_rows: Collection[str]
+) -> dict[Tensor, Panels]:
+    """Map the weights that only products read, as the same matrices, to their arrangement."""
+    candidates = set(weights.values())
+    found: dict[Tensor, Panels] = {}
+    excluded = {*graph.outputs, *(weights[name] for name in in_rows if name in weights)}
+    for op in graph.nodes:
+        for place, x in enumerate(op.inputs):
+            if x not in candidates:
+                continue
+            panels = _panels_of(op, x, width) if isinstance(op, BlasMatmulOp) and place == 1 else None
+            if panels is None or found.setdefault(x, panels) != panels:
+                excluded.add(x)
+    return {x: panels for x, panels in found.items() if x not in excluded}
+
+
+def _panels_of(op: BlasMatmulOp, weight: Tensor, width: int) -> Panels | None:
+    """Describe a weight that is a stack of whole matrices of a product; None if it is anything else."""
+    _, right = operands_of(op.attrs["operands"])
+    n, k = op.attrs["product"][-1], op.attrs["k"]
+    extents = extents_of(weight)
+    if not all(isinstance(value, int) for value in (n, k, right.leading, right.offset, *right.batch_strides, *extents)):
+        return None
+    depth, columns, size = int(k), int(n), int(k) * int(n)
+    elements = 1
+    for extent in extents:
+        elements *= int(extent)
+    whole = right.leading == depth or columns == 1 if right.transposed else right.leading == columns or depth == 1
+    aligned = not any(int(step) % size for step in (right.offset, *right.batch_strides))
+    if not whole or not aligned or elements % size:
+        return None
+    return Panels(elements // size, depth, columns, right.transposed, width)
+
+
+def _product(op: BlasMatmulOp, inputs: Sequence[Tensor], panels: Panels | None) -> Operator:
+    left, right = op.attrs["operands"]
+    if panels is not None:
+        right = [right[0], False, panels.width, right[3]]
+    attributes = {**op.attrs, "operands": [left, right], "width": panels.width if panels is not None else 0}
+    return PanelMatmulOp(*inputs, **attributes).outputs[0].op

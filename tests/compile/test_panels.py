@@ -1,0 +1,187 @@
+"""Weights of products in panels: which are, what artifacts hold, and results that do not depend on other rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import hidet
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hidet import ops
+from hidet.graph import FlowGraph, Tensor
+
+import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cpu.target import CpuTarget
+from hidet_dist.errors import ArtifactError
+from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.weights.packing import packed
+from hidet_dist.weights.panels import PANEL_WIDTHS, Panels
+
+RNG = np.random.default_rng(0)
+TARGET = CpuTarget("x86-64-v3")
+
+
+def constant(*shape: int, dtype: str = "float32") -> Tensor:
+    return hidet.asarray(RNG.standard_normal(shape, np.float32) / 8).to(dtype)
+
+
+def symbol(*shape: int | str, dtype: str = "float32") -> Tensor:
+    return hidet.symbol(list(shape), dtype, "cpu")
+
+
+def packed_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[str], list[Panels]]:
+    """The names of the operators of a graph on one device, and its weights in panels."""
+    graph = normalize(hidet.trace_from(list(outputs), list(inputs)))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    result, weights = TARGET.pack(optimize_program(program, TARGET), program.weight_placeholders, ())
+    for weight in weights.values():
+        assert weight.placeholder in result.inputs
+    return [node.name for node in result.nodes], [weight.panels for weight in weights.values()]
+
+
+def test_weights_of_products_are_brought_into_panels() -> None:
+    x = symbol(3, 20)
+    y = ops.matmul(ops.relu(ops.matmul(x, constant(20, 37)) + constant(37)), constant(37, 8))
+    names, panels = packed_graph([y], [x])
+    assert names == ["PanelMatmul", "PanelMatmul"]
+    assert panels == [Panels(1, 20, 37, False, 16), Panels(1, 37, 8, False, 16)]
+
+
+def test_weights_with_transposed_matrices_are() -> None:
+    x = symbol(3, 20)
+    names, panels = packed_graph([ops.matmul_nt(x, constant(37, 20))], [x])
+    assert names == ["PanelMatmul"]
+    assert panels == [Panels(1, 20, 37, True, 16)]
+
+
+def test_stacks_of_matrices_are() -> None:
+    x = symbol(4, 3, 20)
+    names, panels = packed_graph([ops.matmul(x, constant(4, 20, 37))], [x])
+    assert names == ["PanelMatmul"]
+    assert panels == [Panels(4, 20, 37, False, 16)]
+
+
+def test_a_weight_of_several_products_is_if_they_read_the_same_matrix() -> None:
+    x, w = symbol(3, 20), constant(20, 20)
+    y = ops.matmul(ops.relu(ops.matmul(x, w)), w)
+    assert packed_graph([y], [x])[0] == ["PanelMatmul", "PanelMatmul"]
+    z = ops.matmul_nt(ops.relu(ops.matmul(x, w)), w)
+    assert packed_graph([z], [x]) == (["PanelMatmul", "PanelMatmul"], [])
+
+
+def test_weights_that_other_operators_read_lie_row_by_row() -> None:
+    ids, table = symbol(3, dtype="int32"), constant(37, 20)
+    names, panels = packed_graph([ops.matmul_nt(ops.relu(ops.take(table, ids)), table)], [ids])
+    assert "PanelMatmul" in names
+    assert "BlasMatmul" not in names
+    assert panels == []
+    x, w = symbol(3, 20), constant(20, 20)
+    names, panels = packed_graph([ops.matmul(x, w), w * ops.sum(x, [0])], [x])
+    assert "PanelMatmul" in names
+    assert panels == []
+    names, panels = packed_graph([ops.matmul(w, ops.relu(x.reshape([20, 3])))], [x])
+    assert names[-1] == "BlasMatmul"
+    assert panels == []
+
+
+def test_inputs_are_never() -> None:
+    a, b = symbol(3, 20), symbol(20, 37)
+    assert packed_graph([ops.matmul(a, b)], [a, b]) == (["BlasMatmul"], [])
+
+
+def model(dtype: str) -> tuple[FlowGraph, list[Tensor]]:
+    """Products by a matrix, a transposed one and a stack, with epilogues."""
+    x = symbol("rows", 70, dtype=dtype)
+    weights = [constant(70, 131, dtype=dtype), constant(131, dtype=dtype), constant(90, 131, dtype=dtype)]
+    weights.append(constant(3, 90, 33, dtype=dtype))
+    y = ops.gelu(ops.matmul(x, weights[0]) + weights[1])
+    y = ops.matmul_nt(y, weights[2])
+    return hidet.trace_from(ops.matmul(ops.reshape(y, [1, y.shape[0], 90]), weights[3]) * 0.5, [x]), weights
+
+
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
+    folder = tmp_path_factory.mktemp("panels") / "artifacts"
+    graph, weights = model(request.param)
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"symbols": {"rows": 64}}, folder)
+    return folder, weights
+
+
+def test_a_rows_result_is_the_same_beside_any_others(built: tuple[Path, list[Tensor]]) -> None:
+    folder, weights = built
+    dtype = getattr(torch, weights[0].dtype.name)
+    x = torch.randn(300, 70, generator=torch.Generator().manual_seed(0)).to(dtype)
+    w = [weight.torch().double() for weight in weights]
+    hidden = torch.nn.functional.gelu(x.double() @ w[0] + w[1])
+    expected = (hidden @ w[2].t()) @ w[3] * 0.5
+    with hidet_dist.load_partition(folder) as partition:
+        whole = partition(x)
+        tolerance = 1e-5 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=tolerance)
+        for rows in (1, 2, 3, 6, 7, 14, 15, 64, 193):
+            assert torch.equal(partition(x[:rows]), whole[:, :rows])
+        assert torch.equal(partition(x[200:201]), whole[:, 200:201])
+
+
+def test_artifacts_hold_the_weights_as_kernels_read_them(built: tuple[Path, list[Tensor]]) -> None:
+    folder, weights = built
+    manifest = Manifest.load(folder)
+    (stage,) = manifest.program().stages
+    stored = safetensors.torch.load_file(folder / manifest.weights_files[0])
+    width = PANEL_WIDTHS[manifest.arch]
+    expected = [Panels(1, 70, 131, False, width), Panels(1, 131, 90, True, width), Panels(3, 90, 33, False, width)]
+    assert list(stage.panels.values()) == expected
+    for (name, panels), weight in zip(stage.panels.items(), (weights[0], *weights[2:]), strict=True):
+        assert torch.equal(stored[name], packed(weight.torch(), panels))
+    assert stage.weight_bytes == sum(int(weight.nbytes) for weight in weights)
+    assert "openblas" not in stage.libraries
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"width": 24}, r"panels\['w\d'\].width is 24; it must be \d+, by arch"),
+        ({"depth": 0}, r"panels\['w\d'\].depth is 0; it must be positive"),
+        ({"depth": 131, "columns": 70}, r"panels\.w\d\.depth is 131, but the launcher was built for 70"),
+        ({"transposed": True}, r"panels\.w\d\.transposed is True, but the launcher was built for False"),
+    ],
+)
+def test_artifacts_of_another_layout_are_refused(
+    built: tuple[Path, list[Tensor]], tmp_path: Path, change: dict, says: str
+) -> None:
+    manifest = Manifest.load(built[0])
+    copy = Path(shutil.copytree(built[0], tmp_path / "copy"))
+    (stage,) = manifest.program().stages
+    name = next(iter(stage.panels))
+    panels = {**stage.panels, name: dataclasses.replace(stage.panels[name], **change)}
+    program = dataclasses.replace(manifest.program(), stages=(dataclasses.replace(stage, panels=panels),))
+    dataclasses.replace(manifest, programs=(program,)).save(copy)
+    with pytest.raises(ArtifactError, match=says):
+        hidet_dist.load_partition(copy)
+
+
+def test_programs_of_one_storage_read_a_weight_in_one_layout(tmp_path: Path) -> None:
+    w, x, y, ids = constant(20, 20), symbol(3, 20), symbol(3, 20), symbol(3, dtype="int32")
+    graphs = {
+        "product": hidet.trace_from(ops.matmul(x, w), [x]),
+        "rows": hidet.trace_from(ops.matmul(y, w) + ops.take(w, ids), [y, ids]),
+    }
+    hidet_dist.build_family(graphs, {"mesh_shape": [1]}, {}, tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    assert [stage.panels for program in manifest.programs for stage in program.stages] == [{}, {}]
+    given, rows = RNG.standard_normal((3, 20), np.float32), np.array([4, 0, 19], np.int32)
+    with hidet_dist.load_partition(tmp_path / "out") as programs:
+        product = programs.program("product")(torch.from_numpy(given))
+        both = programs.program("rows")(torch.from_numpy(given), torch.from_numpy(rows))
+    torch.testing.assert_close(both - product, w.torch()[rows], rtol=0, atol=1e-5)
