@@ -38,8 +38,8 @@ MOST_ENTRIES = 2**18
 MOST_PARAMETERS = 2**16
 """Parameter tensors of a model: Switch Transformer with 2048 experts in 12 layers has 50,000."""
 
-MOST_PARAMETER_BYTES = 2**40
-"""One parameter, whose memory is not used: the experts of a layer, stacked, have up to 2**35."""
+MOST_PARAMETER_BYTES = 2**37
+"""One parameter, whose memory is not used: the experts of a layer, stacked, have up to 2**36 in float32."""
 
 MOST_TABLE_BYTES = 2**31
 """One tensor that a model computes when it is made: a mask of 32768 by 32768 positions has 2**30."""

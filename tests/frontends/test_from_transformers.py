@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import hidet_dist
-from hidet_dist.errors import ConfigError, WeightsError
+from hidet_dist.errors import ConfigError, InputError, WeightsError
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec.interface import interface_of
@@ -81,17 +82,74 @@ def test_parts_that_a_model_keeps_in_float32_stay_so():
     }
 
 
-def test_one_graph_serves_all_numbers_of_sequences_and_tokens(tmp_path: Path):
+def bert() -> Any:
+    return transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=24,
+        architectures=["BertModel"],
+    )
+
+
+def gpt2() -> Any:
+    return transformers.GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=24, architectures=["GPT2LMHeadModel"]
+    )
+
+
+@pytest.mark.parametrize("make", [config, bert, pytest.param(gpt2, marks=pytest.mark.slow)])
+def test_one_graph_serves_all_numbers_of_sequences_and_tokens(tmp_path: Path, make: Callable[[], Any]) -> None:
+    settings = make()
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config()).eval()
+    model = getattr(transformers, settings.architectures[0])(settings).eval()
     model.save_pretrained(tmp_path)
     graph = hidet_dist.from_transformers(tmp_path, weights="files", dynamic=["batch", "seq"])
     assert list(map(str, graph.inputs[0].shape)) == ["batch", "seq"]
-    for shape in ((3, 5), (1, 7)):
-        ids = torch.randint(0, 64, shape)
+    most = settings.max_position_embeddings
+    symbols = {"symbols": {"batch": {"expected": 4, "multiple_of": 2}, "seq": 12}}
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, symbols)
+    program = hidet_dist.partition(graph, plan)
+    for batch, seq in ((4, 5), (2, most), (2, most + 1)):
+        ids = torch.randint(0, 64, (batch, seq))
+        mask = torch.ones_like(ids)
+        mask[0, -2:] = 0
+        given = [ids.numpy(), mask.numpy()][: len(graph.inputs)]
+        if seq > most:
+            with pytest.raises(InputError, match=f"seq must be at most {most}.*seq = {seq}"):
+                simulate(program, given)
+            continue
+        got = simulate(program, given)[0]
+        with torch.no_grad():
+            want = model(ids, attention_mask=mask if len(given) > 1 else None, use_cache=False)[0].numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match=f"'expected' = {most + 1} is more than the greatest size, {most}"):
+        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"symbols": {"batch": 2, "seq": most + 1}})
+
+
+def test_a_model_is_traced_as_a_person_calls_it() -> None:
+    """Without a word on caches, of a model alone or within another one."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    vision = {**sizes, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 14}
+    llava = transformers.LlavaConfig(text_config={**sizes, "model_type": "llama"}, vision_config=vision)
+    for settings in (config(), llava):
+        kind = transformers.LlavaForConditionalGeneration if settings is llava else transformers.LlamaForCausalLM
+        model = kind(settings).eval()
+        ids = torch.randint(0, 64, (2, 5))
+        graph = hidet_dist.from_torch(model, {"input_ids": ids})
         (got,) = evaluate_graph(graph, [ids.numpy()])
         with torch.no_grad():
-            np.testing.assert_allclose(got, model(ids, use_cache=False).logits.numpy(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(got, model(input_ids=ids).logits.numpy(), rtol=1e-4, atol=1e-5)
+        assert (settings if settings is not llava else settings.text_config).use_cache
 
 
 def test_paths_other_than_models_are_refused(tmp_path: Path):

@@ -103,7 +103,12 @@ def from_transformers(
 
         def make(config: Any, has_data: bool = weights == "random") -> tuple[Any, dict[str, Any]]:
             module = made_module(class_of(config, architecture), config, dtype_of(dtype, config), has_data, seed)
-            inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
+            most = _most_positions(config) if "seq" in dynamic else None
+            inputs = (
+                example_inputs_of(module, batch, min(seq, most or seq))
+                if example_inputs is None
+                else dict(example_inputs)
+            )
             return module, inputs
 
         module, inputs = configuration.made(make, lambda config: make(config, False))
@@ -113,7 +118,9 @@ def from_transformers(
         elif weights is None:
             module.tie_weights()  # part of the initialization that is skipped without data
         try:
-            return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
+            return from_torch(
+                module, inputs, _dynamic_shapes(module.config, inputs, dynamic) if dynamic else None, stored=stored
+            )
         except (ConfigError, TraceError) as error:
             blamed = configuration.blamed(error, lambda config: _called(make, config))
             if not blamed:
@@ -231,18 +238,20 @@ def made_module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed
     Without data, its parameters are on the meta device, none of them tied yet. Buffers that no file has always have
     data. The configuration becomes the module's.
     """
-    config.use_cache = False
     initialization = importlib.import_module("transformers.initialization")
     generator = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
-        with _Bounded(), _registered(has_data), nullcontext() if has_data else initialization.no_init_weights():
+        with _Bounded(has_data), _registered(has_data), nullcontext() if has_data else initialization.no_init_weights():
             module = kind._from_config(config, dtype=dtype)
     finally:
         torch.random.set_rng_state(generator)
     kept = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         kept.update(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, x in module.named_buffers():
+        if x.device.type == "meta":
+            raise MemoryError(f"the buffer {name!r} has {x.nbytes} bytes")
     for name, x in (*module.named_parameters(), *module.named_buffers()):
         if kept.intersection(name.split(".")):
             x.data = x.data.float()
@@ -275,7 +284,8 @@ def _registered(has_data: bool) -> Iterator[None]:
 class _Bounded(TorchFunctionMode):
     """Refuse to make tensors from sizes alone that exceed the bounds of any model, before they take memory.
 
-    Raises MemoryError.
+    Unless parameters have data, tensors larger than any table are on the meta device, whatever their function. Raises
+    MemoryError.
     """
 
     FACTORIES = frozenset(
@@ -283,20 +293,37 @@ class _Bounded(TorchFunctionMode):
         for name in ("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros")
     )
 
+    def __init__(self, has_data: bool):
+        super().__init__()
+        self.has_data = has_data
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func in self.FACTORIES and "out" not in kwargs:
-            size = func(*args, **{**kwargs, "device": "meta"}).nbytes
-            if size > (MOST_PARAMETER_BYTES if func is torch.empty else MOST_TABLE_BYTES):
+            unallocated = func(*args, **{**kwargs, "device": "meta"})
+            size = unallocated.nbytes
+            if size > (MOST_PARAMETER_BYTES if func is torch.empty or not self.has_data else MOST_TABLE_BYTES):
                 raise MemoryError(f"a tensor of {size} bytes: {func.__name__}{shown(args)}")
+            if size > MOST_TABLE_BYTES:
+                return unallocated
         return func(*args, **kwargs)
 
 
-def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:
-    """Make the ``dynamic_shapes`` of :func:`from_torch`: batch is dim 0 of any tensor, seq is dim 1 of matrices."""
-    dims = {name: torch.export.Dim(name, min=2) for name in dynamic}
+def _most_positions(config: Any) -> int | None:
+    """Return the number of positions that a configuration has; None if it does not say."""
+    most = getattr(config, "max_position_embeddings", None)
+    return most if is_whole(most, 3) else None
+
+
+def _dynamic_shapes(config: Any, inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:
+    """Make the ``dynamic_shapes`` of :func:`from_torch`: batch is dim 0 of any tensor, seq is dim 1 of matrices.
+
+    A sequence has at most as many tokens as the configuration has positions.
+    """
+    most = {"seq": _most_positions(config)}
+    dims = {name: torch.export.Dim(name, min=2, max=most.get(name)) for name in dynamic}
     texts = [name for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 2]
     shapes: dict[str, Any] = {}
     for name, x in inputs.items():

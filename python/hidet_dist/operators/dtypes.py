@@ -12,9 +12,12 @@ from hidet import ops
 from hidet.graph import Tensor
 from hidet.graph.frontend.torch.utils import dtype_to_torch
 from hidet.ir.dtypes import boolean, complex64, float32, int64, promote_type
+from hidet.ir.expr import Expr
+from hidet.ir.tools import infer_type
 from hidet.ir.type import DataType, data_type
 
-Scalar: TypeAlias = bool | int | float | complex
+Scalar: TypeAlias = bool | int | float | complex | Expr
+"""A Python number, or one that is computed from sizes of symbolic dims."""
 Operand: TypeAlias = Tensor | Scalar
 
 
@@ -26,9 +29,11 @@ def category(dtype: DataType) -> int:
 
 
 def scalar_dtype(value: Scalar) -> DataType:
-    """Return the default dtype of a Python number."""
+    """Return the default dtype of a Python number; for a number from symbolic sizes, that of its kind of number."""
     if isinstance(value, bool):
         return boolean
+    if isinstance(value, Expr):
+        return (boolean, int64, float32, complex64)[category(infer_type(value))]
     return int64 if isinstance(value, int) else float32 if isinstance(value, float) else complex64
 
 

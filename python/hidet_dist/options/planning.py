@@ -160,8 +160,8 @@ class PlanningOptions(SolverOptions):
     symbols: Mapping[str, SymbolSize] = option(
         dict,
         "dict of SymbolSize",
-        "The declaration of each symbolic dim: the size for which costs are predicted, and a divisor of all sizes, "
-        'such as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.',
+        "The declaration of each symbolic dim: the size for which costs are predicted, a divisor of all sizes, and the "
+        'greatest one, such as ``{"batch": {"expected": 16, "multiple_of": 8, "most": 64}, "seq": 128}``.',
         read=read_symbols,
     )
     mode: str = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,17 @@ def read_symbols(what: str, given: Any) -> dict[str, SymbolSize]:
         if not isinstance(name, str):
             raise ConfigError(f"{what} has the key {shown(name)}; the keys are names of dims.")
         if isinstance(value, SymbolSize):
-            declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
+            declared: Mapping[str, Any] = asdict(value)
         else:
             declared = value if isinstance(value, Mapping) else {"expected": value}
-        refuse_unknown(own, declared, ("expected", "multiple_of"))
+        refuse_unknown(own, declared, ("expected", "multiple_of", "most"))
         if "expected" not in declared:
             raise ConfigError(f"{own} lacks 'expected', the size that costs are predicted for; got {shown(declared)}.")
-        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))
-        for key in ("expected", "multiple_of"):
-            number = getattr(size, key)
-            if not is_whole(number, 1, _INT32_MAX):
+        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1), declared.get("most"))
+        for key, number in asdict(size).items():
+            if (key, number) != ("most", None) and not is_whole(number, 1, _INT32_MAX):
                 raise ConfigError(f"{own}: {key!r} must be a whole number from 1 to 2**31 - 1; got {shown(number)}.")
-        if size.expected % size.multiple_of:
-            raise ConfigError(f"{own}: 'expected' = {size.expected} is no multiple of {size.multiple_of}.")
+        size.check(own)
         symbols[name] = size
     return symbols
 

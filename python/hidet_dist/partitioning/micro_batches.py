@@ -54,7 +54,7 @@ class MicroBatch:
     @property
     def declared(self) -> dict[str, SymbolSize]:
         """The declarations of the symbolic dims of one micro-batch."""
-        return {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in self.symbols}
+        return {symbol.name: symbol.declared for symbol in self.symbols}
 
 
 def refuse_states(graph: NormalGraph) -> None:
@@ -218,9 +218,7 @@ def _independent(
     """
     mesh = DeviceMesh((2,), ("micro_batch",))
     declared = {
-        name: SymbolSize(2 * symbol.size, 2 * symbol.multiple_of)
-        if name == batch
-        else SymbolSize(symbol.size, symbol.multiple_of)
+        name: SymbolSize(2 * symbol.size, 2 * symbol.multiple_of) if name == batch else symbol.declared
         for name, symbol in known.items()
     }
     view = planning_view(graph, declared, mesh)

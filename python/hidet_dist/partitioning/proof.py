@@ -22,7 +22,6 @@ from hidet_dist.reshard import PlannedSteps, cheapest_conversion
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
-from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
@@ -108,7 +107,7 @@ def check_conversions(proven: ProvenStage) -> None:
 def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
     """Prove everything except conversions, which ``recost`` derives anew. Raises PlanError."""
     stage.check()
-    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
+    declared = {symbol.name: symbol.declared for symbol in stage.symbols}
     try:
         view = planning_view(graph, declared, stage.mesh)
     except ConfigError as error:

@@ -57,7 +57,7 @@ from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import interface_of, names_of_io
 from hidet_dist.spec.pipeline import is_buffered
-from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.spec.symbols import SymbolPlan, within_limits
 from hidet_dist.view import GraphView
 from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 from hidet_dist.weights.named import is_weight
@@ -105,6 +105,7 @@ class Traced:
         check_configurations(distributed, optimization, target)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"The graph to plan must be a hidet FlowGraph; got a {type(graph).__name__}.")
+        optimization = replace(optimization, symbols=within_limits(graph, optimization.symbols))
         traced = cls(graph, distributed, optimization, target, Dump.begin())
         traced.dump("1-traced", traced.__str__)
         return traced

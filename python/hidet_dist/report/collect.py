@@ -43,7 +43,6 @@ from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.report import SentStep, sent_steps
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.report import RunnerUp
-from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view
 from hidet_dist.view import GraphView
 
@@ -77,7 +76,7 @@ def collect(
     """
     if stage.mesh != cluster.mesh:
         raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has the mesh {cluster.mesh}.")
-    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
+    declared = {symbol.name: symbol.declared for symbol in stage.symbols}
     view = planning_view(graph, declared, stage.mesh)
     if view.fingerprint() != stage.fingerprint:
         raise PlanError("The plan was made for another graph; plan this one again.")

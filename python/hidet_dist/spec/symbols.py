@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hidet_dist.errors import InputError
+from hidet_dist.errors import ConfigError, InputError
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.reading import read_object, read_text, read_whole
 
@@ -15,39 +15,68 @@ INT32_MAX = 2**31 - 1
 """The largest size of a symbolic dim: hidet's runtime holds sizes as int32."""
 
 
+_MARK = "_hidet_dist_greatest_sizes"
+
+
 @dataclass(frozen=True)
 class SymbolSize:
-    """The declaration of a symbolic dim: the size to plan for, and a number that divides every size."""
+    """The declaration of a symbolic dim.
+
+    Attributes
+    ----------
+    expected: the size to plan for.
+    multiple_of: a number that divides every size.
+    most: the greatest size; None where only the runtime has one.
+    """
 
     expected: int
     multiple_of: int = 1
+    most: int | None = None
 
     def of(self, name: str) -> SymbolPlan:
         """Make the symbol of that name, planned for the expected size."""
-        return SymbolPlan(name, self.multiple_of, self.expected)
+        return SymbolPlan(name, self.multiple_of, self.expected, self.most)
+
+    def check(self, what: str) -> None:
+        """Raise ConfigError, which begins with ``what``, for sizes that contradict each other."""
+        if self.expected % self.multiple_of:
+            raise ConfigError(f"{what}: 'expected' = {self.expected} is no multiple of {self.multiple_of}.")
+        if self.most is not None and self.expected > self.most:
+            raise ConfigError(f"{what}: 'expected' = {self.expected} is more than the greatest size, {self.most}.")
 
 
 @dataclass(frozen=True)
 class SymbolPlan:
-    """A symbolic dim: its size is a positive multiple of ``multiple_of``; costs are predicted for ``size`` elements."""
+    """A symbolic dim: its size is a positive multiple of ``multiple_of``; costs are predicted for ``size`` elements.
+
+    ``most`` is the greatest size; None where only the runtime has one.
+    """
 
     name: str
     multiple_of: int
     size: int
+    most: int | None = None
+
+    @property
+    def declared(self) -> SymbolSize:
+        """The declaration."""
+        return SymbolSize(self.size, self.multiple_of, self.most)
 
     def cut(self, count: int) -> SymbolPlan:
         """Make the symbol of the largest of ``count`` micro-batches; see :func:`micro_sizes`."""
-        return SymbolPlan(self.name, self.multiple_of, micro_sizes(self.size, self.multiple_of, count)[0])
+        return replace(self, size=micro_sizes(self.size, self.multiple_of, count)[0])
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size}
+        most = {} if self.most is None else {"most": self.most}
+        return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size, **most}
 
     @classmethod
     def from_json(cls, data: Any) -> SymbolPlan:
         """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a symbolic dim")
-        return cls(read_text(data, "name"), read_whole(data, "multiple_of", 1), read_whole(data, "size", 1))
+        most = read_whole(data, "most", 1) if "most" in data else None
+        return cls(read_text(data, "name"), read_whole(data, "multiple_of", 1), read_whole(data, "size", 1), most)
 
 
 @dataclass(frozen=True)
@@ -57,6 +86,22 @@ class LocalSymbol:
     name: str
     symbol: str
     shards: int
+
+
+def limit_sizes(graph: Any, most: Mapping[str, int]) -> None:
+    """Attach to a graph the greatest sizes of symbolic dims for which its model computes what it should."""
+    setattr(graph, _MARK, dict(most))
+
+
+def within_limits(graph: Any, declared: Mapping[str, SymbolSize]) -> dict[str, SymbolSize]:
+    """Limit declarations to the greatest sizes of a graph. Raises ConfigError for an expected size beyond them."""
+    limits: dict[str, int] = getattr(graph, _MARK, {})
+    result = {}
+    for name, size in declared.items():
+        most = min((one for one in (size.most, limits.get(name)) if one is not None), default=None)
+        result[name] = replace(size, most=most)
+        result[name].check(f"optimization_config['symbols'][{name!r}]")
+    return result
 
 
 def micro_sizes(size: int, multiple_of: int, count: int) -> tuple[int, ...]:
@@ -108,10 +153,10 @@ def local_sizes(local_symbols: Sequence[LocalSymbol], sizes: Mapping[str, int]) 
 def check_sizes(symbols: Sequence[SymbolPlan], sizes: Mapping[str, int]) -> None:
     """Check the sizes of symbols. Raises InputError for one that is not a multiple of the declared number."""
     for symbol in symbols:
-        size, multiple = sizes[symbol.name], symbol.multiple_of
-        if not 1 <= size <= INT32_MAX or size % multiple:
+        size, multiple, most = sizes[symbol.name], symbol.multiple_of, symbol.most or INT32_MAX
+        if not 1 <= size <= most or size % multiple:
             wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
-            raise InputError(f"The symbolic dim {symbol.name} must be {wanted}, and at most {INT32_MAX}; got {size}.")
+            raise InputError(f"The symbolic dim {symbol.name} must be {wanted}, and at most {most}; got {size}.")
 
 
 def known_sizes(
@@ -136,10 +181,10 @@ def known_sizes(
     Raises
     ------
     InputError
-        When a size is not a multiple of the declared number, or two sizes of one symbol differ.
+        When a size is not a multiple of the declared number, or too large, or two sizes of one symbol differ.
     """
     by_name: Mapping[str, LocalSymbol] = {local.name: local for local in local_symbols}
-    multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
+    declared = {symbol.name: symbol for symbol in symbols}
     sizes: dict[str, int] = {}
     first: dict[str, str] = {}
     for place, (written, shape) in enumerate(inputs):
@@ -151,12 +196,12 @@ def known_sizes(
             name, size = local.symbol, given * local.shards
             where = f"dim {dim} of input {number}"
             what = f"{name} = {size}" + (f" ({local.shards} shards of {given})" if local.shards > 1 else "")
-            multiple = multiples[name]
+            multiple, most = declared[name].multiple_of, declared[name].most or INT32_MAX
             if size < 1 or size % multiple:
                 wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
                 raise InputError(f"The symbolic dim {name} must be {wanted}; {where} says {what}.")
-            if size > INT32_MAX:
-                raise InputError(f"The symbolic dim {name} must be at most {INT32_MAX}; {where} says {what}.")
+            if size > most:
+                raise InputError(f"The symbolic dim {name} must be at most {most}; {where} says {what}.")
             if sizes.setdefault(name, size) != size:
                 raise InputError(
                     f"The symbolic dim {name} must be the same everywhere; {where} says {what}, but {first[name]} says "

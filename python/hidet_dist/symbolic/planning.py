@@ -131,7 +131,7 @@ def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tu
     """Cut operators out of a graph, and make the view in which they are planned by themselves for ``mesh``."""
     part = view.subgraph(operators)
     graph = NormalGraph.of(part.graph, graph_symbols(part.graph))
-    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in view.symbols}
+    declared = {symbol.name: symbol.declared for symbol in view.symbols}
     return part, planning_view(graph, declared, mesh)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import mmap
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
 from hidet_dist.frontends.pytorch.reasons import reason_of
+
+_ALLOCATED = 2**30  # bytes that PyTorch may allocate for a moment
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux (mmap(2)), which Python 3.11's mmap does not name
 
 
 def exported(
@@ -58,6 +62,7 @@ def exported(
     with (
         torch.no_grad(),
         _without_memory(module),
+        _without_caches(module),
         _stack_traces(lines),
         # The graphs between PyTorch's passes are not run, so generating their code would be a waste.
         _use_lazy_graph_module(True),
@@ -151,6 +156,23 @@ def _assigned_attributes() -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
+def _without_caches(module: torch.nn.Module) -> Iterator[None]:
+    """Let modules of transformers return no caches, which are no results of a graph, unless a call asks for them.
+
+    The configuration of each part of a model decides for it.
+    """
+    configurations = {id(one): one for part in module.modules() if (one := getattr(part, "config", None)) is not None}
+    caching = [one for one in configurations.values() if getattr(one, "use_cache", None) is True]
+    for one in caching:
+        one.use_cache = False
+    try:
+        yield
+    finally:
+        for one in caching:
+            one.use_cache = True
+
+
+@contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
     """Keep PyTorch from logging the failures of an export, unless its level is set: the error has the reason."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental")]
@@ -224,6 +246,11 @@ class _Placeholders:
 
 def _empty(x: torch.Tensor) -> torch.Tensor:
     """Make a tensor on the CPU with the shape, strides and dtype of ``x`` and without memory."""
+    nbytes = x.untyped_storage().nbytes()
+    if nbytes > _ALLOCATED:
+        # Addresses alone: no memory is reserved for them, and none is used as long as nothing is written.
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        return torch.frombuffer(pages, dtype=torch.uint8).view(x.dtype).as_strided(x.shape, x.stride())
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
     made.untyped_storage().resize_(0)
     return made

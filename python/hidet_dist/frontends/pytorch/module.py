@@ -29,6 +29,7 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
 from hidet_dist.frontends.pytorch.export import ExportedModule, argument_names, exported, functional
 from hidet_dist.frontends.pytorch.lower import lower
 from hidet_dist.spec.interface import Interface, Structure, attach
+from hidet_dist.spec.symbols import INT32_MAX, limit_sizes
 
 
 def from_torch(
@@ -86,7 +87,14 @@ def from_torch(
         program = exported(module, args, kwargs, dynamic_shapes, lines=True)
         graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
+    limit_sizes(graph, _greatest_sizes(program, _names_of_dims(program, dynamic_shapes)))
     return graph
+
+
+def _greatest_sizes(program: ExportedProgram, names: Mapping[str, str]) -> dict[str, int]:
+    """Map the names of symbolic dims to their greatest sizes, where there are any below those of the runtime."""
+    upper = {str(symbol): bounds.upper for symbol, bounds in program.range_constraints.items()}
+    return {names.get(symbol, symbol): int(most) for symbol, most in upper.items() if most < INT32_MAX}
 
 
 def _of_exported(
@@ -110,6 +118,7 @@ def _of_exported(
     known = signature.forward_arg_names if signature is not None else None
     names = list(known or ())[: len(args)] or [f"input_{number}" for number in range(len(args))]
     attach(graph, _interface(program, names, args, kwargs))
+    limit_sizes(graph, _greatest_sizes(program, {}))
     return graph
 
 
