@@ -15,7 +15,8 @@ rank_bytes       of the memory of each rank after two calls of each program, as 
 
 ``llama3_8b_8`` and ``llama3_8b_2x4``: LLaMA-3-8B with 32 layers over ragged tokens, on a DGX H100. A step for prompts
 and one that decodes a token of each of 16 sequences, which is called 100 times as often, are planned together. Their
-pools have 16 x 8192 rows a layer. Of each:
+pools have 16 x 8192 rows a layer. ``llama3_8b_8_symbolic`` and ``llama3_8b_2x4_symbolic`` are one graph of symbolic
+dims, planned for the same two steps. Of each:
 
 seconds          CPU seconds from the traced graphs to the plans.
 tracing          CPU seconds of importing and tracing, before that.
@@ -54,14 +55,20 @@ DECODES = 100  # steps that decode, a step with prompts
 
 @dataclass(frozen=True)
 class Case:
-    """A mesh to plan LLaMA-3-8B for, and the goals."""
+    """A mesh to plan LLaMA-3-8B for, whether one graph of symbolic dims stands for both programs, and the goals."""
 
     mesh: tuple[int, ...]
+    symbolic: bool = False
     goal_seconds: float = 15.0
     goal_gap: float = 1e-2
 
 
-PLANNING = {"llama3_8b_8": Case((8,)), "llama3_8b_2x4": Case((2, 4))}
+PLANNING = {
+    "llama3_8b_8": Case((8,)),
+    "llama3_8b_2x4": Case((2, 4)),
+    "llama3_8b_8_symbolic": Case((8,), symbolic=True),
+    "llama3_8b_2x4_symbolic": Case((2, 4), symbolic=True),
+}
 CASES = ["programs", *PLANNING]
 
 
@@ -138,7 +145,7 @@ def measure_planning(name: str) -> dict[str, Any]:
     from transformers import AutoConfig, LlamaForCausalLM
 
     import hidet_dist
-    from hidet_dist.llm.ragged import RaggedModel, prepare, settle
+    from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
     from hidet_dist.phases.family import TracedFamily
 
     case = PLANNING[name]
@@ -148,17 +155,25 @@ def measure_planning(name: str) -> dict[str, Any]:
         module = LlamaForCausalLM(config).eval().to(torch.bfloat16)
         settle(module)
     model = RaggedModel(module, SEQUENCES * CONTEXT, PAGE, device="meta")
-    sizes = {"prefill": (PROMPT_TOKENS, PROMPTS), "decode": (SEQUENCES, SEQUENCES)}
-    graphs = {
-        program: hidet_dist.from_torch(model, model.inputs(tokens, sequences, CONTEXT // PAGE, sequences))
-        for program, (tokens, sequences) in sizes.items()
+    sizes = {
+        name: {"tokens": tokens, "sequences": sequences, "pages": CONTEXT // PAGE, "wanted": sequences}
+        for name, (tokens, sequences) in {
+            "prefill": (PROMPT_TOKENS, PROMPTS),
+            "decode": (SEQUENCES, SEQUENCES),
+        }.items()
     }
+    own: dict[str, dict[str, Any]] = {"prefill": {}, "decode": {"frequency": DECODES}}
+    if case.symbolic:
+        graphs = dict.fromkeys(sizes, hidet_dist.from_torch(model, model.inputs(), dynamic_shapes=dynamic_shapes()))
+        own = {name: {**own[name], "symbols": of_program} for name, of_program in sizes.items()}
+    else:
+        graphs = {name: hidet_dist.from_torch(model, model.inputs(**one)) for name, one in sizes.items()}
     traced = time.process_time()
     family = TracedFamily.of(
         graphs,
         {"mesh_shape": list(case.mesh), "machine": "dgx-h100"},
         {"solver_time_limit_seconds": 600},  # of the clock, which others on the machine delay
-        {"decode": {"frequency": DECODES}},
+        own,
     )
     planned = family.prepare().plan()
     seconds = time.process_time() - traced
