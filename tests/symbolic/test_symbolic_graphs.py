@@ -13,8 +13,10 @@ from hidet.graph import FlowGraph, Tensor
 from hidet_dist.errors import ConfigError, InputError, PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
+from hidet_dist.operators.row_attention import RowAttentionOp
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
+from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, random_stage
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -133,6 +135,14 @@ def masked() -> FlowGraph:
     return hidet.trace_from(ops.cumsum(ops.tril(x) + places, 1), [x])
 
 
+def attended() -> FlowGraph:
+    """Attention over rows: the rows that a token may see are a number of symbolic dims."""
+    q, keys, values = symbol("tokens", 4, 8), symbol(24, 2, 8), symbol(24, 2, 8)
+    table, tokens = symbol("sequences", "pages", dtype="int32"), [symbol("tokens", dtype="int32") for _ in range(3)]
+    y = RowAttentionOp(q, keys, values, table, *tokens, scale=0.5, page=2).outputs[0]
+    return hidet.trace_from(y, [q, keys, values, table, *tokens])
+
+
 GRAPHS: dict[str, tuple[Callable[[], FlowGraph], list[dict[str, int]]]] = {
     "pooled": (pooled, [{"batch": 4, "seq": 8}, {"batch": 12, "seq": 4}]),
     "averaged": (averaged, [{"batch": 4, "seq": 8}]),
@@ -143,6 +153,7 @@ GRAPHS: dict[str, tuple[Callable[[], FlowGraph], list[dict[str, int]]]] = {
     "last_token": (last_token, [{"batch": 4, "seq": 4}, {"batch": 4, "seq": 12}]),
     "fused_projection": (fused_projection, [{"batch": 8, "seq": 4}]),
     "masked": (masked, [{"seq": 4}, {"seq": 12}]),
+    "attended": (attended, [{"tokens": 4, "sequences": 12, "pages": 4}, {"tokens": 8, "sequences": 16, "pages": 8}]),
 }
 
 
@@ -163,6 +174,25 @@ def test_fixed_dims_are_padded_and_symbolic_ones_are_not():
     choices = rule_table(view, mesh)(view.operators[-1])[1]
     splits = {choice.spec.out_specs[0].mesh_axes_per_dim for choice in choices}
     assert splits == {((), (), ()), ((), (), (0,))}
+
+
+def test_attention_over_rows_of_symbolic_dims_is_split_by_heads():
+    mesh, sizes = DeviceMesh((2,)), dict.fromkeys(("tokens", "sequences", "pages"), SymbolSize(5))
+    view = planning_view(normalize(attended()), sizes, mesh)
+    specs = [str(choice.spec.out_specs[0]) for choice in rule_table(view, mesh)(view.operators[-1])[1]]
+    assert specs == ["(R, R, R)", "(R, S0, R)", "(R, R, S0)"]
+
+
+def test_a_gathered_result_of_symbolic_dims_is_packed_at_the_most():
+    """Rows are many, though they are not declared to be a multiple: the memory of their gathering is foreseen."""
+    x = symbol("rows", 16)
+    graph = normalize(hidet.trace_from(ops.relu(ops.matmul(x, weight(16, 4096))), [x]))
+    cluster = builtin("dgx-h100", DeviceMesh((2,)))
+    plan = search(graph, cluster, pins={"w0": "(R, S0)"}, symbols={"rows": SymbolSize(16)})
+    held = max(live_bytes(planning_view(graph, {"rows": SymbolSize(16)}, cluster.mesh), plan.stages[0]))
+    result, shard = 16 * 4096 * 4, 16 * 2048 * 4
+    # The weight's shard, the input, the result, its shard before, and what is received of both before it is joined.
+    assert held == 16 * 2048 * 4 + 16 * 16 * 4 + result + shard + result
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)

@@ -18,6 +18,7 @@ from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
 
 T = TypeVar("T")
+_Sizes: TypeAlias = tuple[tuple[int, ...], int]  # a shape, and the bytes of what it counts
 
 # Paths are compared in whole ticks of 2**-100 s. A tick count holds the 53 bits of any float from 1e-14 s up, so that
 # sums are exact in any order: equal costs compare equal, and ties are broken as defined.
@@ -95,13 +96,16 @@ def conversion_buffers(
     sources: Sequence[TensorShardSpec],
     targets: Sequence[TensorShardSpec],
     cluster: Cluster,
+    elements: _Sizes | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Compute the bytes that :func:`cheapest_conversion` takes, from each source (rows) to each target (columns).
 
     They are the peak bytes while it runs besides the source and the result, as of
-    :func:`hidet_dist.reshard.buffers.conversion_nbytes`. Raises SpecError as it does.
+    :func:`hidet_dist.reshard.buffers.conversion_nbytes`. Raises SpecError as it does. Where ``shape`` counts pieces of
+    symbolic dims, ``elements`` are the shape in elements and the bytes of one: whether a step packs its data depends on
+    them.
     """
-    return _tabulate(_buffers, shape, dtype, sources, targets, cluster)
+    return _tabulate(_buffers, shape, dtype, sources, targets, cluster, elements)
 
 
 def _tabulate(
@@ -111,13 +115,15 @@ def _tabulate(
     sources: Sequence[Layout],
     targets: Sequence[Layout],
     cluster: Cluster,
+    elements: _Sizes | None = None,
 ) -> tuple[tuple[T, ...], ...]:
     """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns).
 
     ``read`` takes the tree of a source, and the nodes of targets.
     """
     axes = tuple(range(cluster.mesh.ndim))
-    graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
+    pieces = tuple(shape), itemsize(dtype)
+    graph_over = functools.partial(_layout_graph, pieces, elements or pieces, cluster)
     if len(axes) <= _DETOUR_AXES:
         graph = graph_over(axes)
         _check(shape, sources, targets, cluster, graph.has)
@@ -160,19 +166,20 @@ def _axes(layout: Layout) -> set[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _layout_graph(
-    shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]
-) -> _LayoutGraph:
-    return _LayoutGraph(shape, element_bytes, cluster, usable)
+def _layout_graph(pieces: _Sizes, elements: _Sizes, cluster: Cluster, usable: tuple[int, ...]) -> _LayoutGraph:
+    return _LayoutGraph(pieces, elements, cluster, usable)
 
 
 class _LayoutGraph:
-    """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
+    """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps.
 
-    def __init__(self, shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]):
+    Layouts and steps are those of ``pieces``, bytes those of ``elements``.
+    """
+
+    def __init__(self, pieces: _Sizes, elements: _Sizes, cluster: Cluster, usable: tuple[int, ...]):
         self._usable = usable
-        self._shape = shape
-        self._element_bytes = element_bytes
+        self._shape, self._element_bytes = pieces
+        self._elements = elements
         self._cluster = cluster
         self._layouts: list[Layout] = []
         self._numbers: dict[Layout, int] = {}
@@ -210,7 +217,7 @@ class _LayoutGraph:
         """Compute the bytes of a shard in a layout."""
         if node not in self._nbytes:
             spec = split_of(self._layouts[node])
-            self._nbytes[node] = spec.local_nbytes(self._shape, self._element_bytes, self._cluster.mesh)
+            self._nbytes[node] = spec.local_nbytes(*self._elements, self._cluster.mesh)
         return self._nbytes[node]
 
     def step_bytes(self, node: int, after: int, step: Step) -> StepBytes:
@@ -218,7 +225,7 @@ class _LayoutGraph:
         if (node, after) not in self._bytes:
             source, target = split_of(self._layouts[node]), split_of(self._layouts[after])
             mesh, places = self._cluster.mesh, self._cluster.device.places_shards
-            self._bytes[node, after] = step_bytes(step, source, target, self._shape, self._element_bytes, mesh, places)
+            self._bytes[node, after] = step_bytes(step, source, target, *self._elements, mesh, places)
         return self._bytes[node, after]
 
     def tree(self, source: int) -> _Tree:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from hidet.ir import expr as ir
 from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, ScalarInput, TensorInput
+from hidet.ir.dtypes import int32
 from hidet.ir.task import Task
 from hidet.ir.type import DataType
 
@@ -395,7 +396,8 @@ class _Walker:
                 # Index arithmetic as a value: only its remaining digits matter.
                 self.count(nest, 1)
                 self.definition.pinned |= form.digits
-                return ("index", form)
+                # A number that sizes give, such as ``pages * 16``: where they are fixed, hidet writes a constant.
+                return ("index", form) if form.terms else ("const", str(int32), repr(form.const))
         if isinstance(e, ir.BinaryExpr):
             known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
             if known is not None:

@@ -486,9 +486,10 @@ def _activations(
             converted[number] = _never_converted([spec for spec, _ in layouts], budget)
             continue
         own = name if name in sizes.outputs else ""
-        same: Hashable = view.shape(name), view.itemsize(name), id(layouts), own
+        sized = view.shape(name), view.itemsize(name), view.pieces(name)
+        same: Hashable = sized, id(layouts), own
         if same not in known:
-            key: Hashable = view.shape(name), view.itemsize(name), tuple(layouts), own
+            key: Hashable = sized, tuple(layouts), own
             if key not in known:
                 known[key] = _converted(sizes, cluster, name, [spec for spec, _ in layouts])
             known[same] = known[key]
@@ -538,10 +539,11 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
 def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> ConvertedTensor:
     """Formulate the memory of a tensor's conversions."""
     shape, dtype = sizes.view.pieces(name)
+    elements = tuple(sizes.view.shape(name)), sizes.view.itemsize(name)
 
     @functools.cache
     def buffers() -> tuple[tuple[int, ...], ...]:
-        return conversion_buffers(shape, dtype, specs, specs, cluster)
+        return conversion_buffers(shape, dtype, specs, specs, cluster, elements)
 
     layout = tuple(specs.index(spec) for spec in specs)
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)
