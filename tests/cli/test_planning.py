@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import hidet_dist
 from hidet_dist.cli.app import app
+from hidet_dist.cli.request import PlanRequest
 from hidet_dist.cli.summary import summarize
 from hidet_dist.report import Report
 from hidet_dist.report.measured import read_traces
@@ -319,6 +320,47 @@ def test_a_pipeline_is_run(tmp_path):
     assert {trace.rank for trace in read_traces([tmp_path / "trace.json"])} == {0, 1, 2}
     wrong = run("run", str(out), "-n", "2", *files)
     assert "run it with -n 3" in wrong.stderr
+
+
+def test_flags_of_the_model_and_of_the_plan(model: Path, tmp_path: Path) -> None:
+    """Sizes that a call decides, the class of the model, and specs; the record of the plan's origin has them."""
+    out = tmp_path / "plan.json"
+    specs = ("--input-spec", "(S0, R)", "--output-spec", "(S0, R, R)", "--pin", "w0=(R, S0)")
+    dims = ("--dynamic", "batch:2", "--dynamic", "seq", "--batch", "4", "--seq", "8")
+    request = (str(model), "--mesh", "2", *dims, *specs, "--architecture", "LlamaModel", "--out", str(out))
+    done = invoke("plan", *request, "--json")
+    assert done.exit_code == 0, done.output
+    (stage,) = Plan.load(out).stages
+    assert [(one.name, one.multiple_of, one.size, one.most) for one in stage.symbols] == [
+        ("batch", 2, 4, None),
+        ("seq", 1, 8, 64),
+    ]
+    specs_of = {one.name: str(one.spec) for one in (*stage.inputs, *stage.outputs, *stage.weights)}
+    assert specs_of["x0"] == "(S0, R)" and specs_of["w0"] == "(R, S0)" and str(stage.outputs[0].spec) == "(S0, R, R)"
+    assert stage.outputs[0].shape[-1] == CONFIG["hidden_size"]  # no logits
+    origin = Report.load(out).origin
+    assert origin["dynamic"] == "batch:2;seq" and origin["input_spec"] == "(S0, R)"
+    assert PlanRequest.of_origin(origin).origin() == origin
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--dynamic", "tokens"), "'tokens' is not a symbolic dim"),
+        (("--dynamic", "seq", "--dynamic", "seq:2"), "'seq:2' is not a symbolic dim"),
+        (("--pin", "w0"), "'w0' is not a pin"),
+        (("--input-spec", "(S7"), "--input-spec: Not a tensor sharding spec: '(S7'"),
+        (("--target", "tpu"), "--target must be one of cpu, cuda; got 'tpu'"),
+        (("--precision", "int4"), "--precision must be one of"),
+    ],
+)
+def test_flags_that_say_nothing_are_refused_before_the_model_is_read(
+    model: Path, flags: tuple[str, ...], says: str
+) -> None:
+    (model / "config.json").write_text("{")
+    done = invoke("plan", str(model), "--mesh", "2", *flags)
+    assert done.exit_code == 1
+    assert says in done.stderr
 
 
 def test_a_search_that_is_interrupted_ends_as_signals_do(model: Path) -> None:

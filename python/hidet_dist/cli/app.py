@@ -82,7 +82,7 @@ def build(
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Build with random weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a model, compile it for CPUs, and write artifacts that ranks load."""
+    """Plan a model, compile it, and write artifacts that ranks load."""
     with errors():
         from hidet_dist.cli.planning import build as command
 

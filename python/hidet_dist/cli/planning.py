@@ -41,6 +41,8 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
         seq=request.value("seq", SEQ),
         dims=request.value("dims", {}),
         weights=weights,
+        architecture=request.value("architecture"),
+        dynamic=tuple(request.value("dynamic", {})),
     )
 
 
@@ -100,7 +102,7 @@ def _draw(reports: Sequence[Report], html: Path) -> list[Path]:
 
 
 def build(request: PlanRequest, out: Path, random_weights: bool, as_json: bool) -> None:
-    """Plan and compile a model for this machine's processors, and write artifacts to the folder ``out``."""
+    """Plan and compile a model, by default for this machine's processors, and write artifacts to the folder ``out``."""
     request.check()
     request.check_weights(random_weights)
 

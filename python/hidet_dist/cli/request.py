@@ -12,11 +12,12 @@ from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import builtin, load_machine
 from hidet_dist.options.option import COUNT, Flag, Option, one_of, option, options_of, or_none
 from hidet_dist.options.planning import OPTIMIZATION, DistributedOptions, StageOptions
-from hidet_dist.options.texts import parse_dims
+from hidet_dist.options.texts import parse_dims, parse_dynamic
 from hidet_dist.spec import DeviceMesh
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH, SEQ = 1, 128
+_SEPARATOR = ";"  # of what is given repeatedly, in a plan's record of its origin: specs have commas
 _FORMS = "name a transformers folder, its config.json, or a .onnx file"
 
 
@@ -44,6 +45,24 @@ class ModelOptions:
         "Tokens in a sequence.",
         or_none(COUNT),
         flag=Flag(f"Tokens in a sequence; {SEQ} by default.", int),
+    )
+    architecture: str | None = option(
+        None,
+        "str, optional",
+        "The class of transformers that makes the model.",
+        flag=Flag("The model's class in transformers, such as BertModel; by default the configuration's."),
+    )
+    dynamic: Mapping[str, int] = option(
+        dict,
+        "dict of int",
+        "The symbolic dims of a model of transformers, and a number that divides all sizes of each.",
+        flag=Flag(
+            "A dim of any size, batch or seq, planned for that of --batch or --seq; batch:8 for multiples of 8, which "
+            "may be split; repeatable.",
+            list,
+            read=parse_dynamic,
+            metavar="D[:N]",
+        ),
     )
     dims: Mapping[str, int] = option(
         dict,
@@ -113,7 +132,9 @@ class PlanRequest:
         self._check_machine()
         self._check_pipeline()
         for name in self.given:
-            self.value(name)
+            value, row = self.value(name), FLAGS[name]
+            if row.option.read is not None:
+                row.option.read(row.spelled, value)
         self._check_model(self.value("dims", {}))
 
     def _check_machine(self) -> None:
@@ -153,7 +174,7 @@ class PlanRequest:
                 "a Python program, and give the result to hidet_dist.from_torch."
             )
         if suffix == ".onnx":
-            for name in ("batch", "seq", "dtype"):
+            for name in ("batch", "seq", "dtype", "dynamic", "architecture"):
                 if name in self.given:
                     raise ConfigError(f"--{name} is for models of transformers; a .onnx file takes --dim name=size.")
             _require("onnx", "onnx", model)
@@ -182,11 +203,20 @@ class PlanRequest:
             {row.name: self.value(name) for name, row in FLAGS.items() if name in self.given and row.kind in kinds}
             for kinds in ((DistributedOptions,), OPTIMIZATION)
         )
+        if dynamic := self.value("dynamic", {}):
+            optimization["symbols"] = {
+                name: {"expected": expected, "multiple_of": dynamic[name]}
+                for name, expected in (("batch", self.value("batch", BATCH)), ("seq", self.value("seq", SEQ)))
+                if name in dynamic
+            }
         return distributed, optimization
 
     def origin(self) -> dict[str, str]:
         """Return the options as text, by name, to be saved in a report."""
-        texts = {name: ",".join(text) if FLAGS[name].flag.kind is list else str(text) for name, text in self._ordered()}
+        texts = {
+            name: _SEPARATOR.join(text) if FLAGS[name].flag.kind is list else str(text)
+            for name, text in self._ordered()
+        }
         return {"model": str(self.model), **texts}
 
     def _ordered(self) -> list[tuple[str, Any]]:
@@ -197,7 +227,7 @@ class PlanRequest:
         """Make the request from the result of :meth:`origin`. Raises ConfigError for anything else."""
         try:
             given = {
-                name: text.split(",") if FLAGS[name].flag.kind is list else FLAGS[name].flag.kind(text)
+                name: text.split(_SEPARATOR) if FLAGS[name].flag.kind is list else FLAGS[name].flag.kind(text)
                 for name, text in origin.items()
                 if name != "model"
             }

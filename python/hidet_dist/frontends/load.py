@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hidet.graph import FlowGraph
@@ -21,6 +21,8 @@ def load_model(
     seq: int = 128,
     dims: Mapping[str, int] | None = None,
     weights: str | None = None,
+    architecture: str | None = None,
+    dynamic: Sequence[str] = (),
 ) -> FlowGraph:
     """Convert a model to a graph.
 
@@ -37,6 +39,10 @@ def load_model(
     weights: str, optional
         The weights of a transformers model: ``"files"``, ``"random"``, or None for none, which is enough to plan. See
         :func:`hidet_dist.frontends.pretrained.from_transformers`. A ``.onnx`` file contains its weights.
+    architecture: str, optional
+        The class of a transformers model; by default its configuration's.
+    dynamic: sequence of str
+        The dims of a transformers model that are symbolic: ``"batch"``, ``"seq"`` or both.
 
     Returns
     -------
@@ -56,7 +62,9 @@ def load_model(
     if model.is_dir() or model.suffix == ".json":
         from hidet_dist.frontends.pretrained import from_transformers
 
-        return from_transformers(model, weights=weights, batch=batch, seq=seq, dtype=dtype)
+        return from_transformers(
+            model, weights=weights, batch=batch, seq=seq, dtype=dtype, architecture=architecture, dynamic=dynamic
+        )
     if model.suffix == ".onnx":
         from hidet_dist.frontends.onnx.model import from_onnx
 

@@ -16,7 +16,7 @@ from hidet_dist.limits import MOST_BYTES, MOST_MICRO_BATCHES, MOST_SECONDS, MOST
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.options.option import BOOL, COUNT, REQUIRED, Check, Flag, one_of, option, or_none
 from hidet_dist.options.reading import PATHS, read_specs, read_symbols
-from hidet_dist.options.texts import parse_bytes, parse_mesh, parse_shares
+from hidet_dist.options.texts import parse_bytes, parse_mesh, parse_pins, parse_shares
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
@@ -78,6 +78,8 @@ class TargetOptions:
         "str",
         "The target: ``cpu`` or ``cuda``. Compiling for GPUs needs no GPU. Options that only one target has are in a "
         'dict under its name, such as ``{"target": "cuda", "cuda": {"space": 2}}``.',
+        one_of(tuple(TARGETS)),
+        flag=Flag(f"What programs are compiled for, {' or '.join(TARGETS)}; {DEFAULT_TARGET} by default."),
     )
     arch: str | None = option(
         None,
@@ -87,6 +89,7 @@ class TargetOptions:
         "For the target ``cpu``, the level of x86-64 whose instructions kernels use: ``x86-64``, ``x86-64-v2``, "
         "``x86-64-v3`` or ``x86-64-v4``; ``native``, the default, is the best level of the running machine. Processors "
         "of a lower level refuse the artifacts.",
+        flag=Flag("The architecture of GPUs, such as sm_90, or the level of processors, such as x86-64-v3."),
     )
     precision: str | None = option(
         None,
@@ -95,6 +98,7 @@ class TargetOptions:
         "stored in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target "
         "``cuda``.",
         or_none(one_of(_PRECISIONS)),
+        flag=Flag(f"The dtype in which a float32 model is computed where that is safe: {' or '.join(_PRECISIONS)}."),
     )
 
 
@@ -135,6 +139,12 @@ class PlanningOptions(SolverOptions):
         "list of TensorShardSpec or None, optional",
         "The specs in which graph inputs arrive, or their text; replicated by default.",
         read=read_specs,
+        flag=Flag(
+            "The spec of an input, such as '(S0, R)', in their order; repeatable, for all of them.",
+            list,
+            name="input_spec",
+            metavar="SPEC",
+        ),
         by_plan=True,
     )
     output_specs: Sequence[TensorShardSpec | None] | None = option(
@@ -142,6 +152,12 @@ class PlanningOptions(SolverOptions):
         "list of TensorShardSpec or None, optional",
         "The specs in which graph outputs are delivered, or their text; replicated by default.",
         read=read_specs,
+        flag=Flag(
+            "The spec of an output, such as '(S0, R)', in their order; repeatable, for all of them.",
+            list,
+            name="output_spec",
+            metavar="SPEC",
+        ),
         by_plan=True,
     )
     pins: Mapping[str, Any] | None = option(
@@ -150,6 +166,13 @@ class PlanningOptions(SolverOptions):
         "The specs that weights, inputs, outputs, activations and operators must have, by name, such as "
         '``{"w0": "(R, S0)", "t5.0": "(?, S0)", "op:7": "(S0, R), ? -> (S0, R)"}``; ``?`` is free. See '
         ":class:`hidet_dist.search.formulation.pins.Pin`.",
+        flag=Flag(
+            "The spec of a tensor or an operator by its name in the plan, such as 'w0=(S0, R)'; repeatable.",
+            list,
+            name="pin",
+            read=parse_pins,
+            metavar="NAME=SPEC",
+        ),
         by_plan=True,
     )
     names: Any = option(

@@ -11,6 +11,8 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SHARES = re.compile(r"^([A-Za-z_]\w*)=(\d{1,9}(?::\d{1,9})+)$")
 _DIM = re.compile(r"^([^=\s]+)=(\d{1,18})$")
+_DYNAMIC = re.compile(r"^(batch|seq)(?::(\d{1,9}))?$")
+_PIN = re.compile(r"^([^=]+)=(.+)$")
 _MESH = re.compile(r"^\d{1,9}(?:[x,]\d{1,9})*$")
 
 
@@ -66,3 +68,31 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
             raise ConfigError(f"The dim {match[1]} has two sizes, {dims[match[1]]} and {match[2]}; give one of them.")
         dims[match[1]] = int(match[2])
     return dims
+
+
+def parse_dynamic(texts: Iterable[str]) -> dict[str, int]:
+    """Parse symbolic dims, such as ``seq`` or ``batch:8``, to a dict of the number that divides all sizes of each.
+
+    Raises ConfigError.
+    """
+    dims: dict[str, int] = {}
+    for text in texts:
+        match = _DYNAMIC.match(text)
+        if match is None or match[1] in dims or int(match[2] or 1) < 1:
+            raise ConfigError(
+                f"{text!r} is not a symbolic dim: give batch or seq, each once, with a number that divides all sizes "
+                "if there is one, as batch:8."
+            )
+        dims[match[1]] = int(match[2] or 1)
+    return dims
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, str]:
+    """Parse pins, such as ``lm_head.weight=(S0, R)``, to a dict by name. Raises ConfigError."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        match = _PIN.match(text)
+        if match is None or match[1].strip() in pins:
+            raise ConfigError(f"{text!r} is not a pin; write the name of a tensor once, with its spec, as w0=(S0, R).")
+        pins[match[1].strip()] = match[2].strip()
+    return pins
