@@ -139,7 +139,7 @@ def test_flags_are_those_of_both_commands_and_come_back_from_an_origin() -> None
     }
     request = PlanRequest(Path("model.onnx"), written)
     origin = request.origin()
-    assert origin["dims"] == "batch=8,seq=4"
+    assert origin["dims"] == "batch=8;seq=4"
     assert PlanRequest.of_origin(origin) == request
     assert request.configurations() == (
         {"mesh_shape": [2, 2], "machine": "dgx-h100"},

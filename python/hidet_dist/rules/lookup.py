@@ -154,9 +154,17 @@ class ShardedLookupOp(Operator):
 def sharded_lookup(
     op: Operator, inputs: Sequence[Tensor], coordinate: Tensor, axes: Sequence[int], mesh: DeviceMesh
 ) -> list[Tensor]:
-    """Build the lookup ``op`` on local inputs, where ``axes`` split the rows of the table."""
+    """Build the lookup ``op`` on local inputs, where ``axes`` split the rows of the table.
+
+    Raises
+    ------
+    ValueError
+        When the number of rows is symbolic: the device's rows begin at a number that is part of the operator.
+    """
     dim = row_dim(op)
     assert dim is not None
+    if not isinstance(op.inputs[0].shape[dim], int):
+        raise ValueError(f"{op.name} looks up rows of a symbolic number, {op.inputs[0].shape[dim]}")
     kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
     sizes = [mesh.shape[axis] for axis in axes]
     rows = int(op.inputs[0].shape[dim])
