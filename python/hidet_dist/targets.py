@@ -34,6 +34,7 @@ class Target:
     computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
         device, which a machine that compiles for GPUs may lack.
     keeps_nan: whether collectives keep NaN in maxima and minima of floats.
+    keeps_states: whether programs keep states from call to call.
     resolves_locally: whether the rules that resolve operators to kernels look only at an operator, and at those whose
         results it reads.
     """
@@ -52,6 +53,7 @@ class Target:
     overlaps: bool = False
     computes_constants: bool = False
     keeps_nan: bool = False
+    keeps_states: bool = False
     resolves_locally: bool = False
 
 
@@ -75,6 +77,7 @@ TARGETS: dict[str, Target] = {
             symbolic_pipelines=True,
             computes_constants=True,
             keeps_nan=True,
+            keeps_states=True,
         ),
         Target(
             "cuda",

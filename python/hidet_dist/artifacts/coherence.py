@@ -98,14 +98,15 @@ def check_description(
 
 
 def _described(stage: StageManifest) -> dict[str, Any]:
-    plain = without_even_shares(asdict(stage))
+    plain = without_defaults(asdict(stage))
     return {key: value for key, value in plain.items() if key not in _NOT_DESCRIBED}
 
 
-def without_even_shares(stage: dict[str, Any]) -> dict[str, Any]:
-    """Leave the shares of a stage's mesh out of its plain values if all axes are even."""
-    if not stage["mesh_shares"]:
-        del stage["mesh_shares"]
+def without_defaults(stage: dict[str, Any]) -> dict[str, Any]:
+    """Leave the shares of a stage's mesh out of its plain values if all axes are even, and states if there are none."""
+    for name in ("mesh_shares", "states"):
+        if not stage[name]:
+            del stage[name]
     return stage
 
 
@@ -208,6 +209,7 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_p
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
+    _check_states(what, stage, mesh)
 
 
 def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> None:
@@ -229,6 +231,23 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
             _require(isinstance(extent, str), f"{what}.shape[{dim}]", extent, "an expression of shares")
         elif isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
             _require(extent == local_extent, f"{what}.shape[{dim}]", extent, f"{local_extent}, by whole_shape and spec")
+
+
+def _check_states(what: str, stage: StageManifest, mesh: DeviceMesh) -> None:
+    names = [state.name for state in stage.states]
+    _require(len(set(names)) == len(names), f"{what}.states", names, "of distinct names")
+    _require(not stage.states or not mesh.is_uneven(), f"{what}.states", names, "empty on a mesh with shares")
+    for number, state in enumerate(stage.states):
+        field = f"{what}.states[{number}]"
+        _require(state.dtype in ITEMSIZE, f"{field}.dtype", state.dtype, "a known dtype")
+        _require(all(n > 0 for n in state.whole_shape), f"{field}.whole_shape", state.whole_shape, "above 0")
+        try:
+            local = TensorShardSpec.parse(state.spec).local_shape(state.whole_shape, mesh)
+        except SpecError as error:
+            raise ValueError(f"{field}.spec does not fit: {error}") from error
+        _require(state.shape == local, f"{field}.shape", state.shape, f"{local}, by whole_shape and spec")
+        known = not state.initial or state.initial in stage.data
+        _require(known, f"{field}.initial", state.initial, "empty, or one of data")
 
 
 def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pipeline) -> None:

@@ -60,6 +60,21 @@ class TensorSignature:
 
 
 @dataclass(frozen=True)
+class StateSignature:
+    """A state of the local program: the user's name, dtype name, local and whole shape (elements), and spec as text.
+
+    ``initial`` is the name, in the stage's data, of its values before the first call; empty for zeros.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    whole_shape: tuple[int, ...]
+    spec: str
+    initial: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch of a kernel in the program: the kernel's number, and the dtypes and shapes of its outputs, as text.
 
@@ -106,6 +121,8 @@ class StageManifest:
     CUDA graph. ``index_checks`` are the checks of a call's inputs before it runs. ``interface`` has the names and
     nesting of the model's arguments and results; it is None for a graph that was not made from a model.
     ``panels`` are the arrangements of the weights that kernels read in panels, by name; all others lie row by row.
+    ``states`` are what the program keeps from call to call; the launcher takes their addresses behind those of
+    ``data``.
     """
 
     folder: str
@@ -129,6 +146,7 @@ class StageManifest:
     interface: Interface | None = None
     mesh_shares: tuple[tuple[int, ...], ...] = ()
     panels: Mapping[str, Panels] = field(default_factory=dict)
+    states: tuple[StateSignature, ...] = ()
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -290,10 +308,10 @@ class Manifest:
         return _checksum(self._plain())
 
     def _plain(self) -> dict[str, Any]:
-        """Convert to plain values, without the shares of even meshes."""
+        """Convert to plain values, without what most stages lack."""
         plain = asdict(self)
         for stage in (stage for program in plain["programs"] for stage in program["stages"]):
-            coherence.without_even_shares(stage)
+            coherence.without_defaults(stage)
         return plain
 
     def save(self, folder: Path) -> None:
@@ -394,7 +412,7 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = _types_of(kind)
         if kind is StageManifest:
-            value = {"mesh_shares": [], **value}
+            value = {"mesh_shares": [], "states": [], **value}
         if value.keys() == types.keys():
             return kind(
                 **{name: _read_as(inner_type, value[name], f"{what}.{name}") for name, inner_type in types.items()}

@@ -20,6 +20,7 @@ from hidet.ir.expr import Var, is_constant
 from hidet.ir.module import IRModule
 from hidet.ir.type import void_p
 
+from hidet_dist.compile.states import UpdateInPlaceOp
 from hidet_dist.rewriting import Uses, rewrite, uses_of
 from hidet_dist.spec.extents import extents_of, same_extent
 
@@ -106,6 +107,8 @@ def blocks_in_place(graph: FlowGraph, alignment_bytes: int = 1) -> FlowGraph:
         if start is None or len(shape) != len(y.shape) or start * int(x.dtype.nbytes) % alignment_bytes:
             return None
         if (x.op is not None and len(set(uses[x])) < 2) or _becomes_output(y, uses):
+            return None
+        if any(isinstance(user, UpdateInPlaceOp) for user in uses[x]):  # the block would change with the state
             return None
         return BlockOp(replaced.get(x, x), start, shape).outputs[0]
 

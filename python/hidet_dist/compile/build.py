@@ -13,6 +13,7 @@ import hidet
 from hidet.backend.build import CompilationFailed
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.tensor import symbol_like
 from hidet.ir.task import Task
 
 from hidet_dist.artifacts import StageManifest
@@ -30,6 +31,7 @@ from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import Workspace, build_launcher
 from hidet_dist.compile.ordering import order_for_memory
 from hidet_dist.compile.renamings import renamings_in_place
+from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
@@ -62,8 +64,8 @@ class CompiledProgram:
     workspace_bytes: the bytes for activations, by kind of memory; None if they depend on symbolic dims.
     stage: the stage's entry for a manifest, with an empty folder. The launcher contains the same description.
     layouts: the dtype and local shape of each name in ``data``; of a weight in panels, the shape of its panels.
-    held_bytes: the bytes that a device holds: inputs, outputs, weights, constants and activations, at the sizes that
-        the program is planned for.
+    held_bytes: the bytes that a device holds: inputs, outputs, weights, states, constants and activations, at the
+        sizes that the program is planned for.
     """
 
     graph: FlowGraph
@@ -117,9 +119,16 @@ def optimize_program(program: Program, target: Backend | None = None) -> FlowGra
     ------
     CompileError
         When a pass loses or changes a communication operator, so that the program would compute another result, or
-        computes a product twice; or when a kernel that computes a constant does not compile.
+        computes a product twice; when a kernel that computes a constant does not compile; when a state would have to be
+        copied, or the target cannot keep states.
     """
     target = target or default_backend()
+    if program.states and not target.record.keeps_states:
+        labels = ", ".join(state.label or state.name for state in program.states)
+        raise CompileError(
+            f"The graph has states ({labels}), which the target {target.record.name} cannot keep: build for a CPU."
+        )
+    program = updates_in_place(program)
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
         with _compile_errors(CompilationFailed):  # constants are computed
@@ -175,15 +184,12 @@ def compile_program(
     """
     target = target or default_backend()
     build_target = target.record.memory
-    if program.states:
-        labels = ", ".join(state.label or state.name for state in program.states)
-        raise CompileError(
-            f"The graph has states ({labels}), which programs cannot keep yet: plan or simulate it only."
-        )
     optimized = optimize_program(program, target)
     fused(optimized)
     graph, packed = target.pack(optimized, program.weight_placeholders, in_rows)
     check_kept(optimized, graph)
+    graph.update_nodes()
+    del graph.outputs[len(program.outputs) :]  # the new values of states are in their memory
     inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
     named = {**program.weight_placeholders, **{name: weight.placeholder for name, weight in packed.items()}}
     if program.coordinate is not None:
@@ -193,12 +199,16 @@ def compile_program(
     # In the order of their first use, so that the same program has the same names.
     computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
     constants = {f"c{number}": x for number, x in enumerate(computed)}
-    weights = [*data.values(), *constants.values()]
-    order_for_memory(graph, inputs, weights, sizes)
+    states = program.state_placeholders
+    # Initial values are read from the file once, but have their place among the data.
+    initial = {program.initial_name(name): symbol_like(states[name]) for name in program.initial}
+    weights = [*data.values(), *initial.values(), *constants.values(), *states.values()]
+    order_for_memory(graph, inputs, weights, sizes, run_before(graph))
     if overlap is not None:
         overlap_graph(graph, overlap, sizes, room)
     workspace = Workspace(graph, inputs, weights, sizes)
-    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in {*inputs, *graph.outputs, *weights})
+    in_memory = {*inputs, *graph.outputs, *weights} - set(initial.values())
+    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in in_memory)
     fits(held)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
@@ -210,10 +220,10 @@ def compile_program(
         kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
-    names = [*data, *constants]
+    names = [*data, *initial, *constants]
     panels = {name: packed[name].panels for name in names if name in packed}
     layouts = layouts_of(program, names, constants, panels)
-    other_work = _Once(lambda: meanwhile({name: layouts[name] for name in data}))
+    other_work = _Once(lambda: meanwhile({name: layouts[name] for name in (*data, *initial)}))
     with _hidet_options(target.building()):
         folders = [task_folder(node.task, build_target) for node in nodes]
         missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]

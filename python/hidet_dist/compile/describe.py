@@ -9,7 +9,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
-from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
+from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck, StateSignature
 from hidet_dist.compile.backend import Backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.partitioning import Program
@@ -64,13 +64,14 @@ def stage_of(
         program.interface,
         program.mesh.shares,
         panels,
+        tuple(_state(program, state) for state in program.states),
     )
 
 
 def layouts_of(
     program: Program, data: Sequence[str], constants: Mapping[str, Tensor], panels: Mapping[str, Panels]
 ) -> dict[str, Layout | UnevenLayout]:
-    """Map the names of weights in ``data``, the coordinate and the constants to dtypes and local shapes.
+    """Map the names of weights and initial states in ``data``, the coordinate and constants to dtypes and shapes.
 
     The shape of a weight that has ``panels`` is that of its panels.
     """
@@ -83,6 +84,10 @@ def layouts_of(
             layouts[weight.name] = Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
         else:
             layouts[weight.name] = UnevenLayout(weight.dtype, tuple(map(_product, shape)))
+    for state in program.states:
+        if state.name in program.initial:
+            local = state.spec.local_shape(state.shape, program.mesh)
+            layouts[program.initial_name(state.name)] = Layout(state.dtype, local)
     layouts[COORDINATE] = Layout("int32", (program.mesh.ndim,))
     layouts.update({name: Layout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
     return {name: layouts[name] for name in data}
@@ -107,6 +112,12 @@ def description_of(stage: StageManifest, layouts: Mapping[str, Layout | UnevenLa
 def _signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
     shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
     return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
+
+
+def _state(program: Program, state: TensorPlan) -> StateSignature:
+    shape = tuple(int(extent) for extent in program.state_placeholders[state.name].shape)
+    initial = program.initial_name(state.name) if state.name in program.initial else ""
+    return StateSignature(state.label or state.name, state.dtype, shape, state.shape, str(state.spec), initial)
 
 
 def _launch(node: Operator, kernel: int) -> Launch:

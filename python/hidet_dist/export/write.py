@@ -36,7 +36,7 @@ from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
-from hidet_dist.weights import Layout, UnevenLayout, shard_blocks, write_safetensors
+from hidet_dist.weights import Layout, Source, UnevenLayout, shard_blocks, write_safetensors
 from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import PanelLayout
 
@@ -129,7 +129,7 @@ def _free_name(out_dir: Path) -> Path:
 def _check_room(folder: Path, mesh: DeviceMesh, held_by: Mapping[str, Program]) -> None:
     """Raise ArtifactError if the disk lacks space for the shards of all ranks of a stage."""
     needed = sum(
-        _weight(program, name).local_nbytes(mesh, mesh.coordinate(rank))
+        _held(program, name)[1].local_nbytes(mesh, mesh.coordinate(rank))
         for name, program in held_by.items()
         if name != COORDINATE
         for rank in range(mesh.size)
@@ -142,8 +142,12 @@ def _check_room(folder: Path, mesh: DeviceMesh, held_by: Mapping[str, Program]) 
         )
 
 
-def _weight(program: Program, name: str) -> TensorPlan:
-    return next(weight for weight in program.weights if weight.name == name)
+def _held(program: Program, name: str) -> tuple[Source, TensorPlan]:
+    """Return the whole data and the spec of a weight, or of a state's values before the first call, by its name."""
+    for weight in program.weights:
+        if weight.name == name:
+            return program.sources[name], weight
+    return next((program.initial[x.name], x) for x in program.states if program.initial_name(x.name) == name)
 
 
 @dataclass(frozen=True)
@@ -318,14 +322,13 @@ def _write_rank(
 ) -> None:
     """Write a rank's shards block by block, so that no whole shard is held in memory."""
     coordinate = mesh.coordinate(rank)
-    weights = {name: _weight(program, name) for name, program in held_by.items() if name != COORDINATE}
 
     def blocks(name: str) -> Iterable[torch.Tensor]:
         if name == COORDINATE:
             return [torch.tensor(coordinate, dtype=torch.int32)]
-        layout, source = layouts[name], held_by[name].sources[name]
+        layout, (source, held) = layouts[name], _held(held_by[name], name)
         if isinstance(layout, PanelLayout):
-            return panel_blocks(source, weights[name], mesh, coordinate, layout.panels)
-        return shard_blocks(source, weights[name], mesh, coordinate)
+            return panel_blocks(source, held, mesh, coordinate, layout.panels)
+        return shard_blocks(source, held, mesh, coordinate)
 
     write_safetensors(path, layouts, blocks, ALIGNMENT)

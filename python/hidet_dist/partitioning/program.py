@@ -81,6 +81,10 @@ class Program:
     new_values: tuple[str, ...] = ()
     initial: dict[str, Source] = field(default_factory=dict)
 
+    def initial_name(self, state: str) -> str:
+        """Return the name, among the data of ranks, of a state's values before the first call, by its plan's name."""
+        return f"state:{next(one.label or one.name for one in self.states if one.name == state)}"
+
     @property
     def local_symbols(self) -> tuple[LocalSymbol, ...]:
         """The symbols of local shapes, each with the symbol of the whole dim."""

@@ -25,6 +25,8 @@ class Purpose(enum.IntEnum):
     STREAM = 2
     END_OF_STREAM = 3
     BATCH = 4  # of a stream whose batches are calls by themselves
+    RESET = 5
+    LOAD = 6
 
 
 _DOING = {
@@ -33,6 +35,8 @@ _DOING = {
     Purpose.STREAM: "beginning a stream",
     Purpose.END_OF_STREAM: "at the end of a stream",
     Purpose.BATCH: "in a stream",
+    Purpose.RESET: "resetting states",
+    Purpose.LOAD: "loading states",
 }
 
 

@@ -137,6 +137,20 @@ class Calls:
         self.check_caller()
         return self._exclusively(run)
 
+    def look(self, run: Callable[[], Result]) -> Result:
+        """Run a function while no call does. It must not communicate: the other ranks do not know of it.
+
+        Raises
+        ------
+        HidetDistError
+            When the partition is closed, or may not be used from this thread or process now.
+        """
+        self.check_caller()
+        with self._lock:
+            if self._closed:
+                raise HidetDistError("The partition is closed; load it again.")
+            return run()
+
     def leave(self, end: Callable[[], None]) -> None:
         """Leave the stream in progress, by ``end()``. Waits for a running call.
 

@@ -31,9 +31,14 @@ class Device(Protocol):
         """Bytes now allocated in the device's memory; 0 on the host, whose memory is not counted."""
 
     def launcher(
-        self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
+        self,
+        library: ctypes.CDLL,
+        kernels: Sequence[Sequence[int]],
+        data: Sequence[int],
+        stage: StageManifest,
+        states: Sequence[int],
     ) -> Launcher:
-        """Make the launcher of a stage from its library and the addresses of kernels' candidates and of data."""
+        """Make the launcher of a stage from its library and the addresses of kernels' candidates, data and states."""
 
     def choose_candidates(
         self,
@@ -89,12 +94,17 @@ class HostDevice:
         self.memory = HostMemory()
 
     def launcher(
-        self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
+        self,
+        library: ctypes.CDLL,
+        kernels: Sequence[Sequence[int]],
+        data: Sequence[int],
+        stage: StageManifest,
+        states: Sequence[int],
     ) -> Launcher:
         """Make the launcher, with the first candidate of each kernel."""
         tensors = len(stage.inputs) + len(stage.outputs)
         first = [candidates[0] for candidates in kernels]
-        return Launcher(library, first, data, tensors, len(stage.launches), self.memory)
+        return Launcher(library, first, data, tensors, len(stage.launches), self.memory, states)
 
     def choose_candidates(
         self,

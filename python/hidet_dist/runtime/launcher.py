@@ -28,6 +28,8 @@ class Launcher:
         The number of kernel launches in a run.
     memory: Memory
         The memory in which activations lie.
+    states: sequence of int
+        The addresses of states, in the order of the manifest.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Launcher:
         tensors: int,
         nodes: int,
         memory: Memory,
+        states: Sequence[int] = (),
     ):
         self._library = library
         self._memory = memory
@@ -45,7 +48,8 @@ class Launcher:
         self._table = (ctypes.c_void_p * max(1, len(kernels)))(*kernels)
         self._table_address = ctypes.addressof(self._table)
         library.hidet_init.argtypes = (ctypes.c_int32, ctypes.c_void_p)
-        library.hidet_init(len(data), (ctypes.c_void_p * max(1, len(data)))(*data))
+        self._data = tuple(data)
+        self.take_states(states)
         library.hidet_set_workspace.argtypes = (ctypes.c_int32, ctypes.c_void_p)
         library.hidet_dist_record.argtypes = (ctypes.c_void_p,)
         self._launch = library.hidet_launch
@@ -54,6 +58,11 @@ class Launcher:
         self._workspace = 0
         self._times = np.zeros((0, 2), np.int64)
         self._sizes = (ctypes.c_int64 * len(KINDS_OF_MEMORY))()
+
+    def take_states(self, addresses: Sequence[int]) -> None:
+        """Have the program read and write states at these addresses."""
+        data = (*self._data, *addresses)
+        self._library.hidet_init(len(data), (ctypes.c_void_p * max(1, len(data)))(*data))
 
     def workspaces(self) -> dict[str, int]:
         """Return the bytes of workspace by kind of memory, at the sizes of symbolic dims that hidet's runtime holds."""

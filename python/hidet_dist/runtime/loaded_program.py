@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ class LoadedProgram:
         The communicator of the stage's ranks, and the one that calls are agreed on in.
     resident: int or None
         Bytes of the process in memory before the partition was loaded, if they are known.
+    aside: function
+        Makes a block in which the program finds states of zeros, and leaves the states as they are.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LoadedProgram:
         calls: Calls,
         communicators: tuple[Communicator, Communicator],
         resident: int | None,
+        aside: Callable[[], AbstractContextManager[None]],
     ):
         self.name = name
         self.stage = stage
@@ -77,6 +81,7 @@ class LoadedProgram:
         self._calls = calls
         self._own, self._communicator = communicators
         self._resident = resident
+        self._aside = aside
 
     def __repr__(self) -> str:
         return f"LoadedProgram({self.name!r}, rank {self.rank} of {self.world_size})"
@@ -206,7 +211,7 @@ class LoadedProgram:
         """Run the program once on zeros, so that the first request is not slower than later ones.
 
         This connects the groups of ranks, starts the kernels' threads, reads the weights into memory, and allocates
-        memory for activations. All ranks call it together, like any call.
+        memory for activations. States stay as they are. All ranks call it together, like any call.
 
         Parameters
         ----------
@@ -220,11 +225,13 @@ class LoadedProgram:
             :meth:`run`.
         """
         program = self._pipelined or self._program
-        self._execute(number, lambda: program.prepare_zeros(sizes or {}), Purpose.WARM_UP)
+        self._execute(number, lambda: program.prepare_zeros(sizes or {}), Purpose.WARM_UP, keeps_states=True)
 
     @numbered
     def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
         """Run, and return the time of each operator. All ranks call it together, like any call.
+
+        It finds states of zeros, and leaves the states as they are.
 
         Parameters
         ----------
@@ -259,7 +266,7 @@ class LoadedProgram:
 
     def _profile(self, number: int, prepare: Callable[[], tuple[Any, Mapping[str, int]]]) -> Profile:
         begin = time.perf_counter_ns()
-        _, times = self._execute(number, prepare, Purpose.RUN, record=True)
+        _, times = self._execute(number, prepare, Purpose.RUN, record=True, keeps_states=True)
         end = time.perf_counter_ns()
         assert times is not None
         launches = [
@@ -312,8 +319,12 @@ class LoadedProgram:
         prepare: Callable[[], tuple[Any, Mapping[str, int]]],
         purpose: Purpose,
         record: bool = False,
+        keeps_states: bool = False,
     ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
-        """Make a call. Returns the outputs and, with ``record``, the times of its kernels or of a pipeline's steps."""
+        """Make a call. Returns the outputs and, with ``record``, the times of its kernels or of a pipeline's steps.
+
+        With ``keeps_states`` it finds states of zeros, and leaves the states as they are.
+        """
 
         def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
             if self._pipelined is not None:
@@ -321,6 +332,7 @@ class LoadedProgram:
             if self._own is not self._communicator:  # another program of the rank is a pipeline
                 self._own.begin_call(number)
                 self._own.bind()
-            return self._program.run(prepared, self._own, record)
+            with self._aside() if keeps_states else nullcontext():
+                return self._program.run(prepared, self._own, record)
 
         return self._calls.make(number, purpose, prepare, run, self._number)

@@ -18,6 +18,7 @@ from hidet_dist.artifacts.manifest import (
     Manifest,
     ProgramManifest,
     StageManifest,
+    StateSignature,
     chosen_program,
     weights_file,
 )
@@ -25,8 +26,8 @@ from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
 from hidet_dist.runtime import native, session
-from hidet_dist.runtime.agreement import Agreement, describe
-from hidet_dist.runtime.calls import Calls
+from hidet_dist.runtime.agreement import Agreement, Purpose, describe
+from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.device import Device, HostDevice
 from hidet_dist.runtime.launcher import Launcher
@@ -37,6 +38,7 @@ from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import Profile
 from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.states import States
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import device_kind
 from hidet_dist.spec.interface import Interface
@@ -104,6 +106,7 @@ class LoadedPartition:
         self._device: Device = HostDevice()
         self._parts: list[_Part] = []
         self._libraries = Libraries()
+        self._states = States((), {})
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
                 with _open(folder, rank, timeout_seconds) as artifacts:
@@ -140,6 +143,7 @@ class LoadedPartition:
                     self._calls,
                     ends,
                     resident,
+                    self._states.aside,
                 )
                 for number, (program, part, one, pipelined) in enumerate(
                     zip(self.manifest.programs, self._parts, loaded, self._pipelined, strict=True)
@@ -156,7 +160,10 @@ class LoadedPartition:
 
     def _agreement(self) -> Agreement | None:
         """Make the exchange before each call; None if no program communicates."""
-        communicates = any(part.stage.size > 1 and part.stage.communications for part in self._parts)
+        # A call that one rank refuses must leave the states of all ranks as they are.
+        communicates = any(
+            part.stage.size > 1 and (part.stage.communications or part.stage.states) for part in self._parts
+        )
         if not communicates and not (self._pipelines and self.world_size > 1):
             return None
         symbols = dict.fromkeys(symbol.name for part in self._parts for symbol in part.stage.symbols)
@@ -246,12 +253,16 @@ class LoadedPartition:
                 raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
             libraries.append(library)
         addresses = self._load_weights(artifacts, stages, layouts)
+        self._states = States(_states_of(stages, folder), addresses)
         parts = []
         for place, (stage, library) in enumerate(zip(stages, libraries, strict=True)):
             load_needed(stage.libraries, folder)
             kernels = self._libraries.load_kernels(map(artifacts.take, stage.kernel_files()), stage.candidates)
             own = {**addresses, **self._load_constants(artifacts, stage, layouts[place])}
-            launcher = self._device.launcher(library, kernels, [own[name] for name in stage.data], stage)
+            names = [state.name for state in stage.states]
+            data = [own[name] for name in stage.data]
+            launcher = self._device.launcher(library, kernels, data, stage, self._states.addresses(names))
+            self._states.lend(names, launcher.take_states)
             parts.append(_Part(stage, launcher, kernels))
             if not stage.symbols and not self._shares and launcher.workspaces() != stage.workspace_bytes:
                 raise ArtifactError(
@@ -333,6 +344,55 @@ class LoadedPartition:
         """Run the only program, and return the time of each operator; see :meth:`LoadedProgram.profile`."""
         return self.program().profile(*inputs, outputs=outputs, repeats=repeats)
 
+    @property
+    def states(self) -> Mapping[str, StateSignature]:
+        """The states that calls read and write, by name: their dtypes, and the shapes of the rank's shards.
+
+        Programs have the states of one name in common.
+        """
+        return self._states.signatures
+
+    @numbered
+    def reset(self, number: int) -> None:
+        """Give all states the values before the first call: zeros, or those of the model's buffers.
+
+        All ranks call it together, like any call.
+
+        Raises
+        ------
+        CallError, CommunicationError, HidetDistError
+            As :meth:`LoadedProgram.run`.
+        """
+        self._calls.make(number, Purpose.RESET, lambda: (None, {}), lambda _: self._states.reset())
+
+    def save_states(self) -> dict[str, Any]:
+        """Copy the rank's shards of all states: NumPy arrays by name, or torch tensors of dtypes that NumPy lacks.
+
+        Raises
+        ------
+        HidetDistError
+            When the partition is closed, or may not be used from this thread.
+        """
+        return self._calls.look(self._states.save)
+
+    @numbered
+    def load_states(self, number: int, values: Mapping[str, Any]) -> None:
+        """Give states other values, such as those of :meth:`save_states`. All ranks call it together, like any call.
+
+        Parameters
+        ----------
+        values: mapping of names to tensors
+            The rank's shards, in host memory. States that it lacks stay as they are.
+
+        Raises
+        ------
+        InputError
+            When there is no such state, or a dtype or shape differs. No state has changed then, on any rank.
+        CallError, CommunicationError, HidetDistError
+            As :meth:`LoadedProgram.run`.
+        """
+        self._calls.make(number, Purpose.LOAD, lambda: (self._states.checked(values), {}), self._states.load)
+
     def attach(self) -> None:
         """Make the calling thread the one that may call the partition, if it communicates. Waits for a running call."""
         self._calls.attach()
@@ -385,6 +445,7 @@ class LoadedPartition:
         for part in self._parts:
             part.launcher.close()
         self._libraries.close()
+        self._states.close()
         self._device.memory.close()
 
     def __enter__(self) -> LoadedPartition:
@@ -458,6 +519,19 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
             raise
         else:
             return artifacts
+
+
+def _states_of(stages: Sequence[StageManifest], folder: Path) -> list[StateSignature]:
+    """List the states of a rank's programs, each once. Raises ArtifactError where programs have one in two forms."""
+    found: dict[str, StateSignature] = {}
+    for place, stage in enumerate(stages):
+        for state in stage.states:
+            if found.setdefault(state.name, state) != state:
+                raise ArtifactError(
+                    f"{folder}: programs[{place}] has the state {state.name!r} as {state}, and another program has it "
+                    f"as {found[state.name]}. Build the artifacts again."
+                )
+    return list(found.values())
 
 
 def _files_of(manifest: Manifest, rank: int) -> list[str]:

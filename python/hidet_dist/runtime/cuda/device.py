@@ -45,9 +45,15 @@ class CudaDevice:
         return self.memory.allocated_bytes
 
     def launcher(
-        self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
+        self,
+        library: ctypes.CDLL,
+        kernels: Sequence[Sequence[int]],
+        data: Sequence[int],
+        stage: StageManifest,
+        states: Sequence[int],
     ) -> CudaLauncher:
         """Make the launcher, with the first candidate of each kernel, and with cuBLAS where kernels call it."""
+        assert not states  # the target keeps none
         cublas = None
         if any(stage.cublas):
             try:

@@ -1,0 +1,203 @@
+"""States in the memory of a program: updates that write in place, and the order that this asks for.
+
+In a program's graph, an update is a functional operator. Here it becomes one whose output is the memory of its first
+input, and which writes only what changes. An operator that reads the old value must then run before the update. It may
+not depend on the new value, and it may not be fused with an operator that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.errors import CompileError
+from hidet_dist.operators.states import ReplaceStateOp, ShiftStateOp, WriteRowsOp
+from hidet_dist.partitioning import Program
+from hidet_dist.rewriting import copy_operator
+from hidet_dist.runtime import native
+from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.weights.states import state_mark_of, updates_of
+
+_IN_MEMORY = {0: 0}  # the output is the memory of the first input
+
+
+class UpdateInPlaceOp(NativeCallOp):
+    """An update of a state that writes into the memory of its first input, which its output shares.
+
+    Parameters
+    ----------
+    update: Operator
+        The functional update: one of :mod:`hidet_dist.operators.states`.
+    inputs: sequence of Tensor
+        The inputs to take instead of the update's.
+    """
+
+    def __init__(self, update: Operator, inputs: Sequence[Tensor]):
+        name, call = _call_of(update)
+        names = ["state", "values", *(f"slots{number}" for number in range(len(inputs) - 2))]
+        super().__init__(
+            f"hidet_dist_{name}_in_place_abi{native.ABI_VERSION}",
+            dict(zip(names, inputs, strict=True)),
+            list(extents_of(update.outputs[0])),
+            call,
+            {},
+            share_map=_IN_MEMORY,
+        )
+        self.name = update.name
+
+    def run(self) -> list[Tensor]:
+        """Never write while a graph is built."""
+        outputs: list[Tensor] = self.symbolic_run()
+        return outputs
+
+
+class KeepOp(NativeCallOp):
+    """A tensor in memory: a barrier to fusion between what reads a state before its update and what runs after it."""
+
+    def __init__(self, x: Tensor):
+        call = _native("")
+        super().__init__("hidet_dist_keep", {"x": x}, list(extents_of(x)), call, {}, share_map=_IN_MEMORY)
+        self.name = "Keep"
+
+    def run(self) -> list[Tensor]:
+        """Build the operator only."""
+        outputs: list[Tensor] = self.symbolic_run()
+        return outputs
+
+
+def _native(statement: str, values: Mapping[str, Extent] | None = None) -> NativeCall:
+    headers, folders = ("hidet_dist/kernels/states.h",), (str(native.include_dir()),)
+    return NativeCall(statement, headers, folders, str(native.library_dir()), "hidet_dist", dict(values or {}))
+
+
+def _call_of(update: Operator) -> tuple[str, NativeCall]:
+    """Make the name and the call of an update's kernel. Together with the shapes, the name identifies the call."""
+    shape = [int(extent) for extent in update.inputs[0].shape]
+    element = int(update.inputs[0].dtype.nbytes)
+    if isinstance(update, ReplaceStateOp):
+        statement = f"void *to = {{}}; const void *from = {{}}; memcpy(to, from, {math.prod(shape) * element});"
+        return "replace_state", _native(statement)
+    if isinstance(update, ShiftStateOp):
+        dim = int(update.attrs["dim"])
+        inner = math.prod(shape[dim + 1 :]) * element
+        statement = (
+            "void *to = {}; const void *from = {}; "
+            f"hd::shift(to, from, {math.prod(shape[:dim])}, {shape[dim] * inner}, count * {inner});"
+        )
+        return f"shift_state_dim{dim}", _native(statement, {"count": extents_of(update.inputs[1])[dim]})
+    assert isinstance(update, WriteRowsOp)
+    dims = [int(dim) for dim in update.attrs["dims"]]
+    strides = [math.prod(shape[dim + 1 :]) * element for dim in range(len(shape))]
+    slots = [
+        f"{{{{at{n}, {str(x.dtype.nbytes == 8).lower()}, {shape[dim]}, {strides[dim]}}}}}"
+        for n, (x, dim) in enumerate(zip(update.inputs[2:], dims, strict=True))
+    ]
+    outer = [f"{{{{{shape[dim]}, {strides[dim]}}}}}" for dim in range(max(dims)) if dim not in dims]
+    pointers = "".join(f"const void *at{n} = {{}}; " for n in range(len(dims)))
+    statement = (
+        f"void *to = {{}}; const void *from = {{}}; {pointers}"
+        f"const hd::Slots at[] = {{{{{', '.join(slots)}}}}}; "
+        f"const hd::OuterDim outer[] = {{{{{', '.join(outer or ['{{1, 0}}'])}}}}}; "
+        f"hd::write_rows(to, from, count, {strides[max(dims)]}, at, {len(slots)}, outer, {len(outer)});"
+    )
+    name = "_".join(["write_rows", *(f"dim{dim}" for dim in dims)])
+    return name, _native(statement, {"count": extents_of(update.inputs[1])[0]})
+
+
+def updates_in_place(program: Program) -> Program:
+    """Replace the updates of a program's states by operators that write in place.
+
+    Raises
+    ------
+    CompileError
+        When an operator reads the old value of a state and depends on its new value, so that the state would have to be
+        copied; it names the operator and the state.
+    """
+    if not program.new_values:
+        return program
+    graph = program.graph
+    count = len(program.outputs)
+    chains = [updates_of(y) for y in graph.outputs[count:]]
+    updates = {op for chain in chains for op in chain}
+    kept = {edge for chain in chains for op in chain for edge in _crossing(graph, op, updates)}
+    made: dict[Tensor, Tensor] = {}
+    in_memory: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        inputs = []
+        for x in node.inputs:
+            y = made.get(x, x)
+            if (x, node) in kept:
+                y = in_memory.get(x) or in_memory.setdefault(x, KeepOp(y).outputs[0])
+            inputs.append(y)
+        if node in updates:
+            made[node.outputs[0]] = UpdateInPlaceOp(node, inputs).outputs[0]
+        elif inputs != list(node.inputs):
+            made.update(zip(node.outputs, copy_operator(node, inputs), strict=True))
+    result = FlowGraph([made.get(y, y) for y in graph.outputs], graph.inputs)
+    result.update_nodes()
+    return replace(program, graph=result)
+
+
+def _crossing(graph: FlowGraph, update: Operator, updates: set[Operator]) -> Iterator[tuple[Tensor, Operator]]:
+    """Yield what passes from operators that read a state before ``update`` to operators that run after it.
+
+    Each is a tensor and its reader. Raises CompileError for an operator that reads the old value itself after it.
+    """
+    after = _depending(graph, update.outputs)
+    old = aliases(graph, update.inputs[0])
+    before: set[Operator] = set()
+    for node in graph.nodes:
+        reads_old = node is not update and any(x in old for x in node.inputs)
+        if reads_old and node in after:
+            raise CompileError(
+                f"The state {_name_of(update)} would have to be copied: {node.name} reads its old value, and what "
+                f"{update.name} makes of it too, so it runs after the update. Read the old value before, in an "
+                "operator that does not depend on the new one."
+            )
+        if node in after:
+            yield from ((x, node) for x in node.inputs if x.op in before and node not in updates)
+        elif node not in updates and not old.issuperset(node.outputs):
+            depends = reads_old or not before.isdisjoint(x.op for x in node.inputs)
+            before.update([node] if depends else ())
+
+
+def _depending(graph: FlowGraph, tensors: Iterable[Tensor]) -> set[Operator]:
+    """Collect the operators that depend on some tensors."""
+    reached, found = set(tensors), set()
+    for node in graph.nodes:
+        if any(x in reached for x in node.inputs):
+            found.add(node)
+            reached.update(node.outputs)
+    return found
+
+
+def aliases(graph: FlowGraph, x: Tensor) -> set[Tensor]:
+    """Collect the tensors that are the memory of ``x`` before it is written to: itself, and what renames it."""
+    found = {x}
+    for node in graph.nodes:
+        if not isinstance(node, UpdateInPlaceOp):
+            found.update(node.outputs[o] for o, i in node.task.share_map.items() if node.inputs[i] in found)
+    return found
+
+
+def _name_of(update: Operator) -> str:
+    x = update
+    while True:
+        mark = state_mark_of(x.inputs[0])
+        if mark is not None or x.inputs[0].op is None:
+            return "" if mark is None else repr(mark.name)
+        x = x.inputs[0].op
+
+
+def run_before(graph: FlowGraph) -> dict[Operator, list[Operator]]:
+    """Map each update in place to the operators that read what it overwrites, and so must run before it."""
+    needed: dict[Operator, list[Operator]] = {}
+    for update in graph.nodes:
+        if isinstance(update, UpdateInPlaceOp):
+            old = aliases(graph, update.inputs[0])
+            needed[update] = [node for node in graph.nodes if node is not update and old.intersection(node.inputs)]
+    return needed

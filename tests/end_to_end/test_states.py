@@ -1,0 +1,151 @@
+"""Programs with states: what calls write, later calls find, on one rank and on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hidet
+import numpy as np
+import pytest
+import torch
+from tests.frontends.test_states import Keeping, inputs
+
+import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.errors import CompileError, InputError
+
+from .conftest import launch
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def check_call(partition: Any, module: torch.nn.Module, call: tuple[torch.Tensor, ...]) -> None:
+    with torch.no_grad():
+        expected = module(*call)
+    for y, want in zip(partition(*(x.numpy() for x in call)), expected, strict=True):
+        np.testing.assert_allclose(y, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_states_are_kept_from_call_to_call_saved_loaded_and_reset(tmp_path: Path):
+    torch.manual_seed(0)
+    module = Keeping().eval()
+    initial = {name: x.clone() for name, x in module.named_buffers()}
+    hidet_dist.auto_parallel(hidet_dist.from_torch(module, inputs()), {"mesh_shape": [1]}, {}, tmp_path / "built")
+    with hidet_dist.load_partition(tmp_path / "built") as partition:
+        assert partition.states.keys() == initial.keys()
+        for _ in range(2):
+            check_call(partition, module, inputs())
+            partition.warm_up()
+            partition.profile(*(x.numpy() for x in inputs()))
+        for name, x in module.named_buffers():
+            np.testing.assert_allclose(partition.save_states()[name], x.numpy(), rtol=1e-5, atol=1e-5)
+
+        saved, call = partition.save_states(), inputs()
+        first = partition(*(x.numpy() for x in call))
+        partition.load_states(saved)
+        for y, again in zip(first, partition(*(x.numpy() for x in call)), strict=True):
+            np.testing.assert_array_equal(y, again)
+        for wrong in ({"pool": np.zeros((3, 4, 2), np.float32)}, {"other": np.zeros(2)}, {"count": np.zeros(())}):
+            with pytest.raises(InputError, match="state"):
+                partition.load_states(wrong)
+
+        partition.reset()
+        for name, x in module.named_buffers():
+            x.copy_(initial[name])
+        check_call(partition, module, inputs())
+
+
+class Pool(torch.nn.Module):
+    """Rows that calls write to a pool, of which each call reads all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(64, 64)
+        self.down = torch.nn.Linear(64, 64)
+        values = torch.arange(4096 * 64) % 7 - 3  # small whole numbers, whose sums are exact in any order
+        self.register_buffer("pool", values.float().reshape(4096, 64))
+
+    def forward(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        self.pool[slots] = torch.relu(self.up(x))
+        return self.down(self.pool.sum(0, keepdim=True) + x)
+
+
+def test_ranks_hold_shards_of_states_and_agree(tmp_path: Path):
+    """The budget has no room for the whole pool on a rank."""
+    torch.manual_seed(0)
+    module = Pool().eval()
+    generator = np.random.default_rng(0)
+    calls = [
+        (generator.standard_normal((n, 64), np.float32), generator.permutation(4096)[:n].astype(np.int64))
+        for n in (3, 1, 7)
+    ]
+    tokens = torch.export.Dim("tokens", min=1)
+    graph = hidet_dist.from_torch(
+        module, (torch.zeros(3, 64), torch.zeros(3, dtype=torch.int64)), ({0: tokens}, {0: tokens})
+    )
+    options = {"symbols": {"tokens": 3}, "mem_budget": 4096 * 64 * 4 * 3 // 4}
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, options, tmp_path / "built")
+    (state,) = Manifest.load(tmp_path / "built").programs[0].stages[0].states
+    assert state.shape in ((4096, 32), (2048, 64)) and state.whole_shape == (4096, 64)
+
+    initial = module.pool.clone()
+    answers = {}
+    with torch.no_grad():
+        for number, (x, slots) in enumerate(calls):
+            answers[f"y{number}"] = module(torch.from_numpy(x), torch.from_numpy(slots)).numpy()
+        pool = module.pool.clone().numpy()
+        module.pool.copy_(initial)
+        answers["after_reset"] = module(*map(torch.from_numpy, calls[0])).numpy()
+    given = {
+        f"{name}{number}": x for number, call in enumerate(calls) for name, x in zip(("x", "slots"), call, strict=True)
+    }
+    np.savez(tmp_path / "calls.npz", **given)
+    script = Path(__file__).with_name("serve_states.py")
+    launch(2, script, str(tmp_path / "built"), str(tmp_path / "calls.npz"), str(tmp_path))
+    parts = []
+    for rank in range(2):
+        with np.load(tmp_path / f"rank{rank}.npz") as told:
+            for name, want in answers.items():
+                np.testing.assert_allclose(told[name], want, rtol=1e-4, atol=1e-4)
+            parts.append(told["pool"])
+    np.testing.assert_allclose(np.concatenate(parts, axis=1 if state.shape[1] == 32 else 0), pool, rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_that_would_have_to_be_copied_is_refused():
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("pool", torch.zeros(4, 3))
+
+        def forward(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+            before = self.pool.clone()
+            self.pool[slots] = x
+            return torch.matmul(before, self.pool.transpose(0, 1))
+
+    graph = hidet_dist.from_torch(Reads().eval(), (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
+    with pytest.raises(CompileError, match="'pool' would have to be copied"):
+        hidet_dist.Traced.of(graph, {"mesh_shape": [1]}, {}).prepare().plan().partition().compile()
+
+
+def test_programs_of_a_family_share_their_states(tmp_path: Path):
+    """One program writes rows, and the other one, for other numbers of rows, finds them."""
+    pool = hidet_dist.state("pool", [8, 4])
+
+    def graph(rows: int) -> hidet.FlowGraph:
+        x, slots = hidet.symbol([rows, 4], "float32", "cpu"), hidet.symbol([rows], "int64", "cpu")
+        new = hidet_dist.write_rows(pool, slots, x)
+        return hidet.trace_from([hidet.ops.sum(new, [0]), new], [x, slots])
+
+    hidet_dist.build_family({"many": graph(3), "one": graph(1)}, {"mesh_shape": [1]}, {}, tmp_path / "built")
+    with hidet_dist.load_partition(tmp_path / "built") as partition:
+        held = np.zeros((8, 4), np.float32)
+        for name, slots in (("many", [1, 5, 2]), ("one", [5]), ("many", [0, 7, 5])):
+            x = np.random.default_rng(len(slots)).standard_normal((len(slots), 4), np.float32)
+            held[slots] = x
+            got = partition.program(name)(x, np.array(slots, np.int64))
+            np.testing.assert_allclose(got, held.sum(0), rtol=1e-5, atol=1e-6)
