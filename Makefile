@@ -111,9 +111,10 @@ bench-iopddl: setup
 bench-search: setup
 	$(BIN)/python benchmarks/search.py
 
-# Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some. The last line is JSON.
+# Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some, and ABLATE="frontiers" leaves out steps
+# of the search (hidet_dist/search/budget/steps.py). The last line is JSON.
 bench-budget: setup
-	$(BIN)/python benchmarks/budget.py $(ARGS)
+	$(BIN)/python benchmarks/budget.py $(ARGS) $(if $(ABLATE),--without $(ABLATE))
 
 # Models of transformers from the start of a process to their plans; ARGS="--cases llama3_8b_8" takes one. The last line
 # is JSON.

@@ -1,12 +1,13 @@
 """Plan under tight memory budgets: CPU seconds, gaps and memory of planning; the last line is JSON.
 
-    python benchmarks/budget.py [--cases NAME ...] [--seconds CPU_SECONDS]
+    python benchmarks/budget.py [--cases NAME ...] [--seconds CPU_SECONDS] [--without STEP ...]
 
 A case is a model on a mesh (``gpt2_4l_2x2``). Its least budget is looked for first, beside a plan without a budget:
 ``free`` is the latter, ``refused`` a budget of one byte. Then the model is planned at multiples of the least budget:
 ``gpt2_4l_2x2@1.02``. ``--cases`` takes the names of models, of cases, or the beginnings of either. Every figure is of a
 process of its own, which ends after ``--seconds``; planning is told to end at half of them. Time is CPU time, so that
-other work on the machine does not matter. Of each:
+other work on the machine does not matter. ``--without`` leaves out steps of the search, which are listed in
+hidet_dist/search/budget/steps.py. Of each:
 
 seconds          CPU seconds from the traced graph to the plan, or to the refusal.
 gap              (plan - bound) / plan, of the plan of the least sum of seconds; for a refusal (least - bound) / least.
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,7 @@ MODELS: dict[str, Model] = {
 }
 
 
-def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
+def measure(name: str, budget: int | None, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Plan one model with a budget, in this process."""
     model = MODELS[name]
     graph = model.build()
@@ -105,6 +106,7 @@ def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
                 report=False,
                 solver_time_limit_seconds=seconds,
                 clock=time.process_time,
+                without=without,
             )
     except InfeasibleError as error:
         result |= {"least": error.least_budget, "bound_bytes": error.bound_bytes}
@@ -123,13 +125,14 @@ def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
     return result
 
 
-def child(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
+def child(name: str, budget: int | None, seconds: float, without: Sequence[str]) -> dict[str, Any]:
     """Plan in a process of its own, which the system ends after so many CPU seconds."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
 
     command = [sys.executable, __file__, "--one", name, "--budget", str(budget or 0), "--seconds", str(seconds / 2)]
+    command += ["--without", *without]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -142,11 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=[""], help="models or cases, or how their names begin")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU seconds after which a process ends")
+    parser.add_argument("--without", nargs="*", default=[], metavar="STEP", help="steps of the search to leave out")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.one, given.budget or None, given.seconds)))
+        print(json.dumps(measure(given.one, given.budget or None, given.seconds, given.without)))
         return
     table = Table(title="Planning under tight memory", header_style="")
     for column in ("case", "CPU seconds", "gap", "peak RSS [MiB]", "bytes a device", "predicted [ms]"):
@@ -174,13 +178,13 @@ def main() -> None:
         if not chosen:
             continue
         if name in chosen:
-            add(f"{name}@free", child(name, None, given.seconds))
-        refused = add(f"{name}@refused", child(name, 1, given.seconds))
+            add(f"{name}@free", child(name, None, given.seconds, given.without))
+        refused = add(f"{name}@refused", child(name, 1, given.seconds, given.without))
         if "least" not in refused:
             continue
         for case in chosen:
             if case in cases:
-                add(case, child(name, int(cases[case] * refused["least"]), given.seconds))
+                add(case, child(name, int(cases[case] * refused["least"]), given.seconds, given.without))
     Console(width=140).print(table)
     print(json.dumps(results))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from hidet_dist.errors import PlanError
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.files import json_text
 from hidet_dist.spec.overlap import OverlapPlan
-from hidet_dist.spec.report import Incumbent, Row
+from hidet_dist.spec.report import Incumbent, Row, StepTaken
 
 if TYPE_CHECKING:
     from hidet_dist.spec import Plan, StagePlan
@@ -226,6 +226,8 @@ class StageExplanation(_Printed):
         if report is not None:
             for number, incumbent in enumerate(report.incumbents):
                 yield self._incumbent(number, incumbent)
+            if report.steps:
+                yield _steps(report.steps)
         yield Text("Schedule" if self.schedule else "Schedule: nothing is sharded or sent")
         yield Group(*(Text("  " + line) for line in self.schedule))
 
@@ -323,6 +325,18 @@ class StageExplanation(_Printed):
             table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, f"{row.seconds * 1e6:.1f}")))
         table.add_row("Total", "", "", f"{incumbent.seconds * 1e6:.1f}")
         return table
+
+
+def _steps(steps: Sequence[StepTaken]) -> Table:
+    """The table of the steps of the search within the memory budget."""
+    table = Table(title="Steps of the search")
+    table.add_column("Step")
+    for column in ("Gap before", "Gap after", "Took [s]"):
+        table.add_column(column, justify="right")
+    for step in steps:
+        gaps = ("no plan" if gap is None else f"{gap:.2%}" for gap in (step.gap_before, step.gap_after))
+        table.add_row(step.name, *gaps, "" if step.seconds is None else f"{step.seconds:.2f}")
+    return table
 
 
 def _time(seconds: float) -> str:

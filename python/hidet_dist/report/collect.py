@@ -315,4 +315,5 @@ class _Collector:
             self.searched.gap,
             self.searched.time_limit_reached,
             incumbents,
+            self.searched.steps,
         )

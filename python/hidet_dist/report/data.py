@@ -10,7 +10,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.report.decode import decode
-from hidet_dist.spec.report import RunnerUp
+from hidet_dist.spec.report import RunnerUp, StepTaken
 
 FORMAT = 1
 FILE = "report.json"
@@ -202,6 +202,7 @@ class Search:
     gap: float
     time_limit_reached: bool
     incumbents: tuple[Incumbent, ...]
+    steps: tuple[StepTaken, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.options.option import check_options, taken_from
+from hidet_dist.options.option import check_options, one_of, taken_from
 from hidet_dist.options.planning import PlanningOptions, SolverOptions
+from hidet_dist.search.budget.steps import STEPS
 from hidet_dist.search.limits import Clock, Limits
 
 OnIncumbent = Callable[[Sequence[int], float, float, float], None]
@@ -27,11 +28,13 @@ class SolveOptions(SolverOptions):
         whenever one of the first three changes.
     prove: whether to go on until the gap is proven. Without it, the best plan so far is returned where a proof would
         take long.
+    without: steps of the search within a budget that are left out.
     """
 
     limits: Limits = field(default_factory=Limits)
     on_incumbent: OnIncumbent | None = None
     prove: bool = True
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,20 @@ class SearchOptions(PlanningOptions):
         less.
     clock: callable
         The clock of the time limit, in seconds.
+    without: collection of str
+        Steps of the search within a memory budget that are left out, to measure what they are worth: names of
+        :data:`hidet_dist.search.budget.steps.STEPS`.
     """
 
     on_incumbent: OnBetter | None = None
     clock: Clock = time.perf_counter
+    without: Collection[str] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
+        optional = [name for name, step in STEPS.items() if not step.needed]
+        for name in self.without:
+            one_of(optional)("without", name)
 
     @classmethod
     def of(cls, given: SearchOptions | None, changes: Mapping[str, Any]) -> SearchOptions:
@@ -70,4 +80,4 @@ class SearchOptions(PlanningOptions):
 
     def solve_options(self, limits: Limits, on_incumbent: OnIncumbent | None = None) -> SolveOptions:
         """Select the options that solvers take."""
-        return taken_from(SolveOptions, self, limits=limits, on_incumbent=on_incumbent)
+        return taken_from(SolveOptions, self, limits=limits, on_incumbent=on_incumbent, without=frozenset(self.without))

@@ -32,6 +32,7 @@ from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.spec import Plan, StagePlan
+from hidet_dist.spec.report import StepTaken
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
@@ -277,13 +278,14 @@ def _search(
             stage, held = write_stage(view, cluster, model, formulation, picks)
             return label_stage(view, stage, tensors), held
 
+        steps: tuple[StepTaken, ...] = ()
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
             (stage, held), bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(held, budget)
         else:
             bound = solution.seconds * (1 - solution.gap)
-            picks, price = solution.choices, math.fsum(solution.second_per_byte)
+            picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
@@ -307,7 +309,7 @@ def _search(
             ]
             places_shards = cluster.device.places_shards
             report_of = write_report(
-                view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, limits
+                view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, limits, steps
             )
             stage = replace(stage, report=report_of)
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)

@@ -20,7 +20,7 @@ from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan
-from hidet_dist.spec.report import Incumbent, Row, RunnerUp, Saving, SearchReport, Traffic
+from hidet_dist.spec.report import Incumbent, Row, RunnerUp, Saving, SearchReport, StepTaken, Traffic
 from hidet_dist.view import GraphView
 
 
@@ -59,6 +59,7 @@ def write_report(
     budget: int,
     places_shards: bool,
     limits: Limits,
+    steps: Sequence[StepTaken] = (),
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
     others = Alternatives(formulation, picks, bound_seconds, limits)
@@ -74,6 +75,7 @@ def write_report(
         limits.time_reached,
         others.weights(),
         others.savings(view, stage),
+        tuple(steps),
     )
 
 

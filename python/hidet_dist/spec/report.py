@@ -95,6 +95,23 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class StepTaken:
+    """A step of the search within a memory budget (:data:`hidet_dist.search.budget.steps.STEPS`).
+
+    Attributes
+    ----------
+    name: the name of the step.
+    gap_before, gap_after: (seconds - bound) / seconds of the best plan, before and after; None if no plan fitted yet.
+    seconds: what it took; None in artifacts, which do not depend on the machine that searched.
+    """
+
+    name: str
+    gap_before: float | None
+    gap_after: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class SearchReport:
     """The report of a search.
 
@@ -113,6 +130,7 @@ class SearchReport:
     time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
     weights: for each weight, its other choices.
     savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
+    steps: the steps of the search for the least sum of seconds, in order.
     """
 
     mode: str
@@ -126,11 +144,13 @@ class SearchReport:
     time_limit_reached: bool = False
     weights: tuple[tuple[RunnerUp, ...], ...] = ()
     savings: tuple[Saving, ...] = ()
+    steps: tuple[StepTaken, ...] = ()
 
     def without_times(self) -> SearchReport:
         """Return the report without measured times, so that equal input gives an equal report."""
         incumbents = tuple(replace(incumbent, elapsed_seconds=None) for incumbent in self.incumbents)
-        return replace(self, incumbents=incumbents)
+        steps = tuple(replace(step, seconds=None) for step in self.steps)
+        return replace(self, incumbents=incumbents, steps=steps)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -155,9 +175,17 @@ class SearchReport:
                 read_flag(data, "time_limit_reached"),
                 tuple(tuple(map(_runner_up, choices)) for choices in _lists(data, "weights")),
                 tuple(map(_saving, read_list(data, "savings"))),
+                tuple(map(_step, read_list(data, "steps") if "steps" in data else ())),
             )
         except SpecError as error:
             raise PlanError(f"Not a report of a search: {error}") from error
+
+
+def _step(data: Any) -> StepTaken:
+    data = read_object(data, "a step")
+    figures = ("gap_before", "gap_after", "seconds")
+    given = (None if read_field(data, key) is None else read_number(data, key) for key in figures)
+    return StepTaken(read_text(data, "name"), *given)
 
 
 def _traffic(data: Any) -> Traffic:

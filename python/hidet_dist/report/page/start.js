@@ -190,7 +190,11 @@ function drawSearch() {
       el('thead', {}, el('tr', {}, ['plan', 'predicted', 'lower bound', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
       el('tbody', {}, search.incumbents.map((one, n) => el('tr', {}, el('th', {scope: 'row'}, `${n + 1}`), el('td', {class: 'number'}, bar(one.seconds / slowest, time(one.seconds))),
         el('td', {class: 'number'}, one.bound_seconds > 0 ? time(one.bound_seconds) : '–'), el('td', {class: 'number'}, percent(Math.max(0, 1 - one.bound_seconds / one.seconds))),
-        el('td', {class: 'number'}, one.elapsed_seconds === null ? '–' : time(one.elapsed_seconds)))))));
+        el('td', {class: 'number'}, one.elapsed_seconds === null ? '–' : time(one.elapsed_seconds)))))),
+    search.steps.length ? scrolling('The steps of the search within the memory budget',
+      el('thead', {}, el('tr', {}, ['step', 'gap before', 'gap after', 'took'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
+      el('tbody', {}, search.steps.map(one => el('tr', {}, el('th', {scope: 'row'}, one.name), [one.gap_before, one.gap_after].map(gap => el('td', {class: 'number'}, gap === null ? 'no plan' : percent(gap))),
+        el('td', {class: 'number'}, one.seconds === null ? '–' : time(one.seconds)))))) : '');
 }
 
 function drawOperators() {

@@ -15,10 +15,12 @@ import numpy as np
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
 from hidet_dist.search.budget.state import State, bound_choices
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Table, Tables
 from hidet_dist.search.problem.prices import Prices
 
 
+@step("choice-bounds")
 def raise_choice_bounds(state: State, tables: Tables, mixture: Mixture) -> None:
     """Raise the bound by those of single choices, and drop the choices that are in no better plan."""
     points = _points(state, mixture.prices)

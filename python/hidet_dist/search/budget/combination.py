@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.state import Probe, State, bound_choices, choices_below, count_open
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.eliminate import fix_required, marginals
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
 from hidet_dist.search.elimination.network import Tables, TooWide
@@ -15,6 +16,7 @@ from hidet_dist.search.problem import peaks
 from hidet_dist.search.problem.prices import Prices
 
 
+@step("frontiers", otherwise=False)
 def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small.
 
@@ -44,6 +46,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
     return state.done()
 
 
+@step("combination")
 def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence[Probe]) -> None:
     """Find better plans among the combinations of the choices of some plans and the best one.
 

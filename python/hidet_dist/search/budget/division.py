@@ -14,6 +14,7 @@ from hidet_dist.search.budget.combination import search_below_limits
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.relaxation import Mixture, relax_budget
 from hidet_dist.search.budget.state import Probe, State, narrow_choices
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.problem import Activations, LiveInterval, Problem
@@ -36,6 +37,7 @@ class _Part:
     state: State | None = field(compare=False, default=None)
 
 
+@step("parts")
 def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
     """Divide the plans into parts, the one of least bound first, until no part can have a better plan.
 

@@ -16,6 +16,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.master import Master, solve_master
 from hidet_dist.search.budget.state import Probe, State, bound_choices
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -214,6 +215,7 @@ def _weights(master: Master) -> list[float]:
     return [dual / total for dual in master.duals]
 
 
+@step("least-memory")
 def find_fitting(state: State, limits: Limits | None = None) -> Probe:
     """Find the plan that holds least, and record it.
 

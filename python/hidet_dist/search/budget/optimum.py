@@ -26,6 +26,7 @@ from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans
 from hidet_dist.search.budget.relaxation import Mixture, probe_without_activations, relax_budget
 from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.budget.ties import charge_collectives
 from hidet_dist.search.budget.windows import join_at_cut, replan_windows
 from hidet_dist.search.elimination.network import Tables, TooWide
@@ -91,14 +92,26 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
             state.record_simple_plans()
     if not state.best:
         raise state.refusal or not_found_error(state)
-    state.record(descend(problem, state.groups, state.best, limits))
+    _descend(state)
     gap = max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0
     known = (*(probe.choices for probe in state.known_plans[-tuning.KNOWN_PLANS :]), state.best)
     return Solution(
-        state.best, state.seconds, gap, state.second_per_byte, tuple(state.peaks), tuple(dict.fromkeys(known))
+        state.best,
+        state.seconds,
+        gap,
+        state.second_per_byte,
+        tuple(state.peaks),
+        tuple(dict.fromkeys(known)),
+        tuple(state.log.taken),
     )
 
 
+@step("descent")
+def _descend(state: State) -> None:
+    state.record(descend(state.problem, state.groups, state.best, state.limits))
+
+
+@step("wide-graph")
 def _search_wide(state: State) -> None:
     """Search a graph that is too wide for elimination, and has too many choices for the integer program alone."""
     try:

@@ -9,6 +9,7 @@ from hidet_dist.errors import SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory, refusal_error
 from hidet_dist.search.budget.state import Probe, State, count_open
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve
 from hidet_dist.search.problem import peaks, restricted
 
@@ -43,6 +44,7 @@ def not_found_error(state: State) -> SolverError:
     )
 
 
+@step("recombination")
 def recombine_plans(state: State, plans: Sequence[Probe], gap: float, most: int = tuning.FEW_CHOICES) -> None:
     """Find the best plan, to a gap, among combinations of the choices of the last plans that have at most so many."""
     if not state.best:
@@ -80,15 +82,20 @@ def _tight_points(state: State) -> tuple[int, ...]:
 
 def decide_by_program(state: State) -> None:
     """Decide among the remaining choices by the integer program, after finding some plan that fits."""
-    kept, options = state.kept, state.options
     state.limits.check()
     if not state.best:
-        least = least_memory(state.problem, options, state.problem.budget)
+        least = least_memory(state.problem, state.options, state.problem.budget)
         state.known_plans.append(state.record(least.choices))
         if not state.best:
             state.refusal = refusal_error(state, least)
             if least.bound_bytes > state.problem.budget:
                 raise state.refusal
+    _decide(state)
+
+
+@step("integer-program")
+def _decide(state: State) -> None:
+    kept, options = state.kept, state.options
     try:
         # A plan must be better by the gap to be of use.
         most = state.cutoff()

@@ -17,11 +17,13 @@ from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.master import solve_master
 from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.budget.unfit import fitting_choices
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem.prices import Prices
 
 
+@step("elimination")
 def probe_without_activations(state: State, tables: Tables) -> None:
     """Find the best plan for a negligible price, then for none: of plans of equal time, the one that holds less."""
     problem = state.problem
@@ -59,6 +61,7 @@ class Mixture:
     over: bool
 
 
+@step("multipliers")
 def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     """Find the prices of the greatest lower bound; return the plans on the way and the mixture with these prices.
 
@@ -112,7 +115,8 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
                 continue
             search.raise_limit()
         gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
-        if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
+        narrows = "early-narrowing" not in state.without
+        if narrows and gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
             # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
             narrow_choices(state, tables, prices)
             narrow_at = gap * tuning.NARROW_AGAIN
@@ -215,7 +219,7 @@ class _PriceSearch:
     def _is_crowded(self) -> bool:
         """Tell, once, whether the least bytes around entities already exceed the budget. A part was tested before."""
         state = self._state
-        if self._raises != tuning.CROWDED_RAISE or state.outer is not None:
+        if self._raises != tuning.CROWDED_RAISE or state.outer is not None or "crowding" in state.without:
             return False
         return Crowding(state.problem).fitting(state.kept, state.problem.budget, math.inf, state.limits) is None
 
@@ -244,6 +248,7 @@ def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:
     return point
 
 
+@step("unfit-choices", otherwise=False)
 def _drop_unfit(state: State, point: int) -> bool:
     """Drop the choices with which every plan exceeds the budget at a program point; tell whether there are any."""
     fitting = fitting_choices(state.problem, state.kept, point, state.limits)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.search import tuning
+from hidet_dist.search.budget.steps import Log, step
 from hidet_dist.search.elimination.eliminate import eliminate, marginals
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve, Reduction
@@ -63,10 +64,21 @@ class State:
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
+        self.log = Log()
         self._uncapped: set[int] = set()  # points that would be capped if elimination were not too slow then
         self.limits = self.options.limits
         like = self.outer if self.similar is None else self.similar
         self.presolve: Presolve = Presolve(self.problem, None if like is None else like.presolve)
+
+    @property
+    def without(self) -> frozenset[str]:
+        """The steps that are left out."""
+        return self.options.without
+
+    @property
+    def now(self) -> float:
+        """The seconds since the search began."""
+        return self.limits.elapsed_seconds()
 
     def prices(self, second_per_byte: Sequence[float]) -> Prices:
         """Make prices of program points, of which those of joint peaks share theirs, and others are capped."""
@@ -75,7 +87,7 @@ class State:
     @property
     def capping(self) -> bool:
         """Whether points are capped at which plans exceed the room."""
-        return self.outer is not None and not self.coarse
+        return self.outer is not None and not self.coarse and "caps" not in self.without
 
     @property
     def room(self) -> int:
@@ -118,6 +130,7 @@ class State:
                 result[m] = most
         return result
 
+    @step("joint-peaks", otherwise=False)
     def join_peaks(self, tables: Tables, second_per_byte: Sequence[float], plan: Probe) -> bool:
         """Join the peaks of priced points that are near each other; tell whether there are any more.
 
@@ -253,6 +266,7 @@ def count_open(kept: Sequence[Sequence[int]]) -> int:
     return sum(len(choices) for choices in kept if len(choices) > 1)
 
 
+@step("narrowing")
 def narrow_choices(state: State, tables: Tables, prices: Prices) -> None:
     """Keep only the choices that a plan better than the best one so far could contain."""
     if state.done() or not state.best:

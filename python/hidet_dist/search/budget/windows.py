@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
 from hidet_dist.search.budget.state import Probe, State
+from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 
 
+@step("joining")
 def join_at_cut(state: State, mixture: Mixture) -> None:
     """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
 
@@ -66,6 +68,7 @@ def _positions(problem: Problem) -> list[int]:
     return position
 
 
+@step("windows")
 def replan_windows(state: State, tables: Tables, prices: Prices) -> None:
     """Replan the best plan window by window, at lower prices where there is room."""
     if not state.best:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search.problem.equal_parts import EqualParts
+from hidet_dist.spec.report import StepTaken
 
 
 @dataclass(frozen=True)
@@ -313,6 +314,7 @@ class Solution:
     ``second_per_byte`` are the prices of bytes at program points for which the solution was computed; empty if the
     budget does not bind. ``points`` are the program points at which the search saw plans exceed the budget. ``known``
     are choices of other plans that it saw. Both speed up the search for a problem that differs only in its costs.
+    ``steps`` are those that the search took.
     """
 
     choices: tuple[int, ...]
@@ -321,6 +323,7 @@ class Solution:
     second_per_byte: tuple[float, ...] = ()
     points: tuple[int, ...] = ()
     known: tuple[tuple[int, ...], ...] = ()
+    steps: tuple[StepTaken, ...] = field(default=(), compare=False)
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:
