@@ -67,6 +67,10 @@ def test_distributions_have_the_licence_the_types_and_the_headers(built: Path) -
     assert any(name.endswith("licenses/LICENSE") for name in names)
     for name in ("py.typed", "lib/libhidet_dist.so", "include/hidet_dist/collectives.h"):
         assert f"hidet_dist/{name}" in names
+    # What tests and benchmarks share stays in the repository, but for the model of the demo.
+    assert not any(name.startswith("hidet_dist/soundness/") for name in names)
+    shared = {name for name in names if name.startswith("hidet_dist/testing/")}
+    assert shared == {"hidet_dist/testing/__init__.py", "hidet_dist/testing/minilm.py"}
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
