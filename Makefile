@@ -112,7 +112,7 @@ bench-search: setup
 	$(BIN)/python benchmarks/search.py
 
 # Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some, and ABLATE="frontiers" leaves out steps
-# of the search (hidet_dist/search/budget/steps.py). The last line is JSON.
+# of the search (hidet_dist/search/steps.py). The last line is JSON.
 bench-budget: setup
 	$(BIN)/python benchmarks/budget.py $(ARGS) $(if $(ABLATE),--without $(ABLATE))
 

@@ -7,7 +7,7 @@ A case is a model on a mesh (``gpt2_4l_2x2``). Its least budget is looked for fi
 ``gpt2_4l_2x2@1.02``. ``--cases`` takes the names of models, of cases, or the beginnings of either. Every figure is of a
 process of its own, which ends after ``--seconds``; planning is told to end at half of them. Time is CPU time, so that
 other work on the machine does not matter. ``--without`` leaves out steps of the search, which are listed in
-hidet_dist/search/budget/steps.py. Of each:
+hidet_dist/search/steps.py. Of each:
 
 seconds          CPU seconds from the traced graph to the plan, or to the refusal.
 gap              (plan - bound) / plan, of the plan of the least sum of seconds; for a refusal (least - bound) / least.
@@ -25,7 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hidet.graph import FlowGraph
@@ -82,6 +82,9 @@ MODELS: dict[str, Model] = {
     "gpt2_2l_2x2": Model(_gpt2(2), (2, 2), "cpu"),
     "gpt2_4l_2x2": Model(_gpt2(4), (2, 2), "cpu"),
     "gpt2_12l_2x2": Model(_gpt2(12), (2, 2), "cpu"),
+    "llama3_8b_4l_2x2x2": Model(
+        lambda: shapes.llama(replace(shapes.LLAMA3_8B, layers=4)), (2, 2, 2), "dgx-a100", (1.03,)
+    ),
     "llama3_8b_8": Model(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", (1.02, 1.2)),
     "llama3_8b_2x4": Model(lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", (1.02, 1.07, 1.2)),
     "llama3_70b_2x8": Model(lambda: shapes.llama(shapes.LLAMA3_70B), (2, 8), "dgx-a100-pod", (1.02, 1.2)),

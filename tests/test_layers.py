@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import hidet_dist
@@ -87,6 +88,7 @@ SEARCH_LAYERS: tuple[str, ...] = (
     "problem",
     # Settings.
     "options",
+    "steps",
     "limits",
     "tuning",
 )
@@ -97,9 +99,14 @@ SOLVERS_IN = {"search/ilp/solvers.py", "search/budget/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the full name of everything that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, typing: bool = True) -> Iterator[tuple[int, str]]:
+    """The line and the full name of everything that a file imports; what is for type checkers only if ``typing``."""
+    tree = ast.parse(path.read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = set() if typing else {id(node) for block in blocks for part in block.body for node in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}:{node.lineno} imports relatively"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
@@ -144,6 +151,23 @@ def test_the_packages_of_the_search_import_only_those_below_them():
     paths = sorted(root.rglob("*.py"))
     assert {layer_of(path, root) for path in paths} == set(SEARCH_LAYERS)
     assert upward_imports(paths, root, SEARCH_LAYERS) == []
+
+
+def modules() -> dict[str, Path]:
+    """All modules by their names."""
+    names = {path: (ROOT.name, *path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py")}
+    return {".".join(name).removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Within a package either; imports for type checkers alone are not counted."""
+    known = modules()
+    needs: dict[str, set[str]] = {}
+    for module, path in known.items():
+        found = {name if name in known else name.rpartition(".")[0] for _, name in imports(path, typing=False)}
+        needs[module] = (found & known.keys()) - {module}
+    sorter = TopologicalSorter(needs)
+    sorter.prepare()  # raises CycleError, which has the modules
 
 
 def test_a_solver_is_imported_where_it_is_called_and_nowhere_else():

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.compat import on_import
+from hidet_dist.errors import HidetDistError
 from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "Compiled",
     "DeviceMesh",
     "FamilyResult",
+    "HidetDistError",
     "LoadedPartition",
     "LoadedProgram",
     "OpShardSpec",

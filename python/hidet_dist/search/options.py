@@ -10,8 +10,8 @@ from typing import Any
 from hidet_dist.errors import ConfigError
 from hidet_dist.options.option import check_options, one_of, taken_from
 from hidet_dist.options.planning import PlanningOptions, SolverOptions
-from hidet_dist.search.budget.steps import STEPS
 from hidet_dist.search.limits import Clock, Limits
+from hidet_dist.search.steps import STEPS
 
 OnIncumbent = Callable[[Sequence[int], float, float, float], None]
 OnBetter = Callable[[float, float], None]
@@ -50,7 +50,7 @@ class SearchOptions(PlanningOptions):
         The clock of the time limit, in seconds.
     without: collection of str
         Steps of the search within a memory budget that are left out, to measure what they are worth: names of
-        :data:`hidet_dist.search.budget.steps.STEPS`.
+        :data:`hidet_dist.search.steps.STEPS`.
     """
 
     on_incumbent: OnBetter | None = None

@@ -72,7 +72,6 @@ UNFIT_POINTS = 4  # program points at which choices are tested for whether any p
 NARROW_GAP = 0.004  # relative gap between plan and bound below which choices are dropped while prices are looked for
 NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
-PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
 # Bounds of single choices (choice_bounds.py).
@@ -110,10 +109,8 @@ POINT_ROUNDS = 16  # frontiers with the bytes at more and more points
 RELAXED_ROUNDS = 3  # of these, with tensors relaxed
 FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
 
-# Windows of operators that are replanned (windows.py).
-WINDOW = 80  # operators to each side of the middle
-WINDOWS = 24  # replanned at most
-WINDOW_PRICES = (1.0, 0.7, 0.4)  # factors of the best prices, where there is room for more
+# Plans that are joined of two (joining.py).
+WINDOW = 80  # operators to each side of the cut that are planned again
 
 # Recombination, and the integer program (programs.py, ilp.py).
 RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined: fewer if they have more than FEW_CHOICES

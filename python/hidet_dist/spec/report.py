@@ -96,7 +96,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class StepTaken:
-    """A step of the search within a memory budget (:data:`hidet_dist.search.budget.steps.STEPS`).
+    """A step of the search within a memory budget (:data:`hidet_dist.search.steps.STEPS`).
 
     Attributes
     ----------

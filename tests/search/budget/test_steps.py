@@ -14,9 +14,9 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.budget.optimum import optimize
-from hidet_dist.search.budget.steps import STEPS
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, evaluate
+from hidet_dist.search.steps import STEPS
 
 OPTIONAL = [name for name, step in STEPS.items() if not step.needed]
 

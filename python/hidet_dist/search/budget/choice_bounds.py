@@ -15,9 +15,9 @@ import numpy as np
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
 from hidet_dist.search.budget.state import State, bound_choices
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Table, Tables
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @step("choice-bounds")

@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.state import Probe, State, bound_choices, choices_below, count_open
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.eliminate import fix_required, marginals
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.problem import peaks
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @step("frontiers", otherwise=False)

@@ -14,11 +14,11 @@ from hidet_dist.search.budget.combination import search_below_limits
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.relaxation import Mixture, relax_budget
 from hidet_dist.search.budget.state import Probe, State, narrow_choices
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.problem import Activations, LiveInterval, Problem
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @dataclass(frozen=True, order=True)

@@ -16,13 +16,13 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.master import Master, solve_master
 from hidet_dist.search.budget.state import Probe, State, bound_choices
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ between the best plan and the bound is too large:
 * prices of single points bound single choices (:mod:`hidet_dist.search.budget.choice_bounds`),
 * the choices of known plans are combined, and all plans below a limit are listed
   (:mod:`hidet_dist.search.budget.combination`),
-* plans are joined, and replanned in windows (:mod:`hidet_dist.search.budget.windows`),
+* plans are joined (:mod:`hidet_dist.search.budget.joining`),
 * plans are divided into parts (:mod:`hidet_dist.search.budget.division`), on small wide graphs right after the prices,
 * the integer program decides among the choices that are left (:mod:`hidet_dist.search.budget.programs`).
 
@@ -22,13 +22,12 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.choice_bounds import raise_choice_bounds
 from hidet_dist.search.budget.combination import combine_plans, search_below_limits
 from hidet_dist.search.budget.division import divide_plans
+from hidet_dist.search.budget.joining import join_at_cut
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans
 from hidet_dist.search.budget.relaxation import Mixture, probe_without_activations, relax_budget
 from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.budget.ties import charge_collectives
-from hidet_dist.search.budget.windows import join_at_cut, replan_windows
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.limits import OutOfTimeError
@@ -36,6 +35,7 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pairwise import wide
 from hidet_dist.search.problem import Problem, Solution, restricted
 from hidet_dist.search.problem.descent import descend
+from hidet_dist.search.steps import step
 
 
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
@@ -80,7 +80,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
                 over = {probe.nbytes.index(probe.peak) for probe in plans if probe.peak > problem.budget}
                 state.peaks |= dict.fromkeys(sorted(over))
                 if not state.done():
-                    _improve(state, tables, plans, mixture)
+                    _Improvement(state, tables, plans, mixture).run()
         except TooWide:
             if state.open_choices() > tuning.FEW_CHOICES:
                 _search_wide(state)
@@ -123,74 +123,128 @@ def _search_wide(state: State) -> None:
     state.record(tuple(choices[k] for choices, k in zip(state.kept, solution.choices, strict=True)))
 
 
-def _improve(state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixture) -> None:
-    """Find better plans than those of the relaxation, as long as the integer program would have many choices."""
-    prices = state.prices(mixture.prices)
-    choices = sum(map(len, state.problem.cost))
-    far = not state.best or state.seconds - state.bound > tuning.DIVIDED_GAP * state.seconds
-    if far and choices <= tuning.DIVIDED_FIRST and is_wide(state, tables):
-        # Opening the parts finds good plans sooner than combining those known.
-        divide_plans(state, mixture, wide=True)
-        if state.done():
-            return
-    known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
-    if is_wide(state, tables) and not mixture.over:
-        # Plans combined of known ones are often the best, and need no plan that fits to begin with.
-        combine_plans(state, tables, prices, known)
-        if search_below_limits(state, tables, prices):
-            return
-    if not state.best:
-        # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
-        state.known_plans.append(find_fitting(state))
-    if not is_wide(state, tables):
-        # Integer programs of wide graphs are slow; frontiers combine the plans of those.
-        recombine_plans(state, plans, state.options.solver_gap, tuning.VERY_FEW_CHOICES)
-    if state.done():
-        return
-    combined, more = mixture.over, list[Probe]()
-    if state.options.prove and not is_wide(state, tables):
-        raise_choice_bounds(state, tables, mixture)
-    if state.done():
-        return
-    if not mixture.over:
-        join_at_cut(state, mixture)
-        if state.seconds - state.bound > tuning.ROUGH_GAP * state.seconds:
-            # The plans below the best one are many. Those combined of known ones are few, and better.
-            combine_plans(state, tables, prices, known)
-            combined = True
-        if not state.options.prove:
-            return
-    narrow_choices(state, tables, prices)
-    if state.done():
-        return
-    if not search_below_limits(state, tables, prices) and not combined:
-        best = state.seconds
-        combine_plans(state, tables, prices, known)
-        if state.seconds < best and not state.done():
-            narrow_choices(state, tables, prices)
-            search_below_limits(state, tables, prices)
-    far = state.seconds - state.bound > tuning.NARROW_PARTS_GAP * state.options.solver_gap * state.seconds
-    if far and state.open_choices() > tuning.VERY_FEW_CHOICES and not is_wide(state, tables):
-        divide_plans(state, mixture, wide=False)
-    if state.outer is None and not state.done():
-        # Tensors of many readers, relaxed so far, are treated exactly where that is not too wide.
-        more.append(state.probe(tables, prices))
-        state.raise_bound(more[-1].bound)
-    if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
-        return
-    if is_wide(state, tables) and state.open_choices() > tuning.FEW_WIDE_CHOICES:
-        if not state.divided:
-            divide_plans(state, mixture, wide=True)
-        return
-    gap = tuning.ROUGH_GAP
-    if state.open_choices() > tuning.FEW_CHOICES:
-        gap = 0.0
-        replan_windows(state, tables, prices)
-        narrow_choices(state, tables, prices)
-        for factor in tuning.PRICE_FACTORS:
-            if state.done():
+class _Improvement:
+    """The search for better plans than those of the multipliers, until few choices are left for the integer program.
+
+    Attributes
+    ----------
+    state, tables: the search, and its tables.
+    plans: the plans of the search for multipliers.
+    mixture: the convex combination of them with the best multipliers, ``prices``.
+    """
+
+    def __init__(self, state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixture):
+        self.state, self.tables, self.plans, self.mixture = state, tables, plans, mixture
+        self.prices = state.prices(mixture.prices)
+        self.known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
+        self.combined = mixture.over
+        self.more: list[Probe] = []
+
+    def run(self) -> None:
+        """Take the steps in order, until the gap is small enough or one of them ends the search."""
+        steps = (
+            self._divide_first,
+            self._combine_on_wide_graphs,
+            self._find_fitting,
+            self._bound_choices,
+            self._join,
+            self._narrow,
+            self._list_plans,
+            self._divide,
+            self._probe_exactly,
+            self._recombine,
+        )
+        for take in steps:
+            if take() or self.state.done():
                 return
-            more.append(state.probe(tables, prices.scaled(factor), coarse=True))
-    if not state.done():
-        recombine_plans(state, [*plans, *more], max(gap, state.options.solver_gap))
-        narrow_choices(state, tables, prices)
+
+    @property
+    def _is_wide(self) -> bool:
+        return is_wide(self.state, self.tables)
+
+    def _is_far(self, gap: float) -> bool:
+        """Whether the relative gap between plan and bound exceeds one."""
+        return self.state.seconds - self.state.bound > gap * self.state.seconds
+
+    def _combine(self) -> None:
+        combine_plans(self.state, self.tables, self.prices, self.known)
+
+    def _divide_first(self) -> bool:
+        """Divide the plans of a small wide graph: that finds good plans sooner than combining those known."""
+        state = self.state
+        far = not state.best or self._is_far(tuning.DIVIDED_GAP)
+        if far and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_FIRST and self._is_wide:
+            divide_plans(state, self.mixture, wide=True)
+        return False
+
+    def _combine_on_wide_graphs(self) -> bool:
+        """Combine plans: that often gives the best ones, and needs no plan that fits to begin with."""
+        if self._is_wide and not self.mixture.over:
+            self._combine()
+            return search_below_limits(self.state, self.tables, self.prices)
+        return False
+
+    def _find_fitting(self) -> bool:
+        """Find a plan that fits if there is none, and recombine the plans known, which fit and which do not."""
+        if not self.state.best:
+            # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
+            self.state.known_plans.append(find_fitting(self.state))
+        if not self._is_wide:
+            # Integer programs of wide graphs are slow; frontiers combine the plans of those.
+            recombine_plans(self.state, self.plans, self.state.options.solver_gap, tuning.VERY_FEW_CHOICES)
+        return False
+
+    def _bound_choices(self) -> bool:
+        if self.state.options.prove and not self._is_wide:
+            raise_choice_bounds(self.state, self.tables, self.mixture)
+        return False
+
+    def _join(self) -> bool:
+        """Join two plans of the mixture; without a proof, the search ends with that."""
+        if self.mixture.over:
+            return False
+        join_at_cut(self.state, self.mixture)
+        if self._is_far(tuning.ROUGH_GAP):
+            # The plans below the best one are many. Those combined of known ones are few, and better.
+            self._combine()
+            self.combined = True
+        return not self.state.options.prove
+
+    def _narrow(self) -> bool:
+        narrow_choices(self.state, self.tables, self.prices)
+        return False
+
+    def _list_plans(self) -> bool:
+        """List the plans below limits; if that does not decide, combine plans, and list those below a better one."""
+        state = self.state
+        if not search_below_limits(state, self.tables, self.prices) and not self.combined:
+            best = state.seconds
+            self._combine()
+            if state.seconds < best and not state.done():
+                self._narrow()
+                search_below_limits(state, self.tables, self.prices)
+        return False
+
+    def _divide(self) -> bool:
+        """Divide the plans of a graph that is not wide, where the rest is far from decided."""
+        far = self._is_far(tuning.NARROW_PARTS_GAP * self.state.options.solver_gap)
+        if far and self.state.open_choices() > tuning.VERY_FEW_CHOICES and not self._is_wide:
+            divide_plans(self.state, self.mixture, wide=False)
+        return False
+
+    def _probe_exactly(self) -> bool:
+        """Treat tensors of many readers, relaxed so far, exactly where that is not too wide."""
+        self.more.append(self.state.probe(self.tables, self.prices))
+        self.state.raise_bound(self.more[-1].bound)
+        return self.state.open_choices() <= tuning.VERY_FEW_CHOICES
+
+    def _recombine(self) -> bool:
+        """Divide the plans of a wide graph, or recombine the plans of another one."""
+        state = self.state
+        if self._is_wide and state.open_choices() > tuning.FEW_WIDE_CHOICES:
+            if not state.divided:
+                divide_plans(state, self.mixture, wide=True)
+            return True
+        recombine_plans(state, [*self.plans, *self.more], max(tuning.ROUGH_GAP, state.options.solver_gap))
+        self._narrow()
+        return False

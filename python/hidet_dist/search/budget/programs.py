@@ -9,9 +9,9 @@ from hidet_dist.errors import SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory, refusal_error
 from hidet_dist.search.budget.state import Probe, State, count_open
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve
 from hidet_dist.search.problem import peaks, restricted
+from hidet_dist.search.steps import step
 
 
 def is_worth_a_program(state: State) -> bool:

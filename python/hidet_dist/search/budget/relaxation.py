@@ -17,10 +17,10 @@ from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.master import solve_master
 from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.budget.unfit import fitting_choices
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @step("elimination")

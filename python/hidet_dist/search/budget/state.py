@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.search import tuning
-from hidet_dist.search.budget.steps import Log, step
 from hidet_dist.search.elimination.eliminate import eliminate, marginals
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve, Reduction
@@ -16,6 +15,7 @@ from hidet_dist.search.elimination.problem_network import network_of, transient_
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, peaks, readers
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import Log, step
 
 
 @dataclass(frozen=True)

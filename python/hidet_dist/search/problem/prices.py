@@ -65,19 +65,12 @@ class Prices:
         prices.until = (*before, *prices.until, *(prices.total,) * behind)
         return prices
 
-    def scaled(self, factor: float) -> Prices:
-        """Make prices that are ``factor`` times as high."""
-        return self._like(factor, self.excess)
-
     def uncapped(self) -> Prices:
         """Make the same prices, at which plans that exceed the room at capped points cost no more than others."""
-        return self._like(1.0, 0.0)
-
-    def _like(self, factor: float, excess: float) -> Prices:
-        second_per_byte = [factor * price for price in self.at]
+        second_per_byte = list(self.at)
         for price, points in self.joint:
-            second_per_byte[points[0]] = factor * price
-        return Prices(second_per_byte, [points for _, points in self.joint], self.capped, self.room, excess)
+            second_per_byte[points[0]] = price
+        return Prices(second_per_byte, [points for _, points in self.joint], self.capped, self.room, 0.0)
 
     @property
     def key(self) -> Hashable:

@@ -42,13 +42,16 @@ STEPS: dict[str, Step] = {
     "combination": Step("combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"),
     "frontiers": Step("list all partial plans below a limit, which is raised", "after combination"),
     "least-memory": Step("the plan of least memory, or a refusal", "no plan fits so far", needed=True),
-    "recombination": Step("an integer program over the choices of known plans", "graphs that are not wide; windows"),
+    "recombination": Step(
+        "an integer program over the choices of known plans", "graphs that are not wide, and the end"
+    ),
     "choice-bounds": Step("bound each choice with the multiplier of a single point", "graphs that are not wide"),
     "joining": Step("join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"),
-    "narrowing": Step("drop choices whose bounds exceed the best plan", "before frontiers, and after windows"),
+    "narrowing": Step(
+        "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"
+    ),
     "parts": Step("branch and bound: divide plans by resident bytes and choices", "wide graphs; else a gap of twice"),
     "caps": Step("exclude what does not fit a point beside the resident bytes", "within parts of graphs not wide"),
-    "windows": Step("replan windows of the best plan, and plans at other multipliers", "more than 2500 open choices"),
     "integer-program": Step("decide among the choices that are left", "they are few, or the gap is large"),
     "wide-graph": Step("the pairwise solver, in place of the rest", "graphs too wide for elimination", needed=True),
     "descent": Step("improve the best plan by one choice at a time", "the end"),

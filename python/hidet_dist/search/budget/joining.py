@@ -1,4 +1,4 @@
-"""Plans from parts of other plans: joined at a cut in execution order, or planned again window by window."""
+"""A plan joined of two at a cut in execution order, and planned again around it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
 from hidet_dist.search.budget.state import Probe, State
-from hidet_dist.search.budget.steps import step
 from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.steps import step
 
 
 @step("joining")
@@ -66,22 +66,6 @@ def _positions(problem: Problem) -> list[int]:
         if edge.producer not in consumers:
             position[edge.producer] = edge.consumer
     return position
-
-
-@step("windows")
-def replan_windows(state: State, tables: Tables, prices: Prices) -> None:
-    """Replan the best plan window by window, at lower prices where there is room."""
-    if not state.best:
-        return
-    position = _positions(state.problem)
-    last = max(position)
-    windows = max(1, min(tuning.WINDOWS // len(tuning.WINDOW_PRICES), last // tuning.WINDOW + 1))
-    for window in range(windows):
-        at = (2 * window + 1) * last // (2 * windows)
-        for factor in tuning.WINDOW_PRICES:
-            if state.done():
-                return
-            _replan(state, tables, prices.scaled(factor), position, state.best, at)
 
 
 def _replan(
