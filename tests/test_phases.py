@@ -138,6 +138,10 @@ def test_a_dump_has_what_each_pass_made_of_each_graph(tmp_path: Path, monkeypatc
     more = sorted(path.stem for path in (tmp_path / "dump" / "graph1").iterdir())
     assert more == list(NAMES[:5])
 
+    x = hidet.symbol(["rows", 8], "float32", "cpu")
+    hidet_dist.make_plan(hidet.trace_from(hidet.ops.relu(x), [x]), MESH, {"symbols": {"rows": {"expected": 4}}})
+    assert "0 Relu: 2 choices\n" in (tmp_path / "dump" / "graph2" / "4-choices.txt").read_text()
+
 
 def test_a_dump_without_a_folder_to_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")

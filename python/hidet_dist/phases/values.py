@@ -58,6 +58,7 @@ from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import interface_of, names_of_io
 from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.spec.symbols import SymbolPlan, within_limits
+from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 from hidet_dist.weights.named import is_weight
@@ -258,7 +259,12 @@ class Prepared:
     def write_rules(self) -> None:
         """Write the rules of the operators and their choices, if the environment asks for it."""
         self.traced.dump.once("3-rules", lambda: rules_text(self.view, self.rules))
-        self.traced.dump.once("4-choices", lambda: choices_text(self.view, self.rules))
+        self.traced.dump.once("4-choices", self._choices)
+
+    def _choices(self) -> str:
+        mesh = self.traced.distributed.mesh
+        view = planning_view(self.graph, self.traced.optimization.symbols, mesh)
+        return choices_text(view, rule_table(view, mesh, self.rules))
 
     def with_plan(self, plan: Plan) -> Planned:
         """Return the graph with a plan that was searched, which is written if the environment asks for it."""
