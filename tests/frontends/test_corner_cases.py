@@ -136,10 +136,18 @@ class Counter(nn.Module):
         return x + self.calls + self.weight + self.last
 
 
-@pytest.mark.parametrize(("kind", "name"), [("buffer", "calls"), ("parameter", "weight"), ("attribute", "last")])
-def test_a_module_with_a_state_is_refused(kind: str, name: str):
+@pytest.mark.parametrize(("kind", "name"), [("parameter", "weight"), ("attribute", "last")])
+def test_a_module_that_changes_a_parameter_or_an_attribute_is_refused(kind: str, name: str):
     with pytest.raises(TraceError, match=f"its {kind} '{name}'"):
         hidet_dist.from_torch(Counter(kind).eval(), torch.zeros(3))
+
+
+def test_a_buffer_that_a_module_counts_in_is_a_state():
+    graph = hidet_dist.from_torch(Counter("buffer").eval(), torch.zeros(3))
+    states: dict[str, np.ndarray] = {}
+    for calls in (1, 2, 3):
+        np.testing.assert_array_equal(evaluate_graph(graph, [np.full(3, 0.5)], states)[0], np.full(3, 0.5 + calls))
+    np.testing.assert_array_equal(states["calls"], np.full(3, 3.0))
 
 
 class Cached(nn.Module):
