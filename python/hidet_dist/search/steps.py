@@ -38,14 +38,12 @@ STEPS: dict[str, Step] = {
     "unfit-choices": Step("drop choices with which every plan exceeds the budget at a point", "within multipliers"),
     "crowding": Step("refuse a budget below the least bytes around an entity", "within multipliers, at a second raise"),
     "joint-peaks": Step("one multiplier for near points", "within multipliers, on graphs that are not wide"),
-    "early-narrowing": Step("drop choices whose bounds exceed the best plan", "within multipliers, at a gap of 0.4 %"),
     "combination": Step("combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"),
     "frontiers": Step("list all partial plans below a limit, which is raised", "after combination"),
     "least-memory": Step("the plan of least memory, or a refusal", "no plan fits so far", needed=True),
     "recombination": Step(
         "an integer program over the choices of known plans", "graphs that are not wide, and the end"
     ),
-    "choice-bounds": Step("bound each choice with the multiplier of a single point", "graphs that are not wide"),
     "joining": Step("join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"),
     "narrowing": Step(
         "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"

@@ -69,14 +69,8 @@ FAR_GAP = 0.05  # of the best plan above a mixture: where nothing is proven, rou
 PART_BOUND_SHARE = 0.3  # of the gap of a part of the plans that better prices cannot close: it is divided anyway
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
-NARROW_GAP = 0.004  # relative gap between plan and bound below which choices are dropped while prices are looked for
-NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
-
-# Bounds of single choices (choice_bounds.py).
-PRICED_POINTS = 3  # points that are given the price of all, one after the other
-POINT_PRICES = (1.0, 1.3)  # factors of that price
 
 # Capacity (capacity.py).
 CAPACITY_ROUNDS = 6  # over all entities; later ones remove little

@@ -45,7 +45,6 @@ def test_plans_divided_into_parts_include_the_best(problem: Problem, first: bool
         patch.setattr(tuning, "WIDE_WORK", -1)  # as if the graph were wide, with many choices
         patch.setattr(tuning, "VERY_FEW_CHOICES", 0)
         patch.setattr(tuning, "FEW_WIDE_CHOICES", 0)
-        patch.setattr(tuning, "NARROW_GAP", 0.0)  # which would leave nothing to divide
         patch.setattr(tuning, "DIVIDED_GAP", 0.0 if first else 1.0)
         found = optimize(problem, SolveOptions(solver_gap=1e-6))
         rough = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
@@ -59,8 +58,7 @@ def nothing_but_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave what prices do not decide to the parts of the plans."""
     monkeypatch.setattr(tuning, "VERY_FEW_CHOICES", 0)
     monkeypatch.setattr(tuning, "NARROW_PARTS_GAP", 0.0)
-    monkeypatch.setattr(tuning, "NARROW_GAP", 0.0)
-    for step in ("search_below_limits", "recombine_plans", "combine_plans", "raise_choice_bounds"):
+    for step in ("search_below_limits", "recombine_plans", "combine_plans"):
         monkeypatch.setattr(optimum, step, lambda *args: False)
     monkeypatch.setattr(optimum, "is_worth_a_program", lambda state: not state.best)
 

@@ -4,7 +4,6 @@ Without the budget, elimination solves the problem exactly. With it, these steps
 between the best plan and the bound is too large:
 
 * prices on the bytes of program points give a bound, and plans (:mod:`hidet_dist.search.budget.relaxation`),
-* prices of single points bound single choices (:mod:`hidet_dist.search.budget.choice_bounds`),
 * the choices of known plans are combined, and all plans below a limit are listed
   (:mod:`hidet_dist.search.budget.combination`),
 * plans are joined (:mod:`hidet_dist.search.budget.joining`),
@@ -19,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hidet_dist.search import tuning
-from hidet_dist.search.budget.choice_bounds import raise_choice_bounds
 from hidet_dist.search.budget.combination import combine_plans, search_below_limits
 from hidet_dist.search.budget.division import divide_plans
 from hidet_dist.search.budget.joining import join_at_cut
@@ -146,7 +144,6 @@ class _Improvement:
             self._divide_first,
             self._combine_on_wide_graphs,
             self._find_fitting,
-            self._bound_choices,
             self._join,
             self._narrow,
             self._list_plans,
@@ -192,11 +189,6 @@ class _Improvement:
         if not self._is_wide:
             # Integer programs of wide graphs are slow; frontiers combine the plans of those.
             recombine_plans(self.state, self.plans, self.state.options.solver_gap, tuning.VERY_FEW_CHOICES)
-        return False
-
-    def _bound_choices(self) -> bool:
-        if self.state.options.prove and not self._is_wide:
-            raise_choice_bounds(self.state, self.tables, self.mixture)
         return False
 
     def _join(self) -> bool:

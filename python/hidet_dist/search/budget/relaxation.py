@@ -16,7 +16,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.master import solve_master
-from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
+from hidet_dist.search.budget.state import Probe, State, is_wide
 from hidet_dist.search.budget.unfit import fitting_choices
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem.prices import Prices
@@ -71,7 +71,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
         When no plan fits.
     """
     search = _PriceSearch(state, tables)
-    coarse, narrow_at = True, tuning.NARROW_GAP
+    coarse = True
     if state.capping:
         more = [state.cap_peaks(tables, plan) for plan in search.plans]
         if any(more):
@@ -114,13 +114,6 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
                 coarse = False
                 continue
             search.raise_limit()
-        gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
-        narrows = "early-narrowing" not in state.without
-        if narrows and gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
-            # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
-            narrow_choices(state, tables, prices)
-            narrow_at = gap * tuning.NARROW_AGAIN
-            search.plans = [one for one in search.plans if state.keeps(one.choices)] or [probe]
         search.mix()
         if (
             state.outer is None
