@@ -1,10 +1,12 @@
 """Products by weights in panels beside the copy bandwidth, the arithmetic peak, OpenBLAS and PyTorch, one thread each.
 
-    python benchmarks/products.py [--dtypes float32 ...] [--rows 1 8 ...] [--out benchmarks/results/products.json]
+    python benchmarks/products.py [--precisions float32 ...] [--rows 1 8 ...] [--out benchmarks/results/products.json]
 
 Few rows read weights of 4 to 64 MiB, each time others, so that they come from memory: the rate at which they do is
 compared with that of a copy, which counts bytes read and written. More rows are compared with the arithmetic peak,
-that of float32 multiplications and additions in registers. Times are of the processor, and the least of some in turns.
+that of float32 multiplications and additions in registers. Weights are stored in several precisions, with activations
+in float32; PyTorch has both in bfloat16 beside those of bfloat16, and otherwise in float32. Times are of the processor,
+and the least of some in turns.
 The last line is JSON.
 """
 
@@ -41,13 +43,14 @@ from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import PanelLayout
+from hidet_dist.weights.panels import PanelLayout, StoredPrecision
 
 ROUNDS = 9
 SAMPLE_SECONDS = 0.02  # at least, of one measurement
 FEW_ROWS = (1, 2, 4, 8, 16)
 MANY_ROWS = (128, 512, 4096)
 SIDES = (1024, 2048, 4096)  # of square float32 weights of 4 to 64 MiB
+MOST_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "int8": 2e-2, "int4": 0.15}  # of the norm
 COLD_BYTES = 2**28  # of weights that are read in turns: more than caches hold
 MOST_BYTES_OF_MANY = 2**26
 
@@ -72,29 +75,33 @@ extern "C" float peak(int64_t rounds, float factor) {
 class Product:
     """Our kernel of ``x @ w + bias``, and the same product by OpenBLAS (of float32) and by PyTorch.
 
-    Each call reads the next of several copies of the weight.
+    Each call reads the next of several copies of the weight, of about ``nbytes`` together.
     """
 
-    def __init__(self, rows: int, side: int, dtype: str, copies: int):
-        torch_dtype = getattr(torch, dtype)
+    def __init__(self, rows: int, side: int, precision: str, nbytes: int):
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(rows, side, generator=generator).to(torch_dtype)
-        weight = (torch.randn(side, side, generator=generator) / side**0.5).to(torch_dtype)
-        self.bias = torch.randn(side, generator=generator).to(torch_dtype)
-        self.y, self.other = (torch.empty(rows, side, dtype=torch_dtype) for _ in range(2))
-        symbols = [hidet.symbol([rows, side], dtype, "cpu"), hidet.symbol([side], dtype, "cpu")]
+        self.x, weight = torch.randn(rows, side, generator=generator), torch.randn(side, side, generator=generator)
+        weight /= side**0.5
+        self.bias = torch.randn(side, generator=generator)
+        self.y = torch.empty(rows, side)
+        symbols = [hidet.symbol([rows, side], "float32", "cpu"), hidet.symbol([side], "float32", "cpu")]
         y = ops.matmul(symbols[0], hidet.from_torch(weight)) + symbols[1]
+        self.precision = precision
         graph = normalize(hidet.trace_from(y, symbols))
         program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
-        compiled = compile_program(program)
+        compiled = compile_program(program, precision=None if precision == "float32" else StoredPrecision(precision))
         (name,) = compiled.data
         layout = compiled.layouts[name]
         assert len(compiled.kernels) == 1 and isinstance(layout, PanelLayout)
         load_needed(compiled.libraries, Path())
         self.function = ctypes.CDLL(str(compiled.kernels[0])).hidet_launch_0
         panels = packed(weight, layout.panels)
-        self.panels = itertools.cycle([panels.clone() for _ in range(copies)])
-        self.weights = itertools.cycle([weight.clone() for _ in range(copies)])
+        self.nbytes = layout.nbytes
+        self.panels = itertools.cycle([panels.clone() for _ in range(max(1, nbytes // self.nbytes))])
+        theirs = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.tensors = [self.x.to(theirs), self.bias.to(theirs), torch.empty_like(self.y, dtype=theirs)]
+        weight = weight.to(theirs)
+        self.weights = itertools.cycle([weight.clone() for _ in range(max(1, nbytes // weight.nbytes))])
         self.blas = load_openblas()
         self.blas.scipy_openblas_set_num_threads(1)
 
@@ -105,20 +112,22 @@ class Product:
 
     def openblas(self) -> None:
         """Multiply, and leave the bias out."""
-        x, w, y = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (self.x, next(self.weights), self.other))
+        x, w, y = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (self.x, next(self.weights), self.tensors[2]))
         rows, side = self.x.shape
         one, none = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self.blas.scipy_cblas_sgemm(101, 111, 111, rows, side, side, one, x, side, w, side, none, y, side)
 
     def pytorch(self) -> None:
         """Multiply and add the bias."""
-        torch.addmm(self.bias, self.x, next(self.weights), out=self.other)
+        x, bias, y = self.tensors
+        torch.addmm(bias, x, next(self.weights), out=y)
 
     def check(self) -> None:
         """Compare results."""
         self.ours()
         self.pytorch()
-        torch.testing.assert_close(self.y.float(), self.other.float(), rtol=2e-2, atol=2e-2)
+        error = torch.linalg.norm(self.y - self.tensors[2]) / torch.linalg.norm(self.y)
+        assert error < MOST_ERROR[self.precision], error
 
 
 def copy() -> Callable[[], None]:
@@ -162,7 +171,7 @@ def least_seconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 def main() -> None:
     """Measure all, or some."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--precisions", nargs="+", default=list(MOST_ERROR))
     parser.add_argument("--rows", nargs="+", type=int, default=[*FEW_ROWS, *MANY_ROWS])
     parser.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
     parser.add_argument("--out", type=Path, help="where to write the results")
@@ -170,20 +179,31 @@ def main() -> None:
     torch.set_num_threads(1)
     peak, copied = peak_flops(), copy()
     table = Table(title=f"Products by weights, one thread; peak {peak / 1e9:.0f} Gflop/s")
-    columns = ("dtype", "rows", "side", "µs", "OpenBLAS", "PyTorch", "copy GB/s", "weights GB/s", "of copy", "of peak")
+    columns = (
+        "precision",
+        "rows",
+        "side",
+        "µs",
+        "OpenBLAS",
+        "PyTorch",
+        "copy GB/s",
+        "weights GB/s",
+        "of copy",
+        "of peak",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     results = []
-    for dtype, side, rows in itertools.product(arguments.dtypes, arguments.sides, arguments.rows):
-        nbytes = side * side * getattr(torch, dtype).itemsize
+    for precision, side, rows in itertools.product(arguments.precisions, arguments.sides, arguments.rows):
         few = rows <= max(FEW_ROWS)
-        product = Product(rows, side, dtype, max(1, (COLD_BYTES if few else MOST_BYTES_OF_MANY) // nbytes))
+        product = Product(rows, side, precision, COLD_BYTES if few else MOST_BYTES_OF_MANY)
         product.check()
+        nbytes = product.nbytes
         calls = {"ours": product.ours, "pytorch": product.pytorch}
-        calls |= {"openblas": product.openblas} if dtype == "float32" else {}
+        calls |= {"openblas": product.openblas} if precision == "float32" else {}
         calls |= {"copy": copied} if few else {}
         least = least_seconds(calls)
-        result = {"dtype": dtype, "rows": rows, "side": side, "microseconds": least["ours"] * 1e6}
+        result = {"precision": precision, "rows": rows, "side": side, "microseconds": least["ours"] * 1e6}
         result |= {f"{name}_microseconds": least[name] * 1e6 for name in ("openblas", "pytorch") if name in least}
         result["share_of_peak"] = 2 * rows * side**2 / least["ours"] / peak
         if few:
@@ -191,7 +211,7 @@ def main() -> None:
             result["share_of_copy"] = nbytes / least["ours"] / result["copy_bytes_per_second"]
         results.append(result)
         table.add_row(
-            dtype,
+            precision,
             str(rows),
             str(side),
             *(f"{least[name] * 1e6:.0f}" if name in least else "" for name in ("ours", "openblas", "pytorch")),

@@ -19,14 +19,16 @@ import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.target import CpuTarget
-from hidet_dist.errors import ArtifactError
+from hidet_dist.compile.precisions import stored_precisions
+from hidet_dist.errors import ArtifactError, ConfigError, WeightsError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
+from hidet_dist.operators import topk
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import PANEL_WIDTHS, Panels
+from hidet_dist.weights.panels import PANEL_WIDTHS, Panels, StoredPrecision
 
 RNG = np.random.default_rng(0)
 TARGET = CpuTarget("x86-64-v3")
@@ -40,11 +42,15 @@ def symbol(*shape: int | str, dtype: str = "float32") -> Tensor:
     return hidet.symbol(list(shape), dtype, "cpu")
 
 
-def packed_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[str], list[Panels]]:
+def packed_graph(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], precision: StoredPrecision | None = None
+) -> tuple[list[str], list[Panels]]:
     """The names of the operators of a graph on one device, and its weights in panels."""
     graph = normalize(hidet.trace_from(list(outputs), list(inputs)))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
-    result, weights = TARGET.pack(optimize_program(program, TARGET), program.weight_placeholders, ())
+    result, weights = TARGET.pack(
+        optimize_program(program, TARGET), program.weight_placeholders, (), stored_precisions(program, precision)
+    )
     for weight in weights.values():
         assert weight.placeholder in result.inputs
     return [node.name for node in result.nodes], [weight.panels for weight in weights.values()]
@@ -169,6 +175,71 @@ def test_artifacts_of_another_layout_are_refused(
     dataclasses.replace(manifest, programs=(program,)).save(copy)
     with pytest.raises(ArtifactError, match=says):
         hidet_dist.load_partition(copy)
+
+
+def test_lower_precision_is_for_products_of_float32_weights_but_routers() -> None:
+    ids, tokens = symbol(5, dtype="int32"), constant(37, 20)
+    x = ops.take(tokens, ids)
+    router, up, head = constant(20, 6), constant(20, 64), constant(64, 9)
+    _, chosen = topk(ops.softmax(ops.matmul(x, router), 1), 2)
+    y = ops.matmul(ops.relu(ops.matmul(x, up) + constant(64)), head)
+    _, panels = packed_graph([y, chosen], [ids], StoredPrecision("int4", 64))
+    assert sorted(panels, key=lambda one: one.columns) == [
+        Panels(1, 20, 6, False, 16),
+        Panels(1, 64, 9, False, 16, "int4", 64),
+        Panels(1, 20, 64, False, 16, "int4", 64),
+    ]
+    x = symbol(3, 20, dtype="float16")
+    (half,) = packed_graph([ops.matmul(x, constant(20, 8, dtype="float16"))], [x], StoredPrecision("int8"))[1]
+    assert half == Panels(1, 20, 8, False, 16)
+
+
+@pytest.mark.parametrize(
+    ("precision", "most"),
+    [("int8", 0.02), ("int4", 0.2), ("bfloat16", 0.01), pytest.param("float16", 1e-3, marks=pytest.mark.slow)],
+)
+def test_weights_are_stored_in_a_lower_precision(tmp_path: Path, precision: str, most: float) -> None:
+    graph, weights = model("float32")
+    config = {"symbols": {"rows": 64}, "weights": {"precision": precision}}
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, config, tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    (stage,) = manifest.program().stages
+    stored = safetensors.torch.load_file(tmp_path / "out" / manifest.weights_files[0])
+    for (name, panels), weight in zip(stage.panels.items(), (weights[0], *weights[2:]), strict=True):
+        assert panels.precision == precision
+        assert torch.equal(stored[name], packed(weight.torch(), panels))
+    assert stage.weight_bytes == sum(one.nbytes for name, one in stored.items() if name.startswith("w"))
+    w = [weight.torch().double() for weight in weights]
+    x = torch.randn(70, 70, generator=torch.Generator().manual_seed(0))
+    expected = (torch.nn.functional.gelu(x.double() @ w[0] + w[1]) @ w[2].t()) @ w[3] * 0.5
+    with hidet_dist.load_partition(tmp_path / "out") as partition:
+        whole = partition(x)
+        assert torch.linalg.norm(whole - expected) < most * torch.linalg.norm(expected)
+        for rows in (1, 5, 16):
+            assert torch.equal(partition(x[:rows]), whole[:, :rows])
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"precision": "int3"}, r"\['precision'\] must be one of float16, bfloat16, int8, int4"),
+        ({"precision": "int8", "group": 48}, r"\['group'\] must be one of 32, 64, 128"),
+        ({"precision": "float16", "group": 32}, r"\['group'\] is for the precisions int8 and int4"),
+        ({"bits": 8}, "'bits'"),
+        ({"files": 3}, r"\['files'\] must be the path"),
+    ],
+)
+def test_other_options_of_weights_are_refused(weights: dict, says: str, tmp_path: Path) -> None:
+    graph, _ = model("float32")
+    with pytest.raises(ConfigError, match=says):
+        hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"weights": weights}, tmp_path / "out")
+
+
+def test_weights_that_a_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
+    x, w = symbol(3, 20), hidet.asarray(np.full((20, 8), 1e38, np.float32))
+    graph = hidet.trace_from(ops.matmul(x, w), [x])
+    with pytest.raises(WeightsError, match="too large for the precision int8"):
+        hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"weights": {"precision": "int8"}}, tmp_path / "out")
 
 
 def test_programs_of_one_storage_read_a_weight_in_one_layout(tmp_path: Path) -> None:

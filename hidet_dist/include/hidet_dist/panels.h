@@ -36,11 +36,36 @@ typedef struct hidet_dist_panel_product {
   const void *right;   /* the part's first panel, or element (0, 0) of the part's columns of the right operand */
   int32_t layout;      /* of the right operand */
   int64_t right_step;  /* elements from one row of it, or one column, to the next; unused in panels */
-  int32_t dtype;       /* of both operands: HIDET_DIST_F32, _F16 or _BF16 */
+  int32_t left_dtype;  /* HIDET_DIST_F32, or that of the right operand */
+  int32_t right_dtype; /* HIDET_DIST_F32, _F16 or _BF16 */
   void *result;        /* floats */
   int64_t result_step; /* elements from one row of the result to the next */
   void *scratch;       /* as many bytes as hidet_dist_panels_scratch says, aligned to 64 bytes */
 } hidet_dist_panel_product;
+
+/*
+ * A part of a product by a weight of few bits. The depth is in groups, of which the last is padded with zeros, and the
+ * columns are padded to whole panels. A panel has, group after group, a float16 scale for each column, then the
+ * elements. Those of 8 bits are four rows of each column, column after column, then the next four rows. Those of 4 bits
+ * have 8 added, and are eight rows of each column: four bytes, with the first four rows in their low halves.
+ *
+ * Each group of a row of the left operand is rounded to 8 bits, with a float32 scale. The sums of its products are
+ * exact. They are multiplied by both scales, and added group by group.
+ */
+typedef struct hidet_dist_quantized_product {
+  const float *left;   /* element (0, 0) of the part's rows of the left operand */
+  int64_t row_step;    /* elements from one row of it to the next, */
+  int64_t depth_step;  /* and from one column of it to the next */
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+  const void *panels;  /* the part's first panel */
+  int32_t bits;        /* of an element: 8 or 4 */
+  int64_t group;       /* rows of a group: a multiple of 32 */
+  float *result;
+  int64_t result_step; /* elements from one row of the result to the next */
+  void *scratch;       /* as many bytes as hidet_dist_quantized_scratch says, aligned to 64 bytes */
+} hidet_dist_quantized_product;
 
 /* Returns the columns of a panel at a level, or 0 for an unknown level. */
 HIDET_DIST_API int64_t hidet_dist_panel_width(int32_t level);
@@ -53,6 +78,16 @@ HIDET_DIST_API int64_t hidet_dist_panels_scratch(int32_t level);
  * HIDET_DIST_INVALID_ARGUMENT for an unknown level, dtype or layout.
  */
 HIDET_DIST_API int32_t hidet_dist_multiply_panels(int32_t level, const hidet_dist_panel_product *product);
+
+/* Returns the bytes of scratch memory that a part of a product by a weight of few bits needs; 0 for an unknown level. */
+HIDET_DIST_API int64_t hidet_dist_quantized_scratch(int32_t level, int64_t rows, int64_t depth, int64_t group);
+
+/*
+ * Computes a part of a product by a weight of few bits in the calling thread. Results are those of hidet_dist_level's
+ * instructions: a processor with more may use them where results are the same. Returns HIDET_DIST_INVALID_ARGUMENT for
+ * an unknown level, or another number of bits or rows of a group.
+ */
+HIDET_DIST_API int32_t hidet_dist_multiply_quantized(int32_t level, const hidet_dist_quantized_product *product);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 
 #include "levels.hpp"
 #include "product.hpp"
+#include "quantized.hpp"
 
 namespace {
 
@@ -69,7 +70,35 @@ struct Baseline {
   }
 };
 
+struct BaselineQuantized {
+  static constexpr int64_t kWidth = 8, kRows = 2;
+
+  template <int Bits, int Rows>
+  static void run(int64_t groups, int64_t group, const QuantizedRow *rows, const char *panel, float *result) {
+    for (int64_t i = 0; i < Rows * kWidth; ++i) result[i] = 0.0f;
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint16_t *const scales = reinterpret_cast<const uint16_t *>(panel);
+      const uint8_t *const stored = reinterpret_cast<const uint8_t *>(panel + kWidth * 2);
+      for (int r = 0; r < Rows; ++r) {
+        const int8_t *const left = rows[r].elements + g * group;
+        for (int64_t j = 0; j < kWidth; ++j) {
+          int32_t sum = Bits == 4 ? -8 * rows[r].sums[g] : 0;
+          for (int64_t k = 0; k < group; ++k) {
+            const int64_t at = (Bits == 4 ? k / 8 : k / 4) * kWidth * 4 + j * 4 + k % 4;
+            const int32_t weight = Bits == 4 ? (stored[at] >> (k % 8 / 4 * 4)) & 15 : static_cast<int8_t>(stored[at]);
+            sum += left[k] * weight;
+          }
+          result[r * kWidth + j] += static_cast<float>(sum) * (float_of_half(scales[j]) * rows[r].scales[g]);
+        }
+      }
+      panel += kWidth * 2 + group * kWidth * Bits / 8;
+    }
+  }
+};
+
 }  // namespace
 
 const hidet_dist::panels::Level hidet_dist::panels::kBaseline = {Baseline::kWidth, PanelProduct<Baseline>::kScratch,
                                                                  multiply<Baseline>};
+const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedBaseline = {quantized_row_bytes<BaselineQuantized>,
+                                                                              multiply_quantized<BaselineQuantized>};

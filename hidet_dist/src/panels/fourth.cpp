@@ -1,6 +1,7 @@
 // Products by panels at the level x86-64-v4: AVX-512.
 #include "levels.hpp"
 #include "wide.hpp"
+#include "wide_quantized.hpp"
 
 namespace {
 
@@ -38,3 +39,5 @@ struct Fourth {
 
 const hidet_dist::panels::Level hidet_dist::panels::kFourth = {Fourth::kWidth, PanelProduct<Fourth>::kScratch,
                                                                multiply<Fourth>};
+const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedFourth = {quantized_row_bytes<WideQuantized<32>>,
+                                                                            multiply_quantized<WideQuantized<32>>};

@@ -14,5 +14,14 @@ struct Level {
 
 extern const Level kBaseline, kThird, kFourth;
 
+/* Products by panels of few bits. */
+struct Quantized {
+  int64_t (*row_bytes)(int64_t depth, int64_t group); /* of scratch memory */
+  int32_t (*multiply)(const hidet_dist_quantized_product &product);
+};
+
+/* The level of AVX-512 with dot products of bytes, and without. */
+extern const Quantized kQuantizedBaseline, kQuantizedThird, kQuantizedFourth, kVnni;
+
 }  // namespace panels
 }  // namespace hidet_dist

@@ -35,3 +35,32 @@ extern "C" int32_t hidet_dist_multiply_panels(int32_t level, const hidet_dist_pa
   if (found == nullptr || product == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
   return found->multiply(*product);
 }
+
+namespace {
+
+const hidet_dist::panels::Quantized *quantized_of(int32_t level) {
+  static const bool has_dots = __builtin_cpu_supports("avx512vnni") != 0;
+  switch (level) {
+    case HIDET_DIST_X86_64:
+      return &hidet_dist::panels::kQuantizedBaseline;
+    case HIDET_DIST_X86_64_V3:
+      return &hidet_dist::panels::kQuantizedThird;
+    case HIDET_DIST_X86_64_V4:
+      return has_dots ? &hidet_dist::panels::kVnni : &hidet_dist::panels::kQuantizedFourth;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+extern "C" int64_t hidet_dist_quantized_scratch(int32_t level, int64_t rows, int64_t depth, int64_t group) {
+  const auto *found = quantized_of(level);
+  return found == nullptr || group <= 0 ? 0 : rows * found->row_bytes(depth, group);
+}
+
+extern "C" int32_t hidet_dist_multiply_quantized(int32_t level, const hidet_dist_quantized_product *product) {
+  const auto *found = quantized_of(level);
+  if (found == nullptr || product == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
+  return found->multiply(*product);
+}

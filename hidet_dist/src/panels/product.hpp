@@ -62,15 +62,16 @@ class PanelProduct {
         edge_(converted_ + kConverted),
         read_(edge_ + kEdge) {}
 
-  template <class T>
+  // L is the type of the left operand's elements, and T that of the right one's.
+  template <class L, class T>
   void run() {
     const int64_t blocks = (p_.rows + kMost - 1) / kMost;
-    if (blocks == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<T>();
+    if (blocks == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<L, T>();
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
       const int64_t depth = least(kDepth, p_.depth - start);
       for (int64_t first = 0; first < blocks;) {
         const int64_t count = least(kRows / kMost, blocks - first);
-        pack<T>(first, first + count, blocks, start, depth, packed_);
+        pack<L>(first, first + count, blocks, start, depth, packed_);
         for (int64_t column = 0; column < p_.columns; column += kWidth) {
           const float *const panel = floats<T>(column, start, depth);
           const float *left = packed_;
@@ -95,14 +96,14 @@ class PanelProduct {
   bool in_panels() const { return p_.layout == HIDET_DIST_IN_PANELS; }
 
   // Few rows, which are packed as a whole: each panel is read from its beginning to its end.
-  template <class T>
+  template <class L, class T>
   void one_block() {
     const float *left = packed_;
-    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const T *>(nullptr))) {
+    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const L *>(nullptr))) {
       left = static_cast<const float *>(p_.left);
     } else {
       for (int64_t start = 0; start < p_.depth; start += kDepth) {
-        pack<T>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
+        pack<L>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
       }
     }
     int64_t panels = 1;
@@ -316,12 +317,14 @@ int32_t multiply(const hidet_dist_panel_product &product) {
     return HIDET_DIST_INVALID_ARGUMENT;
   }
   PanelProduct<Level> part(product);
-  if (product.dtype == HIDET_DIST_F32) {
-    part.template run<float>();
-  } else if (product.dtype == HIDET_DIST_F16) {
-    part.template run<Half>();
-  } else if (product.dtype == HIDET_DIST_BF16) {
-    part.template run<Brain>();
+  const bool wide = product.left_dtype == HIDET_DIST_F32;
+  if (!wide && product.left_dtype != product.right_dtype) return HIDET_DIST_INVALID_ARGUMENT;
+  if (product.right_dtype == HIDET_DIST_F32) {
+    part.template run<float, float>();
+  } else if (product.right_dtype == HIDET_DIST_F16) {
+    wide ? part.template run<float, Half>() : part.template run<Half, Half>();
+  } else if (product.right_dtype == HIDET_DIST_BF16) {
+    wide ? part.template run<float, Brain>() : part.template run<Brain, Brain>();
   } else {
     return HIDET_DIST_INVALID_ARGUMENT;
   }

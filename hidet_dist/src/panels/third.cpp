@@ -1,6 +1,7 @@
 // Products by panels at the level x86-64-v3: AVX2, FMA and F16C.
 #include "levels.hpp"
 #include "wide.hpp"
+#include "wide_quantized.hpp"
 
 namespace {
 
@@ -36,3 +37,5 @@ struct Third {
 
 const hidet_dist::panels::Level hidet_dist::panels::kThird = {Third::kWidth, PanelProduct<Third>::kScratch,
                                                               multiply<Third>};
+const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedThird = {quantized_row_bytes<WideQuantized<16>>,
+                                                                           multiply_quantized<WideQuantized<16>>};

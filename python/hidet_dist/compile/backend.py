@@ -13,7 +13,7 @@ from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.targets import Target
-from hidet_dist.weights.panels import Panels
+from hidet_dist.weights.panels import Panels, StoredPrecision
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,11 @@ class Backend(Protocol):
         """The graph, rewritten once its operators are fused."""
 
     def pack(
-        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+        self,
+        graph: FlowGraph,
+        weights: Mapping[str, Tensor],
+        in_rows: Collection[str],
+        precisions: Mapping[str, StoredPrecision],
     ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
         """Rewrite the graph to read some of its weights in another layout, and return it with these by name.
 
@@ -110,6 +114,8 @@ class Backend(Protocol):
             The inputs of the graph that are weights, by name.
         in_rows: collection of str
             The names of those that stay in rows.
+        precisions: mapping
+            The lower precision in which a weight is stored, by its name, if its layout allows it.
         """
 
     def before_build(self) -> None:

@@ -30,6 +30,7 @@ from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import Workspace, build_launcher
 from hidet_dist.compile.ordering import order_for_memory
+from hidet_dist.compile.precisions import stored_precisions
 from hidet_dist.compile.renamings import renamings_in_place
 from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
@@ -41,6 +42,7 @@ from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.targets import KINDS_OF_MEMORY
 from hidet_dist.weights import Layout, UnevenLayout
+from hidet_dist.weights.panels import StoredPrecision
 
 _FAILURES = (RuntimeError, ValueError, OSError, CompilationFailed)  # of processes that compile kernels
 _MOST_LINES = 3  # of a compiler's errors in a message
@@ -151,6 +153,7 @@ def compile_program(
     fits: Callable[[int], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
     in_rows: Collection[str] = (),
+    precision: StoredPrecision | None = None,
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -176,6 +179,8 @@ def compile_program(
         Called before that with the program's graph, whose operators are fused to kernels.
     in_rows: collection of str, optional
         The names of weights that lie row by row, even if the target's kernels would read them in another layout.
+    precision: StoredPrecision, optional
+        The lower precision in which float32 weights of products are stored, where the target's kernels read it.
 
     Raises
     ------
@@ -186,7 +191,7 @@ def compile_program(
     build_target = target.record.memory
     optimized = optimize_program(program, target)
     fused(optimized)
-    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows)
+    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, stored_precisions(program, precision))
     check_kept(optimized, graph)
     graph.update_nodes()
     del graph.outputs[len(program.outputs) :]  # the new values of states are in their memory

@@ -41,7 +41,14 @@ def stage_of(
     other arguments are those of :class:`hidet_dist.compile.CompiledProgram`.
     """
     sizes = program.planned_sizes()
-    weights = (tensor for name, tensor in program.weight_placeholders.items() if name in data)
+    dtypes = {weight.name: weight.dtype for weight in program.weights}
+    weight_bytes = sum(
+        Layout(panels[name].stored_dtype(dtypes[name]), panels[name].shape).nbytes
+        if name in panels
+        else local_nbytes(tensor, sizes)
+        for name, tensor in program.weight_placeholders.items()
+        if name in data
+    )
     return StageManifest(
         "",
         program.mesh.shape,
@@ -57,7 +64,7 @@ def stage_of(
         program.local_symbols,
         tuple(candidates),
         None,
-        sum(local_nbytes(weight, sizes) for weight in weights),
+        weight_bytes,
         target.cuda_graph,
         tuple(cublas),
         index_checks,
@@ -79,7 +86,8 @@ def layouts_of(
     for weight in program.weights:
         shape = extents_of(program.weight_placeholders[weight.name])
         if weight.name in panels:
-            layouts[weight.name] = PanelLayout(weight.dtype, panels[weight.name].shape, panels[weight.name])
+            own = panels[weight.name]
+            layouts[weight.name] = PanelLayout(own.stored_dtype(weight.dtype), own.shape, own)
         elif all(isinstance(extent, int) for extent in shape):
             layouts[weight.name] = Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
         else:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole
 from hidet_dist.limits import MOST_BYTES, MOST_MICRO_BATCHES, MOST_SECONDS, MOST_SOLVER_THREADS
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.options.option import BOOL, COUNT, REQUIRED, Check, Flag, one_of, option, or_none
-from hidet_dist.options.reading import PATHS, read_specs, read_symbols
+from hidet_dist.options.reading import WeightsOption, read_specs, read_symbols, read_weights
 from hidet_dist.options.texts import parse_bytes, parse_mesh, parse_pins, parse_shares
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
@@ -274,11 +273,15 @@ class StageOptions:
 class BuildOptions:
     """What building takes."""
 
-    weights: str | Path | Sequence[str | Path] | None = option(
-        None,
-        "path or list of paths, optional",
-        "The files with the data of the graph's weights, by name: safetensors files, an index of them, or a folder.",
-        or_none(PATHS),
+    weights: WeightsOption = option(
+        WeightsOption,
+        "path, list of paths or dict, optional",
+        "The files with the data of the graph's weights, by name: safetensors files, an index of them, or a folder. A "
+        "dict has them as ``files``. On CPUs its ``precision`` is the one in which float32 weights of products are "
+        "stored: ``float16``, ``bfloat16``, ``int8`` or ``int4``. With the last two, ``group`` (32, 64 or 128; 32 by "
+        "default) rows of a column have one float16 scale, and products round their left operand to 8 bits in the same "
+        "groups. Embeddings, norms and routers stay as they are.",
+        read=read_weights,
     )
     recompile: bool = option(
         False, "bool", "Whether to replace an out_dir that is not empty and does not hold artifacts.", BOOL

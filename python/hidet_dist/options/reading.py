@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.errors import ConfigError, SpecError
-from hidet_dist.options.option import Check, refuse_unknown
+from hidet_dist.options.option import Check, one_of, or_none, refuse_unknown
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.weights.panels import BITS, GROUPS, PRECISIONS, StoredPrecision
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
@@ -66,4 +67,31 @@ def _are_paths(value: Any) -> bool:
     return bool(paths) and all(isinstance(path, str | Path) and path and "\0" not in str(path) for path in paths)
 
 
-PATHS = Check(_are_paths, "the path of a safetensors file, an index or a folder, or a list of paths")
+_PATHS = Check(_are_paths, "the path of a safetensors file, an index or a folder, or a list of paths")
+
+
+@dataclass(frozen=True)
+class WeightsOption:
+    """What a user says of weights: the files of their data, and the lower precision in which they are stored."""
+
+    files: str | Path | Sequence[str | Path] | None = None
+    precision: StoredPrecision | None = None
+
+
+def read_weights(what: str, given: Any) -> WeightsOption:
+    """Read the files of weights, or a dict of them and of the precision that is stored. Raises ConfigError."""
+    if given is None or isinstance(given, WeightsOption):
+        return given or WeightsOption()
+    if not isinstance(given, Mapping):
+        _PATHS(what, given)
+        return WeightsOption(given)
+    refuse_unknown(what, given, ("files", "precision", "group"))
+    files, name, group = given.get("files"), given.get("precision"), given.get("group")
+    or_none(_PATHS)(f"{what}['files']", files)
+    or_none(one_of(PRECISIONS))(f"{what}['precision']", name)
+    or_none(one_of(GROUPS))(f"{what}['group']", group)
+    if group is not None and name not in BITS:
+        raise ConfigError(
+            f"{what}['group'] is for the precisions {' and '.join(BITS)}; the precision is {shown(name)}."
+        )
+    return WeightsOption(files, None if name is None else StoredPrecision(name, group or GROUPS[0]))

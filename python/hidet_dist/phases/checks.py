@@ -16,6 +16,11 @@ from hidet_dist.targets import targets_with
 
 def check_configurations(distributed: DistributedConfig, optimization: OptimizationConfig, target: Backend) -> None:
     """Refuse configurations that do not fit each other. Raises ConfigError."""
+    if optimization.weights.precision is not None and target.record.name != "cpu":
+        raise ConfigError(
+            f"optimization_config['weights'] has the precision {optimization.weights.precision.name!r}, which is for "
+            f"the target 'cpu' so far, not for {target.record.name!r}."
+        )
     given = optimization.given_stages or ()
     if given and distributed.mesh.is_uneven():
         raise ConfigError(

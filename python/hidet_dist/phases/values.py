@@ -190,7 +190,7 @@ class Prepared:
     @cached_property
     def files(self) -> SafetensorsFiles | None:
         """The files of the weights' data; None if none are configured."""
-        paths = self.traced.optimization.weights
+        paths = self.traced.optimization.weights.files
         return None if paths is None else SafetensorsFiles.open(paths)
 
     def check_weights(self, required: bool = True) -> None:
@@ -478,6 +478,7 @@ class Partitioned:
                     fits=partial(self._check_held, number, beside[number] if beside else 0),
                     fused=partial(self._write_fused, number),
                     in_rows=in_rows[number] if in_rows else (),
+                    precision=self.planned.prepared.traced.optimization.weights.precision,
                     **write,
                 )
             compiled.append(one)

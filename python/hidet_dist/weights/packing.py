@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
-from hidet_dist.weights.panels import Panels
+from hidet_dist.weights.panels import BITS, Panels
 from hidet_dist.weights.safetensors_file import own_memory
 from hidet_dist.weights.sources import Source, read_shard
 
@@ -19,6 +20,9 @@ _LEAST_RUN_BYTES = 4096  # of a row that is read at once: shorter runs of a file
 def packed(weight: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Arrange the elements of a whole weight as panels, in a tensor of shape ``panels.shape``."""
     read = _slicer(weight, panels)
+    if panels.precision in BITS:
+        everything = slice(None), slice(None)
+        return torch.stack([quantized(read(matrix, *everything), panels) for matrix in range(panels.matrices)])
     return torch.stack(
         [_arranged(read, matrix, 0, panels.columns, panels, panels.depth) for matrix in range(panels.matrices)]
     )
@@ -50,6 +54,9 @@ def panel_blocks(
     for matrix in range(panels.matrices):
         for first in range(0, columns, at_once):
             last = min(first + at_once, columns)
+            if panels.precision in BITS:
+                yield quantized(read(matrix, slice(0, depth), slice(first, last)), panels)
+                continue
             rows = depth if panels.transposed else max(1, block_bytes // ((last - first) * size))
             yield _arranged(read, matrix, first, last, panels, rows)
 
@@ -96,7 +103,8 @@ def _arranged(read: _Read, matrix: int, first: int, last: int, panels: Panels, r
     for start in range(0, depth, rows):
         part = read(matrix, slice(start, min(start + rows, depth)), slice(first, last))
         if result is None:
-            result = own_memory([depth * (last - first)], part.dtype)
+            dtype = getattr(torch, panels.precision) if panels.precision else part.dtype
+            result = own_memory([depth * (last - first)], dtype)
         place = slice(start, start + len(part))
         if whole:
             blocks = result[: depth * whole].view(-1, depth, width)
@@ -104,4 +112,58 @@ def _arranged(read: _Read, matrix: int, first: int, last: int, panels: Panels, r
         if first + whole < last:
             result[depth * whole :].view(depth, -1)[place] = part[:, whole:]
     assert result is not None
+    if panels.precision == "float16":
+        _check_finite(result, panels)
     return result
+
+
+def quantized(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
+    """Round columns of a matrix, which begin with a panel's, to panels of few bits; return their bytes in one dim.
+
+    With 8 bits, a group's scale is its largest magnitude / 127. With 4 bits, it is the element of largest magnitude
+    / -8, and elements are from -8 to 7 times the scale. These are the rules of GGUF's Q8_0 and Q4_0, so that weights
+    that were rounded by them in groups of the same rows are stored exactly
+    (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c).
+
+    Parameters
+    ----------
+    matrix: Tensor
+        Float32, of shape [depth, columns].
+    panels: Panels
+        The arrangement, of the precision int8 or int4.
+
+    Raises
+    ------
+    WeightsError
+        When a group has no finite float16 scale.
+    """
+    group, width = panels.group, panels.width
+    groups, across = -(-panels.depth // group), -(-matrix.shape[1] // width)
+    padded = torch.nn.functional.pad(
+        matrix.float(), (0, across * width - matrix.shape[1], 0, groups * group - panels.depth)
+    ).reshape(groups, group, across * width)
+    if panels.precision == "int8":
+        scales = (padded.abs().amax(1) / 127).half()
+    else:
+        largest = padded.abs().argmax(1, keepdim=True)
+        scales = (padded.gather(1, largest)[:, 0] / -8).half()
+    _check_finite(scales, panels)
+    wide = scales.float()[:, None]
+    multiples = padded * torch.where(wide == 0, 0.0, 1 / wide)
+    if panels.precision == "int8":
+        rounded = multiples.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+        elements = rounded.reshape(groups, group // 4, 4, across, width).permute(3, 0, 1, 4, 2)
+    else:
+        rounded = (multiples + 8.5).floor().clamp(0, 15).to(torch.uint8)
+        halves = rounded.reshape(groups, group // 8, 2, 4, across, width)
+        elements = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(3, 0, 1, 4, 2)
+    factors = scales.reshape(groups, across, width).transpose(0, 1).contiguous().view(torch.uint8)
+    return torch.cat([factors, elements.reshape(across, groups, -1)], 2).reshape(-1)
+
+
+def _check_finite(stored: torch.Tensor, panels: Panels) -> None:
+    if not bool(stored.isfinite().all()):
+        raise WeightsError(
+            f"A weight has elements that are not finite or too large for the precision {panels.precision}. Store it in "
+            "its own dtype: leave 'precision' out of optimization_config['weights'], or name 'bfloat16'."
+        )

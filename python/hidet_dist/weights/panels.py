@@ -1,7 +1,9 @@
 """The layout of matrices in panels: the one in which kernels for the CPU read the weights of matrix products.
 
 A panel has some columns of a matrix, row after row, and the panels lie one after the other. The last panel of a matrix
-may have fewer columns. The native library multiplies by panels (``hidet_dist/panels.h``).
+may have fewer columns. Elements may be of lower precision than the weight: of half precision, or of 8 or 4 bits in
+groups of rows, each with a float16 scale for each column. The native library multiplies by panels, and its header
+``hidet_dist/panels.h`` describes the bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,24 @@ PANEL_WIDTHS = {"x86-64-v4": 32, "x86-64-v3": 16, "x86-64-v2": 8, "x86-64": 8}
 """The columns of a panel at each level of x86-64: those whose sums the registers hold for a block of rows."""
 
 
+BITS = {"int8": 8, "int4": 4}
+"""The bits of an element of each precision with scales."""
+
+PRECISIONS = ("float16", "bfloat16", *BITS)
+"""The lower precisions in which weights may be stored."""
+
+GROUPS = (32, 64, 128)
+"""The rows that a group of elements with one scale may have."""
+
+
+@dataclass(frozen=True)
+class StoredPrecision:
+    """A lower precision of weights in panels, one of ``PRECISIONS``; for those of few bits, the rows of a group."""
+
+    name: str
+    group: int = GROUPS[0]
+
+
 @dataclass(frozen=True)
 class Panels:
     """The arrangement of a weight as panels.
@@ -24,6 +44,8 @@ class Panels:
     depth, columns: the rows and columns of each, as the right operand of a product.
     transposed: whether the weight has the transposed matrices, of shape [columns, depth].
     width: the columns of a panel.
+    precision: that of the elements, one of ``PRECISIONS``; empty for the weight's dtype.
+    group: for elements of few bits, the rows that have one scale for each column; otherwise 0.
     """
 
     matrices: int
@@ -31,11 +53,25 @@ class Panels:
     columns: int
     transposed: bool
     width: int
+    precision: str = ""
+    group: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape in which the elements lie: for each matrix, the elements of its panels."""
-        return self.matrices, self.depth * self.columns
+        """The shape in which the elements lie: for each matrix, the elements of its panels, or their bytes."""
+        if self.precision not in BITS:
+            return self.matrices, self.depth * self.columns
+        columns = -(-self.columns // self.width) * self.width
+        return self.matrices, columns * self.column_bytes
+
+    @property
+    def column_bytes(self) -> int:
+        """The bytes of a column of few bits, with its scales."""
+        return -(-self.depth // self.group) * (2 + self.group * BITS[self.precision] // 8)
+
+    def stored_dtype(self, dtype: str) -> str:
+        """Name the dtype in which the elements of a weight of ``dtype`` lie."""
+        return "uint8" if self.precision in BITS else self.precision or dtype
 
 
 @dataclass(frozen=True)

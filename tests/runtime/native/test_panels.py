@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hidet_dist.runtime import native
-from hidet_dist.runtime.native.signatures import PANELS, PanelProduct
+from hidet_dist.runtime.native.signatures import PANELS, PanelProduct, QuantizedProduct
 from hidet_dist.runtime.processor import LEVELS, features
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import PANEL_WIDTHS, Panels
+from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, Panels
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
 ROWS = (1, 2, 3, 4, 6, 7, 13, 14, 15, 16, 29, 200)
@@ -51,6 +51,7 @@ def multiply(
         right.data_ptr(),
         PANELS.constants[layout],
         step,
+        native.dtype_code(str(a.dtype).removeprefix("torch.")),
         native.dtype_code(dtype),
         result.ctypes.data,
         columns,
@@ -129,7 +130,92 @@ def test_unknown_levels_dtypes_and_layouts_are_refused() -> None:
     assert library.hidet_dist_multiply_panels(2, ctypes.byref(PanelProduct())) == native.INVALID_ARGUMENT
     assert library.hidet_dist_multiply_panels(1, None) == native.INVALID_ARGUMENT
     for part in (
-        PanelProduct(dtype=native.dtype_code("int32")),
-        PanelProduct(dtype=native.dtype_code("float32"), layout=3),
+        PanelProduct(right_dtype=native.dtype_code("int32")),
+        PanelProduct(right_dtype=native.dtype_code("float32"), layout=3),
     ):
         assert library.hidet_dist_multiply_panels(1, ctypes.byref(part)) == native.INVALID_ARGUMENT
+
+
+def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels: Panels) -> np.ndarray:
+    library, code = native.library(), PANELS.constants[LEVEL_OF[level]]
+    rows = a.shape[0]
+    result = np.full((rows, panels.columns), 7.0, np.float32)
+    nbytes = library.hidet_dist_quantized_scratch(code, rows, panels.depth, panels.group)
+    scratch = np.empty(nbytes + 64, np.uint8)
+    part = QuantizedProduct(
+        a.data_ptr(),
+        panels.depth,
+        1,
+        rows,
+        panels.columns,
+        panels.depth,
+        stored.data_ptr(),
+        BITS[panels.precision],
+        panels.group,
+        result.ctypes.data,
+        panels.columns,
+        scratch.ctypes.data + -scratch.ctypes.data % 64,
+    )
+    assert library.hidet_dist_multiply_quantized(code, ctypes.byref(part)) == native.OK
+    return result
+
+
+def unpacked(stored: torch.Tensor, panels: Panels) -> torch.Tensor:
+    """Read panels of few bits as the header describes them, byte by byte: the weight, float64."""
+    bits, width, group = BITS[panels.precision], panels.width, panels.group
+    groups, bytes_of = -(-panels.depth // group), stored.numpy().tobytes()
+    block = width * 2 + group * width * bits // 8
+    result = np.zeros((groups * group, -(-panels.columns // width) * width))
+    for j, k in np.ndindex(result.shape[1], result.shape[0]):
+        begin = ((j // width) * groups + k // group) * block
+        scale = np.frombuffer(bytes_of, np.float16, 1, begin + j % width * 2)[0]
+        row = k % group
+        if bits == 8:
+            at = begin + width * 2 + (row // 4 * width + j % width) * 4 + row % 4
+            value = np.frombuffer(bytes_of, np.int8, 1, at)[0]
+        else:
+            at = begin + width * 2 + (row // 8 * width + j % width) * 4 + row % 4
+            value = (bytes_of[at] >> (row % 8 // 4 * 4) & 15) - 8
+        result[k, j] = float(scale) * int(value)
+    return torch.from_numpy(result[: panels.depth, : panels.columns])
+
+
+def rounded(a: torch.Tensor, group: int) -> torch.Tensor:
+    """Round each group of a row to 8 bits; float64."""
+    padded = torch.nn.functional.pad(a, (0, -a.shape[1] % group)).unflatten(1, (-1, group))
+    most = padded.abs().amax(2, keepdim=True)
+    factor = torch.where(most == 0, 0.0, torch.full_like(most, 127).div(most))
+    return ((padded * factor).round().double() * (most / 127).double()).flatten(1)[:, : a.shape[1]]
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("precision", BITS)
+@pytest.mark.parametrize("size", [(1, 1), (70, 33), (320, 70)])
+def test_products_of_few_bits_are_those_of_the_rounded_operands(
+    level: str, size: tuple[int, int], precision: str, group: int
+) -> None:
+    a, w = operands(*size, "float32")
+    a[3] = 0
+    panels = Panels(1, *size, False, PANEL_WIDTHS[level], precision, group)
+    stored = packed(w, panels)
+    assert stored.shape == panels.shape
+    weight = unpacked(stored, panels)
+    steps = w.abs().max() / (127 if precision == "int8" else 7)
+    assert float((weight - w).abs().max()) <= float(steps)
+    whole = multiply_quantized(level, a, stored, panels)
+    left = rounded(a, group)
+    bound = (left.abs() @ weight.abs()).numpy() * 2.0**-20 + 1e-30
+    assert (np.abs(whole - (left @ weight).numpy()) <= bound).all()
+    for rows in (1, 2, 3, 5, 6, 7, 13):
+        np.testing.assert_array_equal(multiply_quantized(level, a[:rows], stored, panels), whole[:rows])
+        np.testing.assert_array_equal(multiply_quantized(level, a[rows : rows + 1], stored, panels)[0], whole[rows])
+
+
+@pytest.mark.parametrize("precision", BITS)
+def test_rows_of_few_bits_that_are_not_finite_have_no_result(level: str, precision: str) -> None:
+    a, w = operands(70, 33, "float32")
+    a[1, 3], a[2, 69], a[4] = float("nan"), float("inf"), 1e-41
+    panels = Panels(1, 70, 33, False, PANEL_WIDTHS[level], precision, 32)
+    result = multiply_quantized(level, a[:5], packed(w, panels), panels)
+    assert np.isnan(result).all(1).tolist() == [False, True, True, False, False]
+    assert (result[4] == 0).all()

@@ -71,7 +71,9 @@ class BlasMatmulOp(TiledOp):
         left, right = operands_of(operands)
         stores = epilogue is not None or a.dtype.name != "float32"
         text = Values()
-        statement = product_statement("matmul", left, right, product, k, ELEMENT_TYPES[a.dtype.name], stores, text)
+        statement = product_statement(
+            "matmul", left, right, product, k, (ELEMENT_TYPES[a.dtype.name],) * 2, stores, text
+        )
         super().__init__(
             "matmul",
             a,
@@ -111,7 +113,7 @@ def product_statement(
     right: Operand,
     product: Sequence[Extent],
     k: Extent,
-    element: str,
+    elements: tuple[str, str],
     stores: bool,
     text: Values,
 ) -> str:
@@ -123,7 +125,7 @@ def product_statement(
         text.array("right_steps", right.batch_strides),
         f"const hidet_dist::kernels::Product product = {{{{ {len(stack)}, sizes, {text(m)}, {text(n)}, {text(k)} }}}};",
     ]
-    for name, operand in (("left", left), ("right", right)):
+    for name, operand, element in zip(("left", "right"), (left, right), elements, strict=True):
         transposed = "true" if operand.transposed else "false"
         statement.append(
             f"const hidet_dist::kernels::Matrices<{element}> {name} = {{{{ (const {element} *)({{}}) + "

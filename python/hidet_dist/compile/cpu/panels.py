@@ -9,6 +9,8 @@ tables of embeddings, lie row by row. The library multiplies by them in the same
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import hidet
@@ -19,7 +21,7 @@ from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_state
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
-from hidet_dist.weights.panels import Panels
+from hidet_dist.weights.panels import BITS, Panels, StoredPrecision
 
 
 class PanelMatmulOp(TiledOp):
@@ -30,10 +32,12 @@ class PanelMatmulOp(TiledOp):
     a: Tensor
         The memory of the left operand, in any shape: float32, float16 or bfloat16.
     b: Tensor
-        The elements of the panels, or the memory of the right operand in any shape; of the same dtype. ``others``
-        are the epilogue's inputs.
+        The elements of the panels, or the memory of the right operand in any shape; of the same dtype, or of lower
+        precision if ``a`` is float32. ``others`` are the epilogue's inputs.
     width: int
         The columns of a panel; 0 if ``b`` does not lie in panels.
+    precision: str
+        That of the elements of panels of few bits, and otherwise empty; ``group`` is the rows that have one scale.
     operands, product, shape, k, epilogue:
         As of :class:`BlasMatmulOp`; ``b`` in panels is neither transposed, nor has it a leading dimension.
     """
@@ -46,6 +50,8 @@ class PanelMatmulOp(TiledOp):
         b: Tensor,
         *others: Tensor,
         width: int,
+        precision: str,
+        group: int,
         operands: Sequence[Sequence[Any]],
         product: Sequence[Extent],
         shape: Sequence[Extent],
@@ -53,10 +59,14 @@ class PanelMatmulOp(TiledOp):
         epilogue: Epilogue | None = None,
     ):
         left, right = operands_of(operands)
-        stores = epilogue is not None or a.dtype.name != "float32"
+        stores = epilogue is not None or a.dtype.name != "float32" or precision in BITS
         text = Values()
         function, element = f"multiply_panels<{width}>", ELEMENT_TYPES[a.dtype.name]
-        statement = product_statement(function, left, right, product, k, element, stores, text)
+        if precision in BITS:
+            function, elements = f"multiply_quantized<{width}, {BITS[precision]}, {group}>", (element, "uint8_t")
+        else:
+            elements = (element, ELEMENT_TYPES[b.dtype.name])
+        statement = product_statement(function, left, right, product, k, elements, stores, text)
         super().__init__(
             "panels",
             a,
@@ -71,6 +81,8 @@ class PanelMatmulOp(TiledOp):
             epilogue,
             {
                 "width": width,
+                "precision": precision,
+                "group": group,
                 "operands": [list(o) for o in operands],
                 "product": list(product),
                 "shape": list(shape),
@@ -81,7 +93,11 @@ class PanelMatmulOp(TiledOp):
 
 
 def pack_weights(
-    graph: FlowGraph, weights: Mapping[str, Tensor], width: int, in_rows: Collection[str] = ()
+    graph: FlowGraph,
+    weights: Mapping[str, Tensor],
+    width: int,
+    in_rows: Collection[str] = (),
+    precisions: Mapping[str, StoredPrecision] = MappingProxyType({}),
 ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
     """Replace the products by weights, and bring the weights that nothing else reads into panels.
 
@@ -95,14 +111,22 @@ def pack_weights(
         The columns of a panel.
     in_rows: collection of str
         The names of weights that stay in rows.
+    precisions: mapping
+        The lower precisions in which weights in panels are stored, by name.
 
     Returns
     -------
     The graph, and the weights in panels by name.
     """
     panels, constant = _in_panels(graph, weights, width, in_rows), set(weights.values())
+    for name, precision in precisions.items():
+        if (x := weights.get(name)) in panels:
+            group = precision.group if precision.name in BITS else 0
+            panels[x] = replace(panels[x], precision=precision.name, group=group)
     packed = {
-        name: PackedWeight(hidet.symbol(list(panels[x].shape), x.dtype, x.device), panels[x])
+        name: PackedWeight(
+            hidet.symbol(list(panels[x].shape), panels[x].stored_dtype(x.dtype.name), x.device), panels[x]
+        )
         for name, x in weights.items()
         if x in panels
     }
@@ -167,7 +191,12 @@ def _panels_of(op: BlasMatmulOp, weight: Tensor, width: int) -> Panels | None:
 
 def _product(op: BlasMatmulOp, inputs: Sequence[Tensor], panels: Panels | None) -> Operator:
     left, right = op.attrs["operands"]
+    lower = {"width": 0, "precision": "", "group": 0}
     if panels is not None:
-        right = [right[0], False, panels.width, right[3]]
-    attributes = {**op.attrs, "operands": [left, right], "width": panels.width if panels is not None else 0}
-    return PanelMatmulOp(*inputs, **attributes).outputs[0].op
+        steps, offset = right[0], right[3]
+        if panels.precision in BITS:  # of bytes
+            matrix, stored = panels.depth * panels.columns, panels.shape[1]
+            steps, offset = [int(step) // matrix * stored for step in steps], int(offset) // matrix * stored
+        right = [steps, False, panels.width, offset]
+        lower = {"width": panels.width, "precision": panels.precision, "group": panels.group}
+    return PanelMatmulOp(*inputs, **{**op.attrs, "operands": [left, right], **lower}).outputs[0].op

@@ -29,7 +29,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
 from hidet_dist.targets import TARGETS, Target
-from hidet_dist.weights.panels import PANEL_WIDTHS
+from hidet_dist.weights.panels import PANEL_WIDTHS, StoredPrecision
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,14 @@ class CpuTarget:
         return graph
 
     def pack(
-        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+        self,
+        graph: FlowGraph,
+        weights: Mapping[str, Tensor],
+        in_rows: Collection[str],
+        precisions: Mapping[str, StoredPrecision],
     ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
         """Bring the weights of matrix products into panels."""
-        return pack_weights(graph, weights, PANEL_WIDTHS[self.arch], in_rows)
+        return pack_weights(graph, weights, PANEL_WIDTHS[self.arch], in_rows, precisions)
 
     def before_build(self) -> None:
         """Precompile headers."""

@@ -22,6 +22,7 @@ from hidet_dist.options.option import BOOL, one_of, option
 from hidet_dist.partitioning import Program
 from hidet_dist.targets import TARGETS, Target
 from hidet_dist.toolchain.cuda import find_toolkit
+from hidet_dist.weights.panels import StoredPrecision
 
 WIDEST_READ_BYTES = 16
 """The bytes that a thread reads at once at most; their address must be a multiple of it (CUDA C++ Programming Guide,
@@ -154,7 +155,11 @@ class CudaTarget:
         return graph
 
     def pack(
-        self, graph: FlowGraph, weights: Mapping[str, Tensor], in_rows: Collection[str]
+        self,
+        graph: FlowGraph,
+        weights: Mapping[str, Tensor],
+        in_rows: Collection[str],
+        precisions: Mapping[str, StoredPrecision],
     ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
         """Leave the graph as it is: kernels for GPUs read weights row by row."""
         return graph, {}

@@ -542,7 +542,27 @@ class PanelProduct(ctypes.Structure):
         ("right", c_void_p),
         ("layout", c_int32),
         ("right_step", c_int64),
-        ("dtype", c_int32),
+        ("left_dtype", c_int32),
+        ("right_dtype", c_int32),
+        ("result", c_void_p),
+        ("result_step", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+class QuantizedProduct(ctypes.Structure):
+    """A part of a product of rows by panels of few bits."""
+
+    _fields_ = (
+        ("left", c_void_p),
+        ("row_step", c_int64),
+        ("depth_step", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("depth", c_int64),
+        ("panels", c_void_p),
+        ("bits", c_int32),
+        ("group", c_int64),
         ("result", c_void_p),
         ("result_step", c_int64),
         ("scratch", c_void_p),
@@ -555,8 +575,10 @@ PANELS = Header(
         "panel_width": Signature(c_int64, (c_int32,)),
         "panels_scratch": Signature(c_int64, (c_int32,)),
         "multiply_panels": Signature(c_int32, (c_int32, POINTER(PanelProduct))),
+        "quantized_scratch": Signature(c_int64, (c_int32, c_int64, c_int64, c_int64)),
+        "multiply_quantized": Signature(c_int32, (c_int32, POINTER(QuantizedProduct))),
     },
-    structures={"panel_product": PanelProduct},
+    structures={"panel_product": PanelProduct, "quantized_product": QuantizedProduct},
 )
 
 
