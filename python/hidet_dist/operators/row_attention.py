@@ -46,7 +46,7 @@ class RowAttentionOp(Operator):
         * the table, int32[sequences, columns]: numbers of pages, each of ``page`` rows;
         * the sequence of each token, int32[tokens];
         * begins and ends, int32[tokens];
-        * with ``has_sinks``, [heads]: a score for each head that takes part in the softmax, with a value of 0.
+        * with ``has_sinks``, float32[heads]: a score for each head that takes part in the softmax, with a value of 0.
     scale: float
         The factor of the scores.
     softcap: float
@@ -128,6 +128,9 @@ def _check(tensors: Sequence[Tensor], lead: int, attributes: dict[str, Any]) -> 
     for x in integers:
         if x.dtype.name != "int32":
             raise ValueError(f"Tables, sequences, begins and ends are int32, and not {x.dtype.name}.")
+    for x in tensors[5 + pools :]:
+        if x.dtype.name != "float32":
+            raise ValueError(f"Sinks are float32, and not {x.dtype.name}.")
     (tokens, heads, size), keys, values = shapes[0], shapes[1], shapes[pools]
     table, sequences, begins, ends = shapes[1 + pools : 5 + pools]
     whole = [heads, size, *keys[-2:], *values[-2:]]
@@ -191,7 +194,7 @@ class _Definition:
 
         def most(*outer: Expr) -> Expr:
             value = reduce(columns, lambda *row: scores[[*outer, *row]], "max")
-            return value if self.sinks is None else primitives.max(value, _wide(self.sinks[outer[-1]]))
+            return value if self.sinks is None else primitives.max(value, self.sinks[outer[-1]])
 
         def weight(*index: Expr) -> Expr:
             outer, row = index[: lead + 2], index[lead + 2 :]
@@ -202,7 +205,7 @@ class _Definition:
             value = reduce(columns, lambda *row: self.weights[[*outer, *row]], "sum")
             if self.sinks is None:
                 return value
-            return value + primitives.exp(_wide(self.sinks[outer[-1]]) - self.most[list(outer)])
+            return value + primitives.exp(self.sinks[outer[-1]] - self.most[list(outer)])
 
         scores = compute("scores", [*self.outer, *columns], score)
         self.most = compute("most", self.outer, most)
@@ -348,7 +351,7 @@ def attention_over_rows(
     begins = once(("begins", ends, window), first)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "page": page, "value_size": value_size}
     if not has_parts:
-        others = [] if sinks is None else [sinks]
+        others = [] if sinks is None else [to_dtype(sinks, "float32")]
         tensors = (query, *pools, table, sequences, begins, ends, *others)
         return RowAttentionOp(*tensors, **options, has_sinks=sinks is not None).outputs[0]
     parts = extents_of(keys)[0]

@@ -20,6 +20,7 @@ from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cpu.panels import pack_weights
+from hidet_dist.compile.cpu.row_attention import row_attention_kernels
 from hidet_dist.compile.cpu.tiled import TiledOp
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
@@ -93,7 +94,7 @@ class CpuTarget:
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks."""
-        guarded = guard_graph(program, index_checks(program)[1])
+        guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
         return define_attention(blocks_in_place(place_shards(guarded)))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:

@@ -121,7 +121,7 @@ class TiledOp(NativeCallOp):
         self.row_dims = row_dims
         store = store_of(shape, row_dims, epilogue or identity_epilogue(len(shape), a.dtype)) if stores else None
         headers = (f"hidet_dist/kernels/{header}", "hidet_dist/kernels/functions.h")
-        parts = [statement, str(store), _headers(), *(f"{name}={value}" for name, value in values.items())]
+        parts = [statement, str(store), headers_digest(), *(f"{name}={value}" for name, value in values.items())]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         call = NativeCall(
             statement,
@@ -148,7 +148,7 @@ class TiledOp(NativeCallOp):
 
 
 @functools.cache
-def _headers() -> str:
+def headers_digest() -> str:
     """Digest the headers that kernels include: hidet caches compiled kernels by their names."""
     digest = hashlib.sha256()
     for path in sorted((native.include_dir() / "hidet_dist" / "kernels").glob("*.h")):
