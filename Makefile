@@ -1,4 +1,4 @@
-# Targets: setup, demo, models, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
+# Targets: setup, demo, generate, models, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
 # gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo generate models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -41,6 +41,10 @@ $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 
 demo: setup
 	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
+
+# A small language model answers a question over RANKS processes, beside the answer of transformers.
+generate: setup $(STAMPS)/smollm2
+	$(BIN)/python examples/generate.py --ranks $(RANKS) $(if $(ARGS),"$(ARGS)")
 
 # Which models of transformers, diffusers and torchvision are computed right, traced from PyTorch and read from ONNX;
 # ARGS="BERT LLaMA --no-processes" takes some of them, and leaves the two processes out. The last line is JSON.

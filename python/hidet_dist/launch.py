@@ -100,7 +100,7 @@ def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """The range of this host's ranks, and the address at which all ranks meet."""
 
     count: int  # the number of ranks on this host
@@ -110,12 +110,30 @@ class _Place:
     port: int
 
 
-def _place(options: argparse.Namespace) -> _Place:
+def _place(options: argparse.Namespace) -> Place:
     if options.nnodes == 1:
-        return _Place(options.ranks, 0, options.ranks, "127.0.0.1", options.master_port or free_port())
+        return Place(options.ranks, 0, options.ranks, "127.0.0.1", options.master_port or free_port())
     address, _, port = options.rdzv.rpartition(":")
     ranks = options.ranks
-    return _Place(ranks, options.node_rank * ranks, options.nnodes * ranks, address.strip("[]"), int(port))
+    return Place(ranks, options.node_rank * ranks, options.nnodes * ranks, address.strip("[]"), int(port))
+
+
+def environment_of(place: Place, local_rank: int, secret: str) -> dict[str, str]:
+    """Return this process's environment with the variables of a rank of this host."""
+    env = dict(os.environ)
+    env.update(
+        RANK=str(place.first + local_rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(place.count),
+        MASTER_ADDR=place.address,
+        MASTER_PORT=str(place.port),
+    )
+    # Set under torchrun: ranks would connect to the agent's store.
+    env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // place.count)))
+    env[SECRET_VARIABLE] = secret
+    return env
 
 
 def free_port() -> int:
@@ -128,26 +146,13 @@ def free_port() -> int:
 class _Ranks:
     """The processes of this host. Each leads a process group, so that its descendants end with it."""
 
-    def __init__(self, command: list[str], place: _Place):
+    def __init__(self, command: list[str], place: Place):
         self._first = place.first
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: int | None = None
-        secret = secrets.token_hex(32)
-        threads = str(max(1, (os.cpu_count() or 1) // place.count))
+        secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
         for local_rank in range(place.count):
-            env = dict(os.environ)
-            env.update(
-                RANK=str(place.first + local_rank),
-                LOCAL_RANK=str(local_rank),
-                WORLD_SIZE=str(place.world_size),
-                LOCAL_WORLD_SIZE=str(place.count),
-                MASTER_ADDR=place.address,
-                MASTER_PORT=str(place.port),
-            )
-            # Set under torchrun: ranks would connect to the agent's store.
-            env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-            env.setdefault("OMP_NUM_THREADS", threads)
-            env[SECRET_VARIABLE] = env.get(SECRET_VARIABLE) or secret
+            env = environment_of(place, local_rank, secret)
             self.processes.append(subprocess.Popen(command, env=env, start_new_session=True))
 
     def forward(self, number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,8 @@ from hidet_dist.cli.app import app
 from hidet_dist.machine.builtin import MACHINES
 
 HEAVY = {"hidet", "torch", "numpy", "pulp", "highspy", "transformers"}
-COMMANDS = {"machines", "calibrate", "explain", "launch", "plan", "build", "run", "report"}
+LANGUAGE_MODELS = {"serve", "generate", "chat"}
+COMMANDS = {"machines", "calibrate", "explain", "launch", "plan", "build", "run", "report", *LANGUAGE_MODELS}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +75,7 @@ def test_help_of_a_command_names_it_and_its_options(command):
     done = CliRunner().invoke(app, [command, "--help"], prog_name="hidet-dist", terminal_width=200)
     assert done.exit_code == 0
     assert f"Usage: hidet-dist {command} " in done.output
-    assert "--json" in done.output
+    assert ("--cache" if command in LANGUAGE_MODELS else "--json") in done.output
 
 
 def test_an_unknown_command_is_refused():

@@ -119,7 +119,7 @@ class RaggedModel(torch.nn.Module):
         table: torch.Tensor,
         wanted: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute one step, and return the logits of the tokens that are wanted [R, vocabulary].
+        """Compute one step, and return the logits of the tokens that are wanted, float32 [R, vocabulary].
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class RaggedModel(torch.nn.Module):
         """
         step = _Step(self, slots, sequences, lengths, table)
         logits: torch.Tensor = _run(self.module, step, tokens, positions, wanted)
-        return logits
+        return logits.float()
 
     def inputs(self, tokens: int = 4, sequences: int = 2, pages: int = 2, wanted: int = 2) -> dict[str, torch.Tensor]:
         """Make arguments of these sizes, to trace a call with."""

@@ -7,12 +7,13 @@ have refused it with nothing written, or the model has failed on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hidet_dist.errors import CallError, EngineError, InputError
+from hidet_dist.errors import CallError, CommunicationError, EngineError, InputError
 from hidet_dist.limits import MOST_SECONDS
 from hidet_dist.llm.step import Integers, StepInputs, StepModel, StepSizes
 from hidet_dist.runtime import session
@@ -176,11 +177,14 @@ class LeadingModel:
         self._model.reset()
 
     def close(self) -> None:
-        """Close the model on all ranks."""
-        if self._open:
-            self._open = False
-            self._ranks.send(_Kind.CLOSE)
-        self._model.close()
+        """Close the model on all ranks that are still there."""
+        try:
+            if self._open:
+                self._open = False
+                with contextlib.suppress(CommunicationError):
+                    self._ranks.send(_Kind.CLOSE)
+        finally:
+            self._model.close()
 
 
 def follow(model: StepModel, world_size: int) -> None:

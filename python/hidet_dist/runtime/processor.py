@@ -42,6 +42,11 @@ def features() -> frozenset[str]:
     return frozenset()
 
 
+def best_level() -> str:
+    """Return the name of the highest level whose features processes can use."""
+    return next(level for level, needed in LEVELS.items() if features() >= set(needed))
+
+
 def check_features(arch: str, needed: Sequence[str]) -> None:
     """Check that the processor has the features that code for ``arch`` was compiled to use.
 

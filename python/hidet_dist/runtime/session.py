@@ -93,10 +93,21 @@ def init(
     ConfigError
         Where the settings are incomplete or contradict each other, or ``init`` was called before.
     """
+    start(resolve_settings(rank, world_size, master_addr, master_port, timeout_seconds))
+
+
+def start(settings: Settings) -> None:
+    """Open a session with these settings, whatever the environment says; otherwise as :func:`init`.
+
+    Raises
+    ------
+    ConfigError
+        Where there is a session already.
+    """
     global _session  # noqa: PLW0603 - one process is one rank: this is process-wide by nature
     if _session is not None:
         raise ConfigError("init was called before: call shutdown first")
-    _session = _Session(resolve_settings(rank, world_size, master_addr, master_port, timeout_seconds))
+    _session = _Session(settings)
 
 
 @atexit.register

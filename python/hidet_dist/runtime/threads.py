@@ -21,7 +21,15 @@ def wait_without_spinning() -> None:
     os.environ.setdefault(_WAIT_POLICY, "passive")
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
-        os.environ.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // int(ranks))))
+        divide_cores(int(ranks))
+
+
+def divide_cores(ranks: int) -> None:
+    """Have kernels of this process run on as many threads as a rank's share of the cores, unless a number is set.
+
+    Takes effect if OpenMP's library is not loaded yet.
+    """
+    os.environ.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // ranks)))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hidet_dist.runtime.processor import LEVELS, features
+from hidet_dist.runtime.processor import LEVELS, best_level
 
 NATIVE = "native"
 
@@ -43,7 +43,7 @@ class Arch:
 def arch_of(name: str) -> Arch:
     """Return one of ``ARCHS`` by name; ``native`` is the best level of the running processor."""
     if name == NATIVE:
-        name = next(level for level, needed in LEVELS.items() if features() >= set(needed))
+        name = best_level()
     needed = LEVELS[name]
     # The full width of AVX-512: compilers use half of it by default, which was best on the first processors. On a later
     # one, an EPYC of the Zen 5 generation, GELU takes 0.52 ns an element with half the width and 0.26 with all of it.

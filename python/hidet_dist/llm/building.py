@@ -1,0 +1,71 @@
+"""Building: from a checkpoint to the artifacts of the program that computes a step, for a number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.api import auto_parallel
+from hidet_dist.errors import ConfigError
+from hidet_dist.frontends.pytorch.module import from_torch
+from hidet_dist.llm.checkpoint import Checkpoint
+from hidet_dist.llm.options import LoadOptions
+from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
+from hidet_dist.llm.step import StepSizes
+from hidet_dist.llm.stored import StoredModel
+
+
+def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
+    """Build a checkpoint for the ranks and sizes of ``options``.
+
+    The model is traced over ragged tokens, with all sizes of a step symbolic. The plan is the best for a step in which
+    each of the sequences that run at once decodes a token, with half of its context filled.
+
+    Parameters
+    ----------
+    path: Path
+        The checkpoint, as :meth:`Checkpoint.open` takes it.
+    name: str
+        The name of the model.
+    options: LoadOptions
+        The options, checked.
+    folder: Path
+        An empty folder for the model.
+
+    Raises
+    ------
+    ConfigError, WeightsError, TraceError, UnsupportedModelError
+        When the checkpoint is malformed, or of a model that is not served; the message says why.
+    HidetDistError
+        As :func:`hidet_dist.auto_parallel`.
+    """
+    checkpoint = Checkpoint.open(path)
+    tokenizer = checkpoint.tokenizer()
+    context = 0
+
+    def prepared(config: Any) -> None:
+        nonlocal context
+        context = options.context_of(getattr(config.get_text_config(), "max_position_embeddings", None))
+        prepare(config, context)
+
+    module, weights = checkpoint.module(options.dtype, prepared)
+    settle(module)
+    pages = options.pages_of(context)
+    step = RaggedModel(module, pages * options.page, options.page, device="meta")
+    graph = from_torch(
+        step, step.inputs(), dynamic_shapes(), stored={f"module.{name}": weight for name, weight in weights.items()}
+    )
+    vocabulary = int(graph.outputs[0].shape[1])
+    if tokenizer.vocabulary > vocabulary:
+        raise ConfigError(f"{path} has a tokenizer of {tokenizer.vocabulary} tokens, and logits of {vocabulary} alone.")
+    sizes = StepSizes(vocabulary, context, pages, options.page, options.sequences, options.step_tokens)
+    sequences = min(options.sequences, options.step_tokens)
+    symbols = {
+        "tokens": sequences,
+        "sequences": sequences,
+        "pages": max(1, context // (2 * options.page)),
+        "wanted": sequences,
+    }
+    distributed = {**options.distributed, "mesh_shape": [options.ranks or 1]}
+    auto_parallel(graph, distributed, {"symbols": symbols, **options.optimization}, StoredModel.artifacts_in(folder))
+    StoredModel.write(folder, name, sizes, tokenizer)

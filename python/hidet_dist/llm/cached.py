@@ -1,0 +1,153 @@
+"""The cache of models that were built, by the content of their checkpoints and the options that they were built with.
+
+A folder of the cache is named by a digest of everything that decides what is in it. So what is found is what would be
+built; nothing is ever replaced, and a folder may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.files import folder_beside, parse_json, read_text, sha256, state, write_text
+from hidet_dist.limits import MOST_CONFIGURATION_BYTES
+from hidet_dist.llm.options import LoadOptions
+from hidet_dist.llm.stored import StoredModel
+from hidet_dist.runtime.candidates import user_cache
+from hidet_dist.runtime.processor import best_level
+
+_MODELS = "models"
+_DIGESTS = "digests.json"
+_READ = (".json", ".safetensors", ".jinja")
+"""The endings of the files of a transformers folder that decide what is built."""
+
+
+def found_or_built(path: Path, name: str, options: LoadOptions, cache: Path | None = None) -> Path:
+    """Return the folder of a model in the cache, which is built if it is not there.
+
+    Parameters
+    ----------
+    path: Path
+        The checkpoint: a transformers folder or a GGUF file.
+    name: str
+        The name of the model.
+    options: LoadOptions
+        The options, checked.
+    cache: Path, optional
+        The cache; by default ``$XDG_CACHE_HOME/hidet_dist/models``, or ``~/.cache/hidet_dist/models``.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such checkpoint, or the cache cannot be written.
+    HidetDistError
+        As :func:`hidet_dist.llm.building.build`.
+    """
+    cache = user_cache() / _MODELS if cache is None else cache
+    folder = cache / _key(path, name, options, cache)
+    if StoredModel.is_in(folder):
+        return folder
+    from hidet_dist.llm.building import build  # it imports hidet and PyTorch, which loading does without
+
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        staging = folder_beside(folder)
+    except OSError as error:
+        raise ConfigError(f"Models cannot be built in {cache}: {error}. Name another cache.") from error
+    try:
+        build(path, name, options, staging)
+        try:
+            os.rename(staging, folder)
+        except OSError:
+            if not StoredModel.is_in(folder):  # another process has built it meanwhile
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def _key(path: Path, name: str, options: LoadOptions, cache: Path) -> str:
+    """Compute the name of a model's folder. Raises ConfigError."""
+    decided = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    del decided["timeout_seconds"]  # of loading
+    parts = {
+        "name": name,
+        "checkpoint": _digests(path, cache),
+        "options": {**decided, "ranks": options.ranks or 1},
+        "code": _code(),
+        "processor": [platform.machine(), best_level()],
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()
+    stem = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).lstrip(".")
+    return f"{stem[:64] or 'model'}-{options.ranks or 1}-{digest[:24]}"
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value of a configuration, such as a machine, to one that JSON has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return repr(value)
+
+
+@functools.cache
+def _code() -> str:
+    """Compute a digest of this package, which decides what is built of a checkpoint."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterable[Path]:
+    """List the files that a checkpoint is read from. Raises ConfigError if there are none."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ConfigError(f"There is no {path}: name a folder with config.json and safetensors, or a GGUF file.")
+    files = sorted(file for file in path.iterdir() if file.suffix in _READ and file.is_file())
+    if not files:
+        raise ConfigError(f"{path} has no files of a model: name a folder with config.json and safetensors.")
+    return files
+
+
+def _digests(path: Path, cache: Path) -> dict[str, str]:
+    """Compute the SHA-256 of each file of a checkpoint.
+
+    Digests are kept in the cache by the file's state (device, inode, size and time of change), so that a large file is
+    read once.
+    """
+    kept = _kept(cache)
+    found: dict[str, str] = {}
+    known = len(kept)
+    for file in _files(path):
+        key = f"{file.resolve()} {' '.join(map(str, state(file.stat())))}"
+        if key not in kept:
+            kept[key] = sha256(file)
+        found[file.name if path.is_dir() else ""] = kept[key]
+    if len(kept) != known:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_text(cache / _DIGESTS, json.dumps(kept, indent=1))
+        except OSError as error:
+            raise ConfigError(f"The cache {cache} cannot be written: {error}. Name another one.") from error
+    return found
+
+
+def _kept(cache: Path) -> dict[str, str]:
+    """Read the digests of files that were computed before; none if they cannot be read."""
+    try:
+        kept = parse_json(read_text(cache / _DIGESTS, MOST_CONFIGURATION_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

@@ -1,0 +1,80 @@
+"""A rank's part of a language model: the program of a step, over pools that the rank holds."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.stored import StoredModel
+from hidet_dist.runtime.partition import load_partition
+
+_NO_LOGITS = np.zeros(1, np.int64)
+
+
+class PartitionModel:
+    """A rank of a language model that was built. All ranks make the same calls, in the same order.
+
+    Parameters
+    ----------
+    stored: StoredModel
+        The model.
+    timeout_seconds: float, optional
+        How long the ranks wait for one another; the session's time-out by default.
+
+    Raises
+    ------
+    HidetDistError
+        As :func:`hidet_dist.load_partition`.
+    """
+
+    def __init__(self, stored: StoredModel, timeout_seconds: float | None = None):
+        self._sizes = stored.sizes
+        self._partition = load_partition(stored.artifacts, timeout_seconds=timeout_seconds)
+        self._thread = threading.get_ident()
+        try:
+            self._partition.warm_up({"tokens": 1, "sequences": 1, "pages": 1, "wanted": 1})
+        except BaseException:
+            self._partition.close()
+            raise
+
+    @property
+    def sizes(self) -> StepSizes:
+        """The sizes of the model."""
+        return self._sizes
+
+    def step(self, inputs: StepInputs) -> NDArray[np.float32]:
+        """Compute one step, and return the logits of the tokens that are wanted [R, vocabulary].
+
+        Raises
+        ------
+        InputError, CallError
+            When the step was refused, on all ranks. Nothing was written.
+        CommunicationError, HidetDistError
+            When a rank failed or died. Later steps are not possible.
+        """
+        inputs.check(self._sizes)
+        self._attach()
+        count = len(inputs.wanted)
+        # A program's tensors have at least one element: a step that wants no logits computes those of one token.
+        wanted = inputs.wanted if count else _NO_LOGITS
+        per_token = (inputs.tokens, inputs.positions, inputs.slots, inputs.sequences, inputs.lengths)
+        logits: NDArray[np.float32] = self._partition.run([*per_token, inputs.tables, wanted])[0]
+        return logits[:count]
+
+    def reset(self) -> None:
+        """Forget all sequences. All ranks call it together."""
+        self._attach()
+        self._partition.reset()
+
+    def close(self) -> None:
+        """Release the rank's memory. It may be called twice."""
+        self._partition.close()
+
+    def _attach(self) -> None:
+        """Have the calling thread call the partition from now on."""
+        if self._thread != threading.get_ident():
+            self._partition.attach()
+            self._thread = threading.get_ident()

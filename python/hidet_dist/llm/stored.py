@@ -1,0 +1,122 @@
+"""Language models that were built: a folder with artifacts, a tokenizer, and the sizes of a step.
+
+::
+
+    language-model.json     the name, the sizes, and the identity of the artifacts; written last
+    tokenizer/              the tokenizer, as transformers stores it
+    artifacts/              the artifacts of the program that computes a step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.checks import is_whole, shown
+from hidet_dist.errors import ArtifactError
+from hidet_dist.files import parse_json, read_text, write_text
+from hidet_dist.limits import MOST_CONFIGURATION_BYTES
+from hidet_dist.llm.step import StepSizes
+from hidet_dist.llm.tokenizer import CheckpointTokenizer
+
+FORMAT = 1
+_FILE = "language-model.json"
+_ARTIFACTS = "artifacts"
+_TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A language model that was built.
+
+    Attributes
+    ----------
+    folder: Path
+        The folder.
+    name: str
+        The name of the model.
+    sizes: StepSizes
+        The sizes of a step.
+    manifest: Manifest
+        The manifest of the artifacts.
+    """
+
+    folder: Path
+    name: str
+    sizes: StepSizes
+    manifest: Manifest
+
+    @staticmethod
+    def is_in(folder: str | Path) -> bool:
+        """Whether a folder has a language model that was built."""
+        return (Path(folder) / _FILE).is_file()
+
+    @staticmethod
+    def artifacts_in(folder: Path) -> Path:
+        """Return the folder of the artifacts."""
+        return folder / _ARTIFACTS
+
+    @classmethod
+    def write(cls, folder: Path, name: str, sizes: StepSizes, tokenizer: CheckpointTokenizer) -> None:
+        """Write what a folder with artifacts lacks of a language model."""
+        (folder / _TOKENIZER).mkdir()
+        tokenizer.save(folder / _TOKENIZER)
+        identity = Manifest.load(cls.artifacts_in(folder)).identity
+        fields = {"format": FORMAT, "name": name, "artifacts": identity, "sizes": dataclasses.asdict(sizes)}
+        write_text(folder / _FILE, json.dumps(fields, indent=1))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> StoredModel:
+        """Read what a folder says of its model.
+
+        Raises
+        ------
+        ArtifactError
+            When it has no language model, or a malformed one, or one of another version.
+        """
+        folder = Path(folder)
+        file = folder / _FILE
+        try:
+            fields = parse_json(read_text(file, MOST_CONFIGURATION_BYTES))
+            if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+                found = fields.get("format") if isinstance(fields, dict) else fields
+                raise ValueError(f"its format is {shown(found)}, not {FORMAT}")
+            name, sizes = fields.get("name"), _sizes(fields.get("sizes"))
+            if not isinstance(name, str):
+                raise ValueError(f"its name is {shown(name)}")
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{file} is no description of a language model: {error}. Build it again.") from error
+        manifest = Manifest.load(cls.artifacts_in(folder))
+        if manifest.identity != fields.get("artifacts"):
+            raise ArtifactError(f"{folder} has artifacts that were built for another model. Build it again.")
+        return cls(folder, name, sizes, manifest)
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of the artifacts."""
+        return self.artifacts_in(self.folder)
+
+    def tokenizer(self) -> CheckpointTokenizer:
+        """Read the tokenizer.
+
+        Raises
+        ------
+        ConfigError
+            When it is malformed.
+        """
+        return CheckpointTokenizer.of_folder(self.folder / _TOKENIZER)
+
+
+def _sizes(given: Any) -> StepSizes:
+    """Read the sizes of a step. Raises ValueError."""
+    names = {field.name: field.type for field in dataclasses.fields(StepSizes)}
+    if not isinstance(given, dict) or given.keys() != names.keys():
+        raise ValueError(f"its sizes are {shown(given)}")
+    for name, value in given.items():
+        if not (isinstance(value, bool) if names[name] == "bool" else is_whole(value, 1)):
+            raise ValueError(f"its size {name} is {shown(value)}")
+    return StepSizes(**given)
