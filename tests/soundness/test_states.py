@@ -21,6 +21,13 @@ def test_many_random_plans_keep_states_from_call_to_call(name: str):
     assert check_states(name, 40, seed=1).failures == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATEFUL)
+def test_real_ranks_keep_states_from_call_to_call(name: str):
+    """Calls that a rank refuses, and those that warm up, are between those that count."""
+    assert check_states(name, len(STATE_MESHES), seed=2, served=len(STATE_MESHES)).failures == []
+
+
 def test_a_call_finds_what_the_one_before_has_left():
     rng = np.random.default_rng(0)
     stateful = recurrent(rng)

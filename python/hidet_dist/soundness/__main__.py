@@ -8,12 +8,13 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from hidet_dist.soundness.catalog import replicate_only
 from hidet_dist.soundness.graphs import MODELS, PATTERNS
 from hidet_dist.soundness.instances import MAKERS
 from hidet_dist.soundness.states import STATEFUL
-from hidet_dist.soundness.work import Result, check_class, check_cuts, check_graph, check_states
+from hidet_dist.soundness.work import STATE_MESHES, Result, check_class, check_cuts, check_graph, check_states
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--instances", type=int, default=10, help="random instances of each operator class")
     parser.add_argument("--plans", type=int, default=200, help="random plans of each model, over all meshes")
     parser.add_argument("--cuts", type=int, default=200, help="random cuts of each model into stages")
+    parser.add_argument(
+        "--served", type=int, default=len(STATE_MESHES), help="plans of each graph with states that real ranks serve"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only operator classes and graphs with this in their name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
@@ -32,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name in (*MODELS, *PATTERNS)
         if options.only in name
     ]
-    work += [(check_states, name, max(options.plans // 4, 1)) for name in STATEFUL if options.only in name]
+    in_processes = partial(check_states, served=options.served)
+    work += [(in_processes, name, max(options.plans // 4, 1)) for name in STATEFUL if options.only in name]
     work += [(check_cuts, name, options.cuts) for name in MODELS if options.only in name and options.cuts]
     work += [(check_class, n, options.instances) for n, cls in enumerate(MAKERS) if options.only in cls.__name__]
     counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "cuts": 0, "failures": 0}

@@ -14,6 +14,7 @@ from hidet_dist.soundness.cuts import Cuttable, check_pipeline, random_pipeline
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
 from hidet_dist.soundness.plans import check_calls, check_stage, evaluate_graph, graph_inputs, random_stage
+from hidet_dist.soundness.served import check_served
 from hidet_dist.soundness.states import STATEFUL
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.symbolic.planning import planning_view, rule_table
@@ -71,8 +72,11 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     return result
 
 
-def check_states(name: str, plans: int, seed: int) -> Result:
-    """Check random plans of a graph with states over several random calls, on all meshes in turn."""
+def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
+    """Check random plans of a graph with states over several random calls, on all meshes in turn.
+
+    The last ``served`` plans are compiled, and served by real processes.
+    """
     rng = np.random.default_rng((seed, list(STATEFUL).index(name), 2))
     stateful = STATEFUL[name](rng)
     graph = normalize(stateful.graph)
@@ -85,7 +89,10 @@ def check_states(name: str, plans: int, seed: int) -> Result:
         mesh = DeviceMesh(STATE_MESHES[number % len(STATE_MESHES)])
         view, table = known[mesh]
         stage = random_stage(view, mesh, table, rng)
-        difference = check_calls(graph, stage, [stateful.draw(rng) for _ in range(CALLS)])
+        calls = [stateful.draw(rng) for _ in range(CALLS)]
+        difference = check_calls(graph, stage, calls)
+        if not difference and number >= plans - served:
+            difference = check_served(graph, stage, calls, table)
         if difference:
             result.failures.append(f"{name} on {mesh}: {difference}\n{Plan((stage,)).to_json()}")
     return result

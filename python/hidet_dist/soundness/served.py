@@ -1,0 +1,117 @@
+"""Plans of graphs with states in real processes: compiled, and called several times on all ranks.
+
+``python -m hidet_dist.soundness.served FOLDER`` is one rank: it serves the artifacts in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.artifacts.manifest import MAIN
+from hidet_dist.compile import compile_program
+from hidet_dist.errors import InputError
+from hidet_dist.export.write import BuiltProgram, write_artifacts
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.runtime.partition import load_partition
+from hidet_dist.soundness.plans import evaluate_graph
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorPlan
+from hidet_dist.view import GraphView
+from hidet_dist.weights.states import state_mark_of
+
+Array = np.ndarray[Any, Any]
+
+_SECONDS = 600
+_TOLERANCE = 1e-4  # programs compute in float32, the oracle in float64
+
+
+def check_served(
+    graph: NormalGraph, stage: StagePlan, calls: Sequence[Sequence[Array]], rules: RuleTable | None = None
+) -> str:
+    """Describe the first wrong output or state of a plan that real ranks serve; empty if all are right.
+
+    ``calls`` are the inputs of each call. The functional graph is applied as often. Between the calls are some that
+    must change no state: one that a rank refuses, and one to warm up.
+    """
+    mesh = stage.mesh
+    names = [graph.inputs[number].dtype.name for number in range(len(graph.inputs))]
+    states: dict[str, Array] = {}
+    answers = [evaluate_graph(graph, inputs, states) for inputs in calls]
+    view = GraphView(graph, stage.symbols)
+    labels = {plan.name: mark.name for plan in stage.states if (mark := state_mark_of(view.tensors[plan.name]))}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        program = partition_graph(graph, stage, rules=rules)
+        built = BuiltProgram(Plan((stage,)), [(program, compile_program(program))])
+        (folder / "artifacts").mkdir()
+        write_artifacts(folder / "artifacts", {MAIN: built})
+        for rank in range(mesh.size):
+            given = {
+                f"{number}.{place}": _shard(x, plan, mesh, rank).astype(dtype)
+                for number, inputs in enumerate(calls)
+                for place, (x, plan, dtype) in enumerate(zip(inputs, stage.inputs, names, strict=True))
+            }
+            np.savez(folder / f"inputs{rank}.npz", allow_pickle=False, **given)
+        command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(mesh.size), "-m", __spec__.name, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if done.returncode:
+            return f"the ranks failed: {done.stderr.strip()}"
+        for rank in range(mesh.size):
+            with np.load(folder / f"results{rank}.npz") as told:
+                for number, whole in enumerate(answers):
+                    for place, (want, plan) in enumerate(zip(whole, stage.outputs, strict=True)):
+                        if _differs(told[f"{number}.{place}"], _shard(want, plan, mesh, rank)):
+                            return f"in call {number}, output {place} of rank {rank} differs"
+                for plan in stage.states:
+                    if _differs(told[plan.label or plan.name], _shard(states[labels[plan.name]], plan, mesh, rank)):
+                        return f"after all calls, the state {labels[plan.name]} of rank {rank} differs"
+    return ""
+
+
+def _shard(whole: Array, plan: TensorPlan, mesh: DeviceMesh, rank: int) -> Array:
+    return whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+
+
+def _differs(got: Array, want: Array) -> bool:
+    return got.shape != want.shape or not np.allclose(got, want, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _answers(calls: Mapping[str, Array], artifacts: Path) -> tuple[int, dict[str, Array]]:
+    """Make the calls on this rank; return its number, the outputs of all calls, and the states after them."""
+    results: dict[str, Array] = {}
+    with load_partition(artifacts) as partition:
+        count = len(partition.program().stage.inputs)
+        for number in range(len(calls) // count):
+            inputs = [calls[f"{number}.{place}"] for place in range(count)]
+            outputs = partition.run(inputs)
+            results.update({f"{number}.{place}": np.array(y) for place, y in enumerate(outputs)})
+            is_last = partition.rank == partition.world_size - 1
+            try:
+                partition.run(inputs[:-1] if is_last else inputs)
+            except InputError:
+                partition.warm_up()
+            else:
+                raise AssertionError("the ranks made a call that one of them refused")
+        results.update(partition.save_states())
+        return partition.rank, results
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the artifacts of a folder as one rank, and write what it answered there."""
+    folder = Path(arguments[0])
+    with np.load(folder / f"inputs{os.environ['RANK']}.npz") as calls:
+        rank, results = _answers(dict(calls), folder / "artifacts")
+    np.savez(folder / f"results{rank}.npz", allow_pickle=False, **results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
