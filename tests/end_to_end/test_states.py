@@ -14,6 +14,7 @@ from tests.frontends.test_states import Keeping, inputs
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import CompileError, InputError
+from hidet_dist.runtime.process import resident_bytes
 
 from .conftest import launch
 
@@ -114,6 +115,31 @@ def test_ranks_hold_shards_of_states_and_agree(tmp_path: Path):
                 np.testing.assert_allclose(told[name], want, rtol=1e-4, atol=1e-4)
             parts.append(told["pool"])
     np.testing.assert_allclose(np.concatenate(parts, axis=1 if state.shape[1] == 32 else 0), pool, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_of_a_state_is_moved_but_what_is_written(tmp_path: Path):
+    """Pages of a state take memory once they are written to, so a copy of it, or a write to all of it, would show."""
+    rows, width = 2**17, 256
+    pool = hidet_dist.state("pool", [rows, width])
+    x, slots = hidet.symbol([3, width], "float32", "cpu"), hidet.symbol([3], "int64", "cpu")
+    new = hidet_dist.write_rows(pool, slots, x)
+    found = hidet.ops.take(new, slots, 0)
+    graph = hidet.trace_from([hidet.ops.sum(found, [0]), new], [x, slots])
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {}, tmp_path / "built")
+    whole = rows * width * 4
+    with hidet_dist.load_partition(tmp_path / "built") as partition:
+        before = resident_bytes()
+        for number in range(8):
+            values = np.full((3, width), number, np.float32)
+            at = np.array([8, 2**16, rows - 1], np.int64) - number
+            np.testing.assert_array_equal(partition(values, at), values.sum(0))
+        after = resident_bytes()
+        assert before is not None and after is not None
+        assert after - before < whole // 4
+        saved = partition.save_states()["pool"]
+    assert {int(row) for row in np.flatnonzero(saved.any(1))} == {
+        start - number for start in (8, 2**16, rows - 1) for number in range(1, 8)
+    }
 
 
 def test_a_state_that_would_have_to_be_copied_is_refused():
