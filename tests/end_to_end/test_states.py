@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.frontends.test_states import Keeping, inputs
 
 import hidet_dist
 from hidet_dist.artifacts import Manifest
-from hidet_dist.errors import CompileError, InputError
+from hidet_dist.errors import CommunicationError, CompileError, InputError
 from hidet_dist.runtime.process import resident_bytes
 
 from .conftest import launch
@@ -140,6 +141,39 @@ def test_nothing_of_a_state_is_moved_but_what_is_written(tmp_path: Path):
     assert {int(row) for row in np.flatnonzero(saved.any(1))} == {
         start - number for start in (8, 2**16, rows - 1) for number in range(1, 8)
     }
+
+
+def test_a_call_that_ends_while_it_writes_states_closes_the_partition(tmp_path: Path):
+    """A signal arrives while kernels run. Nobody could tell which rows have been written."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    pool = hidet_dist.state("pool", [4, 1024])
+    x, slots = hidet.symbol([1024, 1024], "float32", "cpu"), hidet.symbol([1024], "int64", "cpu")
+    y = x
+    for _ in range(20):
+        y = hidet.ops.matmul(y, x)
+    new = hidet_dist.write_rows(pool, slots, y)
+    graph = hidet.trace_from([hidet.ops.sum(new, [0]), new], [x, slots])
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {}, tmp_path / "built")
+    call = np.zeros((1024, 1024), np.float32), np.zeros(1024, np.int64)
+    with hidet_dist.load_partition(tmp_path / "built") as partition:
+        partition(*call)
+        with pytest.raises(InputError):
+            partition(call[0][:3], call[1])
+        partition(*call)  # a call that was refused has changed nothing
+        previous = signal.signal(signal.SIGALRM, stop)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(100):
+                    partition(*call)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        with pytest.raises(CommunicationError, match="states may be half written"):
+            partition(*call)
 
 
 def test_a_state_that_would_have_to_be_copied_is_refused():

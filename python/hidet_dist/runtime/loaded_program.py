@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.errors import ConfigError, InputError
-from hidet_dist.runtime.agreement import Purpose
+from hidet_dist.runtime.agreement import Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
@@ -332,7 +332,17 @@ class LoadedProgram:
             if self._own is not self._communicator:  # another program of the rank is a pipeline
                 self._own.begin_call(number)
                 self._own.bind()
-            with self._aside() if keeps_states else nullcontext():
+            with self._aside() if keeps_states else self._closing_on_errors(number):
                 return self._program.run(prepared, self._own, record)
 
         return self._calls.make(number, purpose, prepare, run, self._number)
+
+    @contextmanager
+    def _closing_on_errors(self, number: int) -> Iterator[None]:
+        """End the partition where the block fails and has written states, also where no other rank would notice."""
+        try:
+            yield
+        except BaseException as error:
+            if self.stage.states:
+                self._communicator.give_up(f"states may be half written, as call {number} failed: {describe(error)}")
+            raise
