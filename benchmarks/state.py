@@ -24,13 +24,26 @@ gap              between the weighted sum of the predicted times and the search'
 state_specs      of the pools; both plans have the same.
 gathered         the conversions of both plans that take a state, which should be none.
 predicted        seconds of each program.
+
+``decode``: a decoder of 106 million parameters over ragged tokens, on one CPU rank. A step decodes a token of each of 4
+sequences of 256 tokens, with pools for 512 and for 8192 tokens of each. Tables have the pages of the tokens there are.
+
+weights          bytes that the step reads of them.
+rows             bytes of the rows of the pools that it reads and writes.
+beyond           bytes that its kernels read and write besides, as a share of both. They are counted from the operators
+                 that the program launches: all of each input and output, but of a pool only the rows where an
+                 operator is an update in place or attention over rows. A copy of a pool would count whole.
+seconds          of a step, by the tokens that the pools have room for: the median of steps that take turns.
+capacity_ratio   the larger pools' step over the smaller ones'.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +53,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hidet_dist.compile import CompiledProgram
+    from hidet_dist.partitioning import Program
     from hidet_dist.spec.plan import StagePlan
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +84,10 @@ PLANNING = {
     "llama3_8b_8_symbolic": Case((8,), symbolic=True),
     "llama3_8b_2x4_symbolic": Case((2, 4), symbolic=True),
 }
-CASES = ["programs", *PLANNING]
+CASES = ["programs", "decode", *PLANNING]
+DECODED, LENGTH, CAPACITIES = 4, 256, (512, 8192)  # of the case decode: sequences, and tokens of each
+MOST_BEYOND = 0.02
+STEPS = 31
 
 
 def measure_programs() -> dict[str, Any]:
@@ -128,6 +146,99 @@ def measure_programs() -> dict[str, Any]:
         ),
         4,
     )
+    return result
+
+
+def _step_bytes(compiled: CompiledProgram, program: Program) -> dict[str, int]:
+    """Count the bytes that a decode step reads and writes, operator by operator."""
+    from hidet_dist.compile.states import UpdateInPlaceOp
+    from hidet_dist.cost.work import local_nbytes
+
+    sizes = program.planned_sizes()
+    given = set(compiled.graph.inputs[: len(program.inputs)])
+    states = set(program.state_placeholders.values())
+    read: dict[str, int] = {"weights": 0, "rows": 0, "other": 0}
+    seen = set()
+    for node in compiled.graph.nodes:
+        writes = isinstance(node, UpdateInPlaceOp)
+        attends = node.name.endswith("RowAttention")
+        for x in node.inputs:
+            if x in states and writes:
+                continue  # what it writes are the rows that it reads
+            if x in states and attends:
+                row = local_nbytes(x, sizes) // int(x.shape[0])
+                read["rows"] += DECODED * LENGTH * row
+            elif x.op is None and x not in given and x not in states:
+                is_index = any(one.dtype.is_integer() for one in node.inputs if one is not x)
+                nbytes = local_nbytes(node.outputs[0] if is_index else x, sizes)
+                read["weights"] += 0 if x in seen else nbytes
+                seen.add(x)
+            else:
+                read["rows" if writes and x is node.inputs[1] else "other"] += local_nbytes(x, sizes)
+        if writes:
+            states.add(node.outputs[0])
+            read["rows"] += local_nbytes(node.inputs[1], sizes)
+        else:
+            read["other"] += sum(local_nbytes(y, sizes) for y in node.outputs)
+    return read
+
+
+def measure_decode() -> dict[str, Any]:
+    """Decode with pools of two capacities, and count what a step moves."""
+    import numpy as np
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import hidet_dist
+    from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
+    from hidet_dist.phases.values import Traced
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=8
+    )
+    prepare(config, max(CAPACITIES))
+    module = LlamaForCausalLM(config).eval()
+    settle(module)
+    pages = LENGTH // PAGE
+    sizes = {"tokens": DECODED, "sequences": DECODED, "pages": pages, "wanted": DECODED}
+    result: dict[str, Any] = {"goal_beyond": MOST_BEYOND, "goal_ratio": MOST_RATIO}
+    times: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as loaded:
+        served = {}
+        for capacity in CAPACITIES:
+            model = RaggedModel(module, DECODED * capacity, PAGE, device="meta")
+            graph = hidet_dist.from_torch(model, model.inputs(), dynamic_shapes=dynamic_shapes())
+            partitioned = Traced.of(graph, {"mesh_shape": [1]}, {"symbols": sizes}).prepare().plan().partition()
+            folder = Path(scratch) / str(capacity)
+            folder.mkdir()
+            compiled = partitioned.compile(folder)
+            compiled.write(folder)
+            own = _step_bytes(compiled.stages[0], partitioned.programs[0])
+            result |= {"weights": own["weights"], "rows": own["rows"]}
+            share = own["other"] / (own["weights"] + own["rows"])
+            result["beyond"] = max(result.get("beyond", 0.0), round(share, 5))
+            served[capacity] = loaded.enter_context(hidet_dist.load_partition(folder))
+        sequence = np.arange(DECODED, dtype=np.int64)
+        for step in range(STEPS + 2):
+            for capacity, partition in served.items():
+                table = sequence[:, None] * (capacity // PAGE) + np.arange(pages)
+                given = {
+                    "tokens": sequence + 5,
+                    "positions": np.full(DECODED, LENGTH - 1),
+                    "slots": sequence * capacity + LENGTH - 1,
+                    "sequences": sequence,
+                    "lengths": np.full(DECODED, LENGTH),
+                    "table": table,
+                    "wanted": sequence,
+                }
+                begin = time.perf_counter()
+                partition(**given)
+                if step >= 2:  # the first ones touch memory for the first time
+                    times[capacity].append(time.perf_counter() - begin)
+    result["seconds"] = {str(capacity): round(statistics.median(one), 6) for capacity, one in times.items()}
+    small, large = (statistics.median(times[capacity]) for capacity in CAPACITIES)
+    result["capacity_ratio"] = round(large / small, 4)
     return result
 
 
@@ -196,6 +307,11 @@ def measure_planning(name: str) -> dict[str, Any]:
 def _summary(name: str, own: dict[str, Any]) -> str:
     if name == "programs":
         return f"{name}: two over one: ranks {own['rank_ratio']}, folder {own['folder_ratio']} (at most {MOST_RATIO})"
+    if name == "decode":
+        return (
+            f"{name}: {own['beyond']:.2%} beyond weights and rows (at most {MOST_BEYOND:.0%}), a step with pools for "
+            f"{CAPACITIES[1]} over {CAPACITIES[0]} tokens {own['capacity_ratio']} (at most {MOST_RATIO})"
+        )
     return (
         f"{name}: {own['seconds']} CPU s (at most {own['goal_seconds']}) after {own['tracing']}, gap {own['gap']:.1e} "
         f"(at most {own['goal_gap']:.0e}), states {', '.join(own['state_specs'])}, gathered {len(own['gathered'])}"
@@ -208,7 +324,8 @@ def main() -> None:
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure_programs() if given.one == "programs" else measure_planning(given.one)))
+        own = {"programs": measure_programs, "decode": measure_decode}
+        print(json.dumps(own[given.one]() if given.one in own else measure_planning(given.one)))
         return
     results: dict[str, Any] = {}
     for name in given.cases:
