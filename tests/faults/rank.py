@@ -63,6 +63,12 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
     return [y.tolist() for y in model.run(given)]
 
 
+def call_program(name: str, inputs: list[Any]) -> list[Any]:
+    """Call one of its programs, on float32 inputs."""
+    assert model is not None
+    return model.program(name).run(_arrays(inputs))[0].tolist()
+
+
 def stream(batches: list[list[Any]], lazily: bool = False) -> list[Any]:
     """Stream float32 batches through it, and return all outputs of each; None where this rank gives none.
 
@@ -365,6 +371,7 @@ FUNCTIONS = (
     load,
     call,
     call_typed,
+    call_program,
     call_on_device,
     call_repeated,
     stream,

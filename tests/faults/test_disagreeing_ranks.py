@@ -7,13 +7,15 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hidet
 import numpy as np
 import pytest
 
+import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.launch import free_port
 
-from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Rank, Start, X, assert_blames, build, call_all, load_all
+from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Rank, Start, X, assert_blames, build, call_all, load_all, weights
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,30 @@ def loaded(start: Start, artifacts: Path) -> Iterator[list[Rank]]:
     load_all(ranks, artifacts)
     yield ranks
     call_all(ranks)
+
+
+def test_another_program(start: Start, tmp_path: Path) -> None:
+    """Each rank's input fits its program; the sums of one are never added to those of the other."""
+    rows, graphs = {"prefill": 4, "decode": 1}, {}
+    first, second = map(hidet.asarray, weights(0))
+    for name, count in rows.items():
+        x = hidet.symbol([count, 8], "float32", "cpu")
+        graphs[name] = hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, first)), second), [x])
+    pins = {"prefill": {"pins": {"w0": "(R, S0)", "w1": "(S0, R)"}}}
+    hidet_dist.build_family(graphs, {"mesh_shape": [2]}, {}, tmp_path / "both", pins)
+    ranks = start(2)
+    load_all(ranks, tmp_path / "both")
+    for names in (("prefill", "decode"), ("decode", "prefill"), ("decode", "decode"), ("prefill", "prefill")):
+        for rank, name in zip(ranks, names, strict=True):
+            rank.send("call_program", name=name, inputs=[X[: rows[name]].tolist()])
+        for number, rank in enumerate(ranks):
+            answer = rank.answer()
+            if len(set(names)) > 1:
+                assert answer["error"] == "InputError", answer
+                assert f"rank {number} is in the program {names[number]}, but rank" in answer["message"]
+            else:
+                whole = np.maximum(X[: rows[names[0]]] @ weights(0)[0], 0) @ weights(0)[1]
+                np.testing.assert_allclose(answer["result"], whole, atol=1e-4)
 
 
 def test_another_build(start: Start, artifacts: Path, other: Path) -> None:
