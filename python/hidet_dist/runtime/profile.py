@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION = "compute", "communication"
 PROCESS_BYTES = "process bytes"
-"""The key of :attr:`Profile.process_bytes` among the arguments of a trace's event of the call."""
+"""The key of ``Profile.process_bytes`` among the arguments of a trace's event of the call."""
 _STEPS_ROW = 1  # the row of a rank's steps in a trace; row 0 has its operators
 _MICROSECONDS = 1e6  # per second; a trace gives times in microseconds
 
