@@ -197,8 +197,7 @@ def write_artifacts(
     target = target or default_backend()
     meshes = [program.mesh for program, _ in next(iter(programs.values())).stages]
     for built in programs.values():
-        if built.plan.pipeline is None and len(built.plan.stages) != 1:
-            raise PlanError(f"The plan has {len(built.plan.stages)} stages and no pipeline that joins them.")
+        built.plan.check_pipeline()
         program_meshes, stage_meshes = (
             [program.mesh for program, _ in built.stages],
             [stage.mesh for stage in built.plan.stages],

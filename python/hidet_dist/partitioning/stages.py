@@ -164,35 +164,22 @@ def _names(names: Mapping[Tensor, str], tensors: Sequence[Tensor]) -> list[str]:
 def stage_graphs(plan: Plan, graph: NormalGraph, rules: RuleTable | None = None) -> list[NormalGraph]:
     """Cut a graph into the graphs of a plan's stages.
 
-    The stages of a pipeline have the operators that the pipeline says, on one micro-batch. Without a pipeline, stages
-    have consecutive operators, in order. The only stage of a plan has the whole graph. Rules and proofs are shared with
-    the table ``rules``.
+    The stages of a pipeline have the operators that the pipeline says, on one micro-batch. The only stage of a plan
+    without a pipeline has the whole graph. Rules and proofs are shared with the table ``rules``.
 
     Raises
     ------
     PlanError
-        When the plan has no stage, its stages and the graph have different numbers of operators, or its pipeline
-        differs from that of the graph.
+        When the plan has no stage, or several without a pipeline, or its pipeline differs from that of the graph.
     """
+    plan.check_pipeline()
     if plan.pipeline is not None:
         return list(_cut_as_planned(plan, plan.pipeline, graph, rules).graphs)
-    if len(plan.stages) == 1:
-        return [graph]
-    graph.update_nodes()
-    counts = [len(stage.operators) for stage in plan.stages]
-    if sum(counts) != len(graph.nodes) or not all(counts):
-        raise PlanError(
-            f"The plan has {len(counts)} stages of {', '.join(map(str, counts)) or 'no'} operators; the graph has "
-            f"{len(graph.nodes)} operators. Plan it anew."
-        )
-    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
-    ranges = (range(end - count, end) for end, count in zip(ends, counts, strict=True))
-    return [NormalGraph.of(subgraph(graph, operators).graph) for operators in ranges]
+    return [graph]
 
 
 def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph, rules: RuleTable | None) -> Cut:
     """Cut a graph as a plan's pipeline says, and compare the result with it. Raises PlanError when they differ."""
-    plan.check_pipeline()
     operators = [stage.operators for stage in pipeline.stages]
     try:
         count, symbols = pipeline.micro_batches, plan.stages[0].symbols

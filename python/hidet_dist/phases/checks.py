@@ -36,11 +36,7 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
     """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
     if not isinstance(plan, Plan):
         raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-    if plan.pipeline is None and len(plan.stages) > 1:
-        raise PlanError(
-            f"The plan has {len(plan.stages)} stages and no pipeline that joins them, so that no artifacts serve it. "
-            "Give the stages in optimization_config['stages'] instead, which makes one."
-        )
+    plan.check_pipeline()
     for key, one in options_of(optimization).items():
         if one.by_plan and getattr(optimization, key) != default_of(optimization, key):
             raise ConfigError(

@@ -417,13 +417,12 @@ class StagePlan:
 class Plan:
     """A list of stages on disjoint ranks.
 
-    A plan of one stage covers a whole graph. Several stages form a pipeline. Without a pipeline they cover consecutive
-    operators of a graph, in its order; such a plan is simulated, but no artifacts are built of it.
+    A plan of one stage covers a whole graph. Several stages form a pipeline.
 
     Attributes
     ----------
     stages: the plan of each stage.
-    pipeline: the description of how the stages form one graph.
+    pipeline: the description of how the stages form one graph; None for one stage on the whole batch.
     """
 
     stages: tuple[StagePlan, ...]
@@ -505,8 +504,13 @@ class Plan:
         return replace(self, stages=changed, pipeline=pipeline)
 
     def check_pipeline(self) -> None:
-        """Check the pipeline. Raises PlanError if it is inconsistent in itself or with the stages."""
+        """Check the pipeline. Raises PlanError if it contradicts itself or the stages, or several stages have none."""
         if self.pipeline is None:
+            if len(self.stages) != 1:
+                raise PlanError(
+                    f"The plan has {len(self.stages)} stages and no pipeline that joins them. Give the stages in "
+                    "optimization_config['stages'] instead, which makes one."
+                )
             return
         for number, stage in enumerate(self.stages):
             if stage.symbols != self.stages[0].symbols:
