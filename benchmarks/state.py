@@ -25,7 +25,7 @@ state_specs      of the pools; both plans have the same.
 gathered         the conversions of both plans that take a state, which should be none.
 predicted        seconds of each program.
 
-``decode``: a decoder of 106 million parameters over ragged tokens, on one CPU rank. A step decodes a token of each of 4
+``decode``: a decoder of 136 million parameters over ragged tokens, on one CPU rank. A step decodes a token of each of 4
 sequences of 256 tokens, with pools for 512 and for 8192 tokens of each. Tables have the pages of the tokens there are.
 
 weights          bytes that the step reads of them.
@@ -33,7 +33,7 @@ rows             bytes of the rows of the pools that it reads and writes.
 beyond           bytes that its kernels read and write besides, as a share of both. They are counted from the operators
                  that the program launches: all of each input and output, but of a pool only the rows where an
                  operator is an update in place or attention over rows. A copy of a pool would count whole.
-seconds          of a step, by the tokens that the pools have room for: the median of steps that take turns.
+seconds          of the clock, of a step, by the tokens that pools have room for: the median of steps that take turns.
 capacity_ratio   the larger pools' step over the smaller ones'.
 """
 
