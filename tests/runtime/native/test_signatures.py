@@ -23,7 +23,7 @@ VALUES = {
     "double": c_double,
     "int": ctypes.c_int,
 }
-POINTERS = {"void": c_void_p, "char": c_char_p}
+POINTERS = {"void": c_void_p, "float": c_void_p, "char": c_char_p}  # floats: of tensors, by address
 POINTERS |= {name: POINTER(VALUES[name]) for name in ("uint8_t", "int32_t", "int64_t", "double")}
 STRUCTURES = {name: kind for header in HEADERS.values() for name, kind in header.structures.items()}
 CALLBACKS = {name: kind for header in HEADERS.values() for name, kind in header.callbacks.items()}
