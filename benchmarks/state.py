@@ -1,4 +1,4 @@
-"""Programs over one storage, and plans of graphs with states; the last line is JSON.
+"""Programs over one storage, attention over rows, and plans of graphs with states; the last line is JSON.
 
     python benchmarks/state.py [--cases NAME ...]
 
@@ -12,6 +12,15 @@ rank_bytes       of the memory of each rank after two calls of each program, as 
                  process, and its share of all (``proportional``).
 
 ``folder_ratio`` and ``rank_ratio``, the largest of all ranks and kinds, are those of two programs over one.
+
+``attention``: the CPU's kernel of attention over rows, on one thread, of 8 tokens that decode, each of its own
+sequence, with the heads of LLaMA-3-8B. Of pools of each dtype, medians of measurements in turns:
+
+milliseconds     of a call at length 2048.
+read             the bytes of keys and values that it needs, per second.
+copied           bytes that a copy of as many reads and writes, per second.
+ratio            of both.
+capacity_ratio   the time at length 256 and tables for 8192 rows a sequence, over that of tables for 512.
 
 ``llama3_8b_8`` and ``llama3_8b_2x4``: LLaMA-3-8B with 32 layers over ragged tokens, on a DGX H100. A step for prompts
 and one that decodes a token of each of 16 sequences, which is called 100 times as often, are planned together. Their
@@ -41,13 +50,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import functools
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +78,9 @@ MOST_RATIO = 1.05
 SEQUENCES, CONTEXT, PAGE = 16, 8192, 16
 PROMPTS, PROMPT_TOKENS = 4, 2048  # of a step that is not decoding
 UPDATE = "WriteRows"
+DECODING, HEADS, GROUPS, SIZE, LONG = 8, 32, 8, 128, 2048  # of the case attention
+ROUNDS = 9
+LEAST_OF_COPY = 0.6
 DECODES = 100  # steps that decode, a step with prompts
 
 
@@ -84,7 +100,7 @@ PLANNING = {
     "llama3_8b_8_symbolic": Case((8,), symbolic=True),
     "llama3_8b_2x4_symbolic": Case((2, 4), symbolic=True),
 }
-CASES = ["programs", "decode", *PLANNING]
+CASES = ["programs", "decode", "attention", *PLANNING]
 DECODED, LENGTH, CAPACITIES = 4, 256, (512, 8192)  # of the case decode: sequences, and tokens of each
 MOST_BEYOND = 0.02
 STEPS = 31
@@ -242,6 +258,93 @@ def measure_decode() -> dict[str, Any]:
     return result
 
 
+def measure_attention() -> dict[str, Any]:
+    """Time the kernel of attention over rows beside copies, on one thread."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything starts threads
+    import torch
+
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"goal_ratio": LEAST_OF_COPY, "goal_capacity_ratio": MOST_RATIO}
+    for dtype in ("float32", "bfloat16", "float16"):
+        call, bytes_read = _attention(dtype, LONG, LONG)
+        source = torch.ones(bytes_read // 2, dtype=torch.uint8)
+        target = torch.empty_like(source)
+        seconds, copying = _medians(call, functools.partial(target.copy_, source))
+        short, long = _medians(*(_attention(dtype, LENGTH, capacity)[0] for capacity in CAPACITIES))
+        result[dtype] = {
+            "milliseconds": round(seconds * 1e3, 3),
+            "read": bytes_read / seconds,
+            "copied": bytes_read / copying,
+            "ratio": round(copying / seconds, 3),
+            "capacity_ratio": round(long / short, 3),
+        }
+    return result
+
+
+def _attention(dtype: str, length: int, capacity: int) -> tuple[Callable[[], Any], int]:
+    """A call of the kernel, and the bytes of rows that it needs."""
+    import hidet
+    import torch
+    from hidet.ffi import runtime_api
+
+    from hidet_dist.compile import compile_program
+    from hidet_dist.machine import builtin
+    from hidet_dist.normalize import normalize
+    from hidet_dist.operators.row_attention import RowAttentionOp
+    from hidet_dist.partitioning import partition_graph
+    from hidet_dist.runtime.libraries import load_needed
+    from hidet_dist.search import search
+    from hidet_dist.spec import DeviceMesh
+    from hidet_dist.spec.symbols import SymbolSize
+
+    sizes = {"tokens": DECODING, "sequences": DECODING, "pages": capacity // PAGE}
+    pool = [DECODING * capacity, GROUPS, SIZE]
+    shapes: list[tuple[list[Any], str]] = [
+        (["tokens", HEADS, SIZE], "float32"),
+        (pool, dtype),
+        (pool, dtype),
+        (["sequences", "pages"], "int32"),
+        *[(["tokens"], "int32")] * 3,
+    ]
+    symbols = [hidet.symbol(shape, of, "cpu") for shape, of in shapes]
+    y = RowAttentionOp(*symbols, scale=SIZE**-0.5, page=PAGE).outputs[0]
+    graph = normalize(hidet.trace_from(y, symbols))
+    declared = {name: SymbolSize(size) for name, size in sizes.items()}
+    plan = search(graph, builtin("cpu", DeviceMesh((1,))), symbols=declared)
+    compiled = compile_program(partition_graph(graph, plan.stages[0]))
+    load_needed(compiled.libraries, Path())
+    function = ctypes.CDLL(str(compiled.kernels[0])).hidet_launch_0
+    generator = torch.Generator().manual_seed(0)
+    pages = torch.randperm(DECODING * capacity // PAGE, generator=generator).to(torch.int32)
+    tensors = [
+        torch.randn(DECODING, HEADS, SIZE, generator=generator),
+        *(torch.ones(pool, dtype=getattr(torch, dtype)) for _ in range(2)),
+        pages.reshape(DECODING, -1),
+        torch.arange(DECODING, dtype=torch.int32),
+        torch.zeros(DECODING, dtype=torch.int32),
+        torch.full([DECODING], length, dtype=torch.int32),
+        torch.empty(DECODING, HEADS, SIZE),
+    ]
+
+    def call() -> None:
+        for name, size in sizes.items():
+            runtime_api.set_symbol_value(name, size)
+        function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors))
+
+    return call, 2 * DECODING * length * GROUPS * SIZE * tensors[1].element_size()
+
+
+def _medians(*calls: Callable[[], Any]) -> list[float]:
+    """Seconds of the processor of calls, in turns."""
+    samples: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS + 1):  # the first one is not counted
+        for own, call in zip(samples, calls, strict=True):
+            begin = time.process_time()
+            call()
+            own.append(time.process_time() - begin)
+    return [statistics.median(own[1:]) for own in samples]
+
+
 def _conversions(stage: StagePlan) -> list[str]:
     """List the conversions of a plan that take a state, before or after it is updated."""
     values = {state.name for state in stage.states}
@@ -312,6 +415,13 @@ def _summary(name: str, own: dict[str, Any]) -> str:
             f"{name}: {own['beyond']:.2%} beyond weights and rows (at most {MOST_BEYOND:.0%}), a step with pools for "
             f"{CAPACITIES[1]} over {CAPACITIES[0]} tokens {own['capacity_ratio']} (at most {MOST_RATIO})"
         )
+    if name == "attention":
+        return "\n".join(
+            f"{name}, {dtype}: {of['ratio']} of what a copy moves (at least {own['goal_ratio']}), "
+            f"{of['capacity_ratio']} of the time for more capacity (at most {own['goal_capacity_ratio']})"
+            for dtype, of in own.items()
+            if isinstance(of, dict)
+        )
     return (
         f"{name}: {own['seconds']} CPU s (at most {own['goal_seconds']}) after {own['tracing']}, gap {own['gap']:.1e} "
         f"(at most {own['goal_gap']:.0e}), states {', '.join(own['state_specs'])}, gathered {len(own['gathered'])}"
@@ -324,7 +434,7 @@ def main() -> None:
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        own = {"programs": measure_programs, "decode": measure_decode}
+        own = {"programs": measure_programs, "decode": measure_decode, "attention": measure_attention}
         print(json.dumps(own[given.one]() if given.one in own else measure_planning(given.one)))
         return
     results: dict[str, Any] = {}

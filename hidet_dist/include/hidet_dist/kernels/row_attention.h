@@ -101,6 +101,7 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 const int64_t kChunk = 128; /* rows of a chunk: merging two costs as much as a few rows */
 const int64_t kQuad = 4;    /* rows that are read together */
 const int64_t kAhead = 8;   /* how many rows before they are read rows are asked for */
+const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many groups fill the first one */
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
 const float kNothing = -FLT_MAX;
 
@@ -310,16 +311,28 @@ class Worker {
     const int64_t behind = divide_up(most, kQuad) * kQuad;
     find_rows(block, first, most);
     for (int64_t l = least; l < behind; l += kQuad) {
-      ask_for(operands_.keys, shape_.size_k, block, l);
-      for (int64_t g = 0; g < block.groups; ++g) scores_of_quad(block, g, l);
+      const int64_t next = l + kAhead - behind; /* behind the last keys come the first values */
+      for (int64_t g = 0; g < block.groups; ++g) {
+        if (next < 0)
+          ask_for(operands_.keys, shape_.size_k, block, g, l + kAhead);
+        else
+          ask_for(operands_.values, shape_.value_step, block, g, least + next);
+        scores_of_quad(block, g, l);
+      }
     }
     for (int64_t g = 0; g < block.groups; ++g)
       for (int64_t t = 0; t < block.tokens; ++t)
         for (int64_t r = 0; r < of_group && begin_[t] < end_[t]; ++r)
           weigh(g * in_group + t * of_group + r, begin_[t], end_[t], result);
     for (int64_t l = least; l < behind; l += kQuad) {
-      ask_for(operands_.values, shape_.value_step, block, l);
-      for (int64_t g = 0; g < block.groups; ++g) mix_quad(block, g, l, result);
+      const int64_t next = l + kAhead - behind;
+      for (int64_t g = 0; g < block.groups; ++g) {
+        if (next < 0)
+          ask_for(operands_.values, shape_.value_step, block, g, l + kAhead);
+        else if (behind == kChunk)
+          ask_for(operands_.keys, shape_.size_k, block, g, kChunk + next);
+        mix_quad(block, g, l, result);
+      }
     }
   }
 
@@ -348,17 +361,18 @@ class Worker {
   }
 
   /*
-   * Ask for the rows of the quad that comes next but one. A row's groups are asked for as they lie in memory: processors
-   * follow such streams ahead, and not those of rows in turns. Always inlined, as compilers drop calls of functions that
-   * only ask.
+   * Ask for the share of a group in a quad of rows. Shares follow each other as rows and their groups lie in memory:
+   * processors follow such streams ahead, and not those of rows in turns. A share at a time, because a processor stops
+   * when it waits for more lines than it can. Always inlined, as compilers drop calls of functions that only ask.
    */
-  __attribute__((always_inline)) inline void ask_for(const Pool *pool, int64_t step, const Block &block,
+  __attribute__((always_inline)) inline void ask_for(const Pool *pool, int64_t step, const Block &block, int64_t share,
                                                      int64_t l) const {
-    const int64_t bytes = block.groups * step * static_cast<int64_t>(sizeof(Pool));
-    for (int64_t j = l + kAhead; j < l + kAhead + kQuad; ++j) {
+    const int64_t bytes = step * static_cast<int64_t>(sizeof(Pool));
+    for (int64_t unit = share * kQuad; unit < (share + 1) * kQuad; ++unit) {
+      const int64_t j = l + unit / block.groups, group = block.group + unit % block.groups;
       if (rows_[j] < 0) continue;
-      const char *const at = reinterpret_cast<const char *>(row_of(pool, step, block.part, block.group, j));
-      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte);
+      const char *const at = reinterpret_cast<const char *>(row_of(pool, step, block.part, group, j));
+      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, kSecondLevel);
     }
   }
 
