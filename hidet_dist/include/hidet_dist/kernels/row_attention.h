@@ -1,10 +1,10 @@
 /*
  * Attention of tokens to the rows of pools of keys and values. Compiled into generated kernels, as C++11 with OpenMP.
  *
- * The rows of a sequence are cut into chunks of a fixed length. A chunk gives, for each query, the greatest score, the sum
- * of exponentials and the weighted sum of values; these are merged in the order of chunks. Each sum is over rows in their
- * order, or over the lanes of a vector in a fixed one. So a token's result has the same bits whatever tokens are beside
- * it, however wide the table is, and however many threads share the work.
+ * The rows of a sequence are cut into chunks of a fixed length. A chunk gives, for each query, the greatest score, the
+ * sum of exponentials and the weighted sum of values; these are merged in the order of chunks. Each sum is over rows in
+ * their order, or over the lanes of a vector in a fixed one. So a token's result has the same bits whatever tokens are
+ * beside it, however wide the table is, and however many threads share the work.
  *
  * A row of keys or values is read from memory once for all heads of its group, and for all tokens of a block, which are
  * neighbours of one sequence.
@@ -109,7 +109,8 @@ inline int64_t padded(int64_t size) { return divide_up(size, 16) * 16; }
 
 /* Scores of N queries with four rows. */
 template <int N, class E>
-HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size, float *scores) {
+HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size,
+                              float *scores) {
   Vec total[N][kQuad];
   for (int i = 0; i < N; ++i)
     for (int j = 0; j < kQuad; ++j) total[i][j] = zero();
@@ -184,7 +185,7 @@ struct Block {
   int64_t chunk, chunks; /* the first chunk that one of the tokens sees, and how many follow */
 };
 
-/* What queries have seen: the greatest score, the sum of exponentials (0 if nothing is seen) and the weighted values. */
+/* What queries have seen: the greatest score, the sum of exponentials (0 if there is none) and the weighted values. */
 struct Seen {
   float *most, *total, *result;
 };
@@ -475,7 +476,8 @@ class Worker {
 
   template <class E>
   void all_whole(const float *weights, int64_t q, int64_t end, const E *const *rows, int64_t size, float *y) {
-    for (; q + kQueries <= end; q += kQueries) mix<kQueries>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
+    for (; q + kQueries <= end; q += kQueries)
+      mix<kQueries>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
     if (end - q == 3) mix<3>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
     if (end - q == 2) mix<2>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
     if (end - q == 1) mix<1>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
