@@ -79,7 +79,7 @@ SEQUENCES, CONTEXT, PAGE = 16, 8192, 16
 PROMPTS, PROMPT_TOKENS = 4, 2048  # of a step that is not decoding
 UPDATE = "WriteRows"
 DECODING, HEADS, GROUPS, SIZE, LONG = 8, 32, 8, 128, 2048  # of the case attention
-ROUNDS = 9
+ROUNDS = 51
 LEAST_OF_COPY = 0.6
 DECODES = 100  # steps that decode, a step with prompts
 
