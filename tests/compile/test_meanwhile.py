@@ -17,7 +17,6 @@ from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.weights import Layout
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +40,12 @@ def test_weights_are_written_once_the_first_kernel_is_done(cache: Path, program:
     compiled = compile_program(program, advance=lambda: events.append("kernel"), meanwhile=events.append)
     kernels = len(compiled.kernels)
     assert kernels > 1
-    assert events == ["kernel", {"w0": Layout("float32", (6, 8))}, *["kernel"] * (kernels - 1)]
+    layout = compiled.weight_layouts["w0"]
+    assert events == ["kernel", {"w0": layout}, *["kernel"] * (kernels - 1)]
     # Now the cache has all kernels.
     events.clear()
     compile_program(program, advance=lambda: events.append("kernel"), meanwhile=events.append)
-    assert events == [*["kernel"] * kernels, {"w0": Layout("float32", (6, 8))}]
+    assert events == [*["kernel"] * kernels, {"w0": layout}]
 
 
 def test_an_error_of_the_writing_is_not_taken_for_one_of_a_compiler(cache: Path, program: Program) -> None:

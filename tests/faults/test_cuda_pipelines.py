@@ -20,7 +20,7 @@ from .conftest import SHORT_SECONDS, Rank, Start, load_all
 from .test_pipelines import MASK, RANKS, X, assert_right, build_pipeline, kill_within_a_stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "cuda"))
-from stand_in_artifacts import as_cuda, doubles, on_stream
+from stand_in_artifacts import as_cuda, doubles, on_stream, weights_in_rows
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -44,7 +44,8 @@ StartOnDevices = Callable[[], list[Rank]]
 
 @pytest.fixture(scope="module")
 def pipeline(stand_ins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = build_pipeline(tmp_path_factory.mktemp("pipelines") / "all", stages=STAGES)
+    with weights_in_rows():
+        folder = build_pipeline(tmp_path_factory.mktemp("pipelines") / "all", stages=STAGES)
     return as_cuda(on_stream(folder, stand_ins))
 
 

@@ -100,7 +100,7 @@ def gpt2() -> Any:
     )
 
 
-@pytest.mark.parametrize("make", [config, bert, pytest.param(gpt2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [bert, *(pytest.param(make, marks=pytest.mark.slow) for make in (config, gpt2))])
 def test_one_graph_serves_all_numbers_of_sequences_and_tokens(tmp_path: Path, make: Callable[[], Any]) -> None:
     settings = make()
     torch.manual_seed(0)

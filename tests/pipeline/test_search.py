@@ -139,7 +139,7 @@ def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> Non
         ({"stages": [{"ranks": [0, 1]}, {}]}, r"stages\[1\]: the mesh .* cannot be divided into 2 slices"),
         ({"objective": "speed"}, "must be one of latency, throughput, batch"),
         ({"objective": "batch", "micro_batches": 3}, "cannot be cut into 3 micro-batches"),
-        ({"objective": "batch", "micro_batches": 0}, "must be a whole number from 1"),
+        ({"objective": "batch", "micro_batches": 0}, "must be 1 to 65536, a whole number; got 0"),
         ({"objective": "batch", "mode": "propagate", "pins": {"w0": "(S0, R)"}}, "needs stages = 1"),
     ],
 )

@@ -38,7 +38,7 @@ def cases() -> dict[str, gpu_cases.Case]:
 
 def build(*arguments: str) -> None:
     import gpu_build
-    from stand_in_artifacts import as_cuda, on_stream
+    from stand_in_artifacts import as_cuda, on_stream, weights_in_rows
 
     from hidet_dist.runtime.cuda import nccl
 
@@ -51,7 +51,8 @@ def build(*arguments: str) -> None:
         as_cuda(other, cuda_graph=True)
 
     def for_the_cpu(name: str, ranks: int, weights: Path, arch: str, target: Any, out: Path) -> dict[str, Any]:
-        return built(name, ranks, weights, arch, {}, out)
+        with weights_in_rows():
+            return built(name, ranks, weights, arch, {}, out)
 
     gpu_build.build, gpu_build.as_graph = for_the_cpu, with_graph
     gpu_build.main(*arguments)

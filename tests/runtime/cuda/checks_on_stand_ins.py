@@ -49,7 +49,7 @@ SMALL = {
 
 
 def build_for_the_cpu(*arguments: str) -> None:
-    from stand_in_artifacts import as_cuda, on_stream
+    from stand_in_artifacts import as_cuda, on_stream, weights_in_rows
 
     from hidet_dist.runtime.cuda import nccl
 
@@ -58,7 +58,8 @@ def build_for_the_cpu(*arguments: str) -> None:
     def auto_parallel(graph: Any, machine: Any, config: dict[str, Any], out: Path) -> Any:
         kept = ("mem_budget", "weights", "objective", "stages", "micro_batches")
         ours = {key: config[key] for key in kept if key in config}
-        result = parallel(graph, machine, ours, out)
+        with weights_in_rows():
+            result = parallel(graph, machine, ours, out)
         on_stream(out, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
         as_cuda(out, cuda_graph="cuda_graph" in config.get("cuda", {}))
         return result

@@ -7,12 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.compile.cpu.target import CpuTarget
 from hidet_dist.files import sha256
 from hidet_dist.launch import free_port
 from hidet_dist.runtime.cuda import cublas, nccl
@@ -32,6 +35,18 @@ def compile_against(stand_ins: Path, source: str, library: Path) -> None:
     command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / source), *include]
     link = ["-l:libcuda.so.1", f"-Wl,-rpath,{stand_ins}", "-ldl"]
     subprocess.run([*command, *link, "-o", str(library)], check=True, timeout=1000)
+
+
+@contextmanager
+def weights_in_rows() -> Iterator[None]:
+    """Build for CPUs with weights in rows, as those of programs for CUDA are."""
+    pack = CpuTarget.pack
+
+    def in_rows(self: CpuTarget, graph: Any, weights: Mapping[str, Any], _: object, precisions: Any) -> Any:
+        return pack(self, graph, weights, weights.keys(), precisions)
+
+    with patch.object(CpuTarget, "pack", in_rows):
+        yield
 
 
 def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
