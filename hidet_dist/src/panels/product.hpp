@@ -79,10 +79,10 @@ class PanelProduct {
             const int64_t rows = rows_of(block, blocks);
             // The blocks that read this panel fetch a part each of the next one.
             const int64_t part = block - first;
-            const Fetch next = in_panels()
-                                   ? Fetch(panel_at<T>(column, start) + (p_.depth + part * (depth / count)) * kWidth,
-                                           kWidth / count)
-                                   : Fetch(panel, 0);
+            const Fetch next =
+                in_panels()
+                    ? Fetch(panel_at<T>(column, start) + (p_.depth + part * (depth / count)) * kWidth, kWidth / count)
+                    : Fetch(panel, 0);
             multiply<float, 1>(rows, depth, left, panel, row_of(block, blocks), column, start > 0, next);
             left += rows * depth;
           }

@@ -62,8 +62,9 @@ inline void multiply_tile(const Matrices<L> &a, const L *a_matrix, const Matrice
                                          columns,
                                          k,
                                          Width > 0 ? b_matrix + column * k : b.element(b_matrix, 0, column),
-                                         Width > 0 ? HIDET_DIST_IN_PANELS
-                                                   : b.transposed ? HIDET_DIST_IN_COLUMNS : HIDET_DIST_IN_ROWS,
+                                         Width > 0      ? HIDET_DIST_IN_PANELS
+                                         : b.transposed ? HIDET_DIST_IN_COLUMNS
+                                                        : HIDET_DIST_IN_ROWS,
                                          b.leading,
                                          code_of(a_matrix),
                                          code_of(b_matrix),
@@ -88,10 +89,9 @@ inline void multiply_panels(const Matrices<float> &a, const Matrices<T> &b, cons
     for (int64_t unit = 0; unit < stack * down * across; ++unit) {
       const int64_t index = unit / (down * across);
       const int64_t row = unit / across % down * cut.rows, column = unit % across * cut.columns;
-      multiply_tile<Width>(a, a.at(index, product.sizes, product.dims), b,
-                           b.at(index, product.sizes, product.dims), row, std::min(cut.rows, product.m - row), column,
-                           std::min(cut.columns, product.n - column), product.k, memory.scratch(),
-                           c + (index * product.m + row) * product.n + column, product.n);
+      multiply_tile<Width>(a, a.at(index, product.sizes, product.dims), b, b.at(index, product.sizes, product.dims),
+                           row, std::min(cut.rows, product.m - row), column, std::min(cut.columns, product.n - column),
+                           product.k, memory.scratch(), c + (index * product.m + row) * product.n + column, product.n);
     }
   }
 }
@@ -113,9 +113,8 @@ void multiply_panels(const Matrices<L> &a, const Matrices<T> &b, const Product &
       const int64_t index = unit / (down * across);
       const int64_t row = unit / across % down * cut.rows, column = unit % across * cut.columns;
       const int64_t rows = std::min(cut.rows, product.m - row), columns = std::min(cut.columns, product.n - column);
-      multiply_tile<Width>(a, a.at(index, product.sizes, product.dims), b,
-                           b.at(index, product.sizes, product.dims), row, rows, column, columns, product.k,
-                           memory.scratch(), memory.tile(), ld);
+      multiply_tile<Width>(a, a.at(index, product.sizes, product.dims), b, b.at(index, product.sizes, product.dims),
+                           row, rows, column, columns, product.k, memory.scratch(), memory.tile(), ld);
       store(memory.tile(), ld, index * product.m + row, rows, column, columns);
     }
   }
@@ -141,19 +140,18 @@ void multiply_quantized(const Matrices<float> &a, const Matrices<uint8_t> &b, co
       const int64_t index = unit / (down * across);
       const int64_t row = unit / across % down * cut.rows, column = unit % across * cut.columns;
       const int64_t rows = std::min(cut.rows, product.m - row), columns = std::min(cut.columns, product.n - column);
-      const hidet_dist_quantized_product part = {
-          a.element(a.at(index, product.sizes, product.dims), row, 0),
-          a.transposed ? 1 : a.leading,
-          a.transposed ? a.leading : 1,
-          rows,
-          columns,
-          product.k,
-          b.at(index, product.sizes, product.dims) + column * column_bytes,
-          Bits,
-          Group,
-          memory.tile(),
-          ld,
-          memory.scratch()};
+      const hidet_dist_quantized_product part = {a.element(a.at(index, product.sizes, product.dims), row, 0),
+                                                 a.transposed ? 1 : a.leading,
+                                                 a.transposed ? a.leading : 1,
+                                                 rows,
+                                                 columns,
+                                                 product.k,
+                                                 b.at(index, product.sizes, product.dims) + column * column_bytes,
+                                                 Bits,
+                                                 Group,
+                                                 memory.tile(),
+                                                 ld,
+                                                 memory.scratch()};
       hidet_dist_multiply_quantized(kPanelLevel, &part);
       store(memory.tile(), ld, index * product.m + row, rows, column, columns);
     }

@@ -37,9 +37,7 @@ const int kLanes = 16, kQueries = 4; /* queries in one pass over rows: as many a
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec all(float x) { return _mm512_set1_ps(x); }
 inline Vec load(const float *p) { return _mm512_loadu_ps(p); }
-inline Vec load(const hd::f16 *p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
+inline Vec load(const hd::f16 *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
 inline Vec load(const hd::bf16 *p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -164,7 +162,7 @@ HIDET_DIST_NOINLINE inline void cap(float *x, float softcap) {
 struct Shape {
   int64_t tokens, heads, groups, size_k, size_v;
   int64_t parts, rows, sequences, columns; /* rows are those of a part's pool */
-  int64_t page, value_step;                /* value_step: elements from one group's values to the next one's */
+  int64_t page, value_step; /* value_step: elements from one group's values to the next one's */
   float scale, softcap;
   bool is_partial; /* the result of each part, with the logarithm of its sum as its last element */
 
