@@ -81,6 +81,7 @@ def test_verdicts_of_all_kinds(tmp_path: Path):
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_another_folder_is_refused(tmp_path: Path):
     done = subprocess.run([sys.executable, str(SUITE), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 2

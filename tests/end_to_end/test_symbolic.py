@@ -25,6 +25,7 @@ def rows_graph():
     return hidet.trace_from(y - ops.max(y, dims=[0], keep_dim=True), [x])
 
 
+@pytest.mark.slow
 def test_one_artifact_serves_several_sizes(tmp_path):
     graph, rows = models.encoder_block("batch", "seq"), rows_graph()
     symbols = {"batch": {"expected": 16, "multiple_of": 2}, "seq": 128}

@@ -150,6 +150,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_stages_with_unequal_parts_answers_as_one_process_would(tmp_path):
     """Calls, streams and profiles of two micro-batches; each byte between the stages is sent once."""
     graph, out = block(np.random.default_rng(0)), tmp_path / "artifacts"

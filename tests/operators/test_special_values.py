@@ -51,11 +51,13 @@ def test_definitions_are_pytorchs() -> None:
     check(module, torch.float32, evaluate_graph(graph, [x.double().numpy() for x in inputs]))
 
 
+@pytest.mark.slow
 def test_programs_for_two_ranks_keep_nan() -> None:
     cases = [("relu", "plain"), ("clamp", "plain"), ("amin_1", "plain"), ("argmax", "joined"), ("max_pool", "plain")]
     on_two_ranks(Special([*cases, ("isinf", "plain")]).eval(), BY_COLUMNS, built=False, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_kernels_for_two_ranks_keep_nan() -> None:
     cases = [("hardswish", "plain"), ("amax", "joined"), ("argmax", "joined"), ("argmin", "permuted")]
     cases += [("max_pool", "reshaped"), ("adaptive_max_uneven", "reshaped"), ("adaptive_avg_uneven", "joined")]

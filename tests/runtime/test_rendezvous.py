@@ -137,7 +137,7 @@ def test_too_few_descriptors_are_said(run_ranks: RunRanks, who: int, free: int, 
 
 
 def test_a_host_without_descriptors_tells_the_others(run_ranks: RunRanks, tmp_path: Path) -> None:
-    host, other = run_ranks("meet_with_a_host_that_runs_out", 2, timeout=10.0, folder=str(tmp_path))
+    host, other = run_ranks("meet_with_a_host_that_runs_out", 2, timeout=5.0, folder=str(tmp_path))
     assert host.get("result"), host
     assert other["error"] == "RendezvousError", other
     assert "rank 0, which hosts the rendezvous store" in other["message"]

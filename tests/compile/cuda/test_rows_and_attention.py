@@ -90,6 +90,7 @@ def test_softmax_is_one_kernel(run, length, dtype, most):
     assert torch.allclose(y.sum(-1), torch.ones(()).double(), atol=most * 4)
 
 
+@pytest.mark.slow
 def test_unmatched_operators_are_left_to_hidet(run):
     """Along another dim; with what lies between read elsewhere, too."""
     x = random(4, 6)
@@ -167,6 +168,7 @@ def test_attention_is_one_kernel(run, batch, count, queries, keys, size, dtype, 
         assert (y - attention(q, k, v, mask)).abs().max() < most
 
 
+@pytest.mark.slow
 def test_keys_that_are_minus_infinity_away_are_none(run):
     """Also where they fill the first tile; a row without any key is NaN, as softmax has it."""
     q, k, v = (heads(1, 2, 100, 16, torch.float16, seed) for seed in (1, 2, 3))
@@ -187,6 +189,7 @@ def test_keys_that_are_minus_infinity_away_are_none(run):
 @pytest.mark.parametrize(
     ("dtype", "most"), [(torch.float16, 5e-3), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_heads_in_groups_are_read_as_they_are_and_queries_rotated_on_the_way(run, dtype, most):
     batch, count, kept, length, size = 2, 4, 2, 70, 32
     shape = (batch, length, count, size)
@@ -235,6 +238,7 @@ def test_extremes_keep_nan(run):
     assert expected.isnan().tolist() == [True, False, True, True]
 
 
+@pytest.mark.slow
 def test_extremes_of_what_ranks_exchange_keep_nan(run):
     x = random(2, 72, scale=4.0)
     x[0, 3], x[1, 40], x[:, 70], x[:, 71] = torch.nan, torch.nan, torch.nan, -torch.inf

@@ -39,6 +39,7 @@ def knapsacks(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=40, deadline=None)
 @given(knapsacks(), st.booleans())
+@pytest.mark.slow
 def test_plans_divided_into_parts_include_the_best(problem: Problem, first: bool) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
     with pytest.MonkeyPatch.context() as patch:
@@ -66,6 +67,7 @@ def nothing_but_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_but_parts")
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(knapsacks(), problems()))
+@pytest.mark.slow
 def test_parts_told_apart_by_resident_bytes_include_the_best(problem: Problem) -> None:
     """Parts may leave a gap where choices differ in costs alone, and end early; bounds hold."""
     check(problem, optimize(problem, SolveOptions(solver_gap=1e-6)))

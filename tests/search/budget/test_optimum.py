@@ -187,6 +187,7 @@ def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+@pytest.mark.slow
 def test_solutions_of_similar_problems_change_no_optimum(problem: Problem, factors: list[int]) -> None:
     like = optimize(problem, SolveOptions(solver_gap=1e-6))
     assert like.choices in like.known

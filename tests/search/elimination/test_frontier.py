@@ -128,6 +128,7 @@ def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
     st.sampled_from([2**20, 60, 30]),
     st.sampled_from([0, 6]),
 )
+@pytest.mark.slow
 def test_the_whole_pareto_front_below_the_limit_is_listed(
     seed: int, count: int, share: float, most: int, edges_: int
 ) -> None:
