@@ -41,7 +41,6 @@ def test_the_first_example_runs_and_prints_what_the_readme_shows(tmp_path):
     assert without_figures(done.stdout) == without_figures(shown)
 
 
-@pytest.mark.slow
 def test_a_plan_for_gpus_is_made_without_them(tmp_path):
     example = ROOT / "examples" / "plan_for_gpus.py"
     done = subprocess.run(
