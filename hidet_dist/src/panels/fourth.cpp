@@ -5,7 +5,7 @@
 
 namespace {
 
-struct Fourth {
+struct Fourth : Wide {
   using Vector = __m512;
   static constexpr int64_t kLanes = 16, kWidth = 32, kRows = 14, kTwoPanels = 4;
   // With masks, because GCC 12 warns of undefined values in the functions without.
@@ -20,19 +20,10 @@ struct Fourth {
   static HIDET_DIST_INLINE Vector load(const Half *at) {
     return _mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)));
   }
-  static HIDET_DIST_INLINE float one(const float *at) { return *at; }
-  static HIDET_DIST_INLINE float one(const Half *at) { return _cvtsh_ss(at->bits); }
-  static HIDET_DIST_INLINE float one(const Brain *at) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(static_cast<uint32_t>(at->bits) << 16))));
-  }
   static HIDET_DIST_INLINE Vector broadcast(const float *at) { return _mm512_set1_ps(*at); }
   static HIDET_DIST_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) { return _mm512_fmadd_ps(a, b, sum); }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm512_storeu_ps(at, v); }
-  static HIDET_DIST_INLINE void interleave(const float *source, int64_t step, int64_t rows, int64_t depth,
-                                           float *target, int64_t target_step) {
-    interleave_rows(source, step, rows, depth, target, target_step);
-  }
 };
 
 }  // namespace

@@ -51,4 +51,17 @@ HIDET_DIST_INLINE void interleave_rows(const float *source, int64_t step, int64_
   }
 }
 
+// What their operations on single elements and on rows have in common.
+struct Wide {
+  static HIDET_DIST_INLINE float one(const float *at) { return *at; }
+  static HIDET_DIST_INLINE float one(const Half *at) { return _cvtsh_ss(at->bits); }
+  static HIDET_DIST_INLINE float one(const Brain *at) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(static_cast<uint32_t>(at->bits) << 16))));
+  }
+  static HIDET_DIST_INLINE void interleave(const float *source, int64_t step, int64_t rows, int64_t depth,
+                                           float *target, int64_t target_step) {
+    interleave_rows(source, step, rows, depth, target, target_step);
+  }
+};
+
 }  // namespace

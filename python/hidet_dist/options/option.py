@@ -6,7 +6,7 @@ line, the documentation and a plan's record of its origin follow from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -27,12 +27,12 @@ class Check:
     Attributes
     ----------
     fits: whether a value meets it.
-    requirement: its text, after "must be".
+    requirement: its text, after "must be"; a function where it is known only when a value is checked.
     most: the largest number that fits, which errors name; None for no such bound.
     """
 
     fits: Callable[[Any], bool]
-    requirement: str
+    requirement: str | Callable[[], str]
     most: float | None = None
 
     def __call__(self, label: str, value: Any) -> None:
@@ -40,7 +40,8 @@ class Check:
         if not self.fits(value):
             beyond = self.most is not None and isinstance(value, int | float) and value > self.most
             more = f", more than the largest, {self.most}" if beyond else ""
-            raise ConfigError(f"{label} must be {self.requirement}; got {shown(value)}{more}.")
+            wanted = self.requirement if isinstance(self.requirement, str) else self.requirement()
+            raise ConfigError(f"{label} must be {wanted}; got {shown(value)}{more}.")
 
 
 def _same(value: Any, choice: Any) -> bool:
@@ -49,9 +50,11 @@ def _same(value: Any, choice: Any) -> bool:
     return is_kind and bool(value == choice)
 
 
-def one_of(choices: Sequence[str | int]) -> Check:
-    """Require one of the choices, of the same type."""
-    return Check(lambda value: any(_same(value, one) for one in choices), f"one of {', '.join(map(str, choices))}")
+def one_of(choices: Collection[str | int]) -> Check:
+    """Require one of the choices that there are when a value is checked, of the same type."""
+    return Check(
+        lambda value: any(_same(value, one) for one in choices), lambda: f"one of {', '.join(map(str, choices))}"
+    )
 
 
 def or_none(check: Check) -> Check:

@@ -31,15 +31,6 @@ _BYTES = Check(lambda value: is_whole(value, 1, MOST_BYTES), "whole bytes above 
 
 
 @dataclass(frozen=True)
-class _OneOfTargets(Check):
-    """Require one of the targets that there are when the value is checked."""
-
-    def __call__(self, label: str, value: Any) -> None:
-        """Raise ConfigError for another value."""
-        one_of(tuple(TARGETS))(label, value)
-
-
-@dataclass(frozen=True)
 class DistributedOptions:
     """The device mesh of the program, and the machine for which costs are predicted."""
 
@@ -86,7 +77,7 @@ class TargetOptions:
         "str",
         "The target: ``cpu`` or ``cuda``. Compiling for GPUs needs no GPU. Options that only one target has are in a "
         'dict under its name, such as ``{"target": "cuda", "cuda": {"space": 2}}``.',
-        _OneOfTargets(lambda value: value in TARGETS, "a target"),
+        one_of(TARGETS.keys()),
         flag=Flag(f"What programs are compiled for, {' or '.join(TARGETS)}; {DEFAULT_TARGET} by default."),
     )
     arch: str | None = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -292,14 +292,18 @@ class PartitionedFamily:
         CompileError, OverBudgetError
             As :meth:`Partitioned.compile`.
         """
-        compiled = {name: part.compile(None, progress, self.beside(part)) for name, part in self.members.items()}
+
+        def compiled_with(in_rows: Sequence[Collection[str]]) -> dict[str, Compiled]:
+            return {
+                name: part.compile(None, progress, self.beside(part), in_rows) for name, part in self.members.items()
+            }
+
+        compiled = compiled_with(())
         in_rows = [
             different_layouts(of_stage) for of_stage in zip(*(one.stages for one in compiled.values()), strict=True)
         ]
         if any(in_rows):  # weights that some programs read in panels, and others cannot
-            compiled = {
-                name: part.compile(None, progress, self.beside(part), in_rows) for name, part in self.members.items()
-            }
+            compiled = compiled_with(in_rows)
         return CompiledFamily(self, compiled)
 
     def beside(self, part: Partitioned) -> list[int]:

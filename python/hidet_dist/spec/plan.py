@@ -405,7 +405,7 @@ class StagePlan:
                 where = f"spec of {what}" if isinstance(part, TensorPlan) else what
                 raise PlanError(f"The plan's {where} does not fit: {error}") from error
         for symbol in self.symbols:
-            most = INT32_MAX if symbol.most is None else symbol.most
+            most = symbol.greatest
             if symbol.size % symbol.multiple_of or not 1 <= symbol.multiple_of <= symbol.size <= most <= INT32_MAX:
                 raise PlanError(
                     f"The plan has the symbolic dim {symbol.name} of size {symbol.size}, which must be a multiple of "

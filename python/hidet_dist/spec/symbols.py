@@ -58,6 +58,11 @@ class SymbolPlan:
     most: int | None = None
 
     @property
+    def greatest(self) -> int:
+        """The greatest size, of the declaration or else of the runtime."""
+        return INT32_MAX if self.most is None else self.most
+
+    @property
     def declared(self) -> SymbolSize:
         """The declaration."""
         return SymbolSize(self.size, self.multiple_of, self.most)
@@ -153,7 +158,7 @@ def local_sizes(local_symbols: Sequence[LocalSymbol], sizes: Mapping[str, int]) 
 def check_sizes(symbols: Sequence[SymbolPlan], sizes: Mapping[str, int]) -> None:
     """Check the sizes of symbols. Raises InputError for one that is not a multiple of the declared number."""
     for symbol in symbols:
-        size, multiple, most = sizes[symbol.name], symbol.multiple_of, symbol.most or INT32_MAX
+        size, multiple, most = sizes[symbol.name], symbol.multiple_of, symbol.greatest
         if not 1 <= size <= most or size % multiple:
             wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
             raise InputError(f"The symbolic dim {symbol.name} must be {wanted}, and at most {most}; got {size}.")
@@ -196,7 +201,7 @@ def known_sizes(
             name, size = local.symbol, given * local.shards
             where = f"dim {dim} of input {number}"
             what = f"{name} = {size}" + (f" ({local.shards} shards of {given})" if local.shards > 1 else "")
-            multiple, most = declared[name].multiple_of, declared[name].most or INT32_MAX
+            multiple, most = declared[name].multiple_of, declared[name].greatest
             if size < 1 or size % multiple:
                 wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
                 raise InputError(f"The symbolic dim {name} must be {wanted}; {where} says {what}.")

@@ -80,14 +80,16 @@ def from_torch(
         raise TraceError(f"from_torch takes a torch.nn.Module or an ExportedProgram; got a {type(module).__name__}.")
     args, kwargs = _arguments(example_inputs)
     program = exported(module, args, kwargs, dynamic_shapes)
+    names = _names_of_dims(program, dynamic_shapes)
     try:
-        graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
+        graph = lower(program, module, Dims(names), stored)
     except UnsupportedModelError:
         # Trace again with stack traces, to name the lines of code in the error.
         program = exported(module, args, kwargs, dynamic_shapes, lines=True)
-        graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
+        names = _names_of_dims(program, dynamic_shapes)
+        graph = lower(program, module, Dims(names), stored)
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
-    limit_sizes(graph, _greatest_sizes(program, _names_of_dims(program, dynamic_shapes)))
+    limit_sizes(graph, _greatest_sizes(program, names))
     return graph
 
 
