@@ -81,8 +81,8 @@ class _Loan:
         self._recycler.give_back(self._block)
 
 
-def aligned(nbytes: int) -> np.ndarray:
-    """Allocate uint8[nbytes] at a multiple of ``ALIGNMENT``, its content undefined."""
-    buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
+def aligned(nbytes: int, zeros: bool = False) -> np.ndarray:
+    """Allocate uint8[nbytes] at a multiple of ``ALIGNMENT``, of zeros or of undefined content."""
+    buffer = (np.zeros if zeros else np.empty)(nbytes + ALIGNMENT, np.uint8)
     offset = -buffer.ctypes.data % ALIGNMENT
     return buffer[offset : offset + nbytes]

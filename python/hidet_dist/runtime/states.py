@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from hidet_dist.artifacts.manifest import StateSignature
 from hidet_dist.errors import InputError
 from hidet_dist.runtime.memory import dtype_bytes
-from hidet_dist.runtime.recycling import ALIGNMENT
+from hidet_dist.runtime.recycling import aligned
 from hidet_dist.runtime.tensors import NUMPY, TORCH, Buffer, buffer_of, has_dtype, host_tensor
 
 
@@ -31,7 +29,7 @@ class States:
     def __init__(self, signatures: Sequence[StateSignature], initial: Mapping[str, int]):
         self._signatures = {state.name: state for state in signatures}
         self._initial = {state.name: initial[state.initial] for state in signatures if state.initial}
-        self._held = {state.name: _zeros(_nbytes(state)) for state in signatures}
+        self._held = {state.name: aligned(_nbytes(state), zeros=True) for state in signatures}
         for name in self._initial:
             self._reset(name)
         self._lent: list[tuple[Sequence[str], Callable[[Sequence[int]], None]]] = []
@@ -55,7 +53,7 @@ class States:
         if not self._held:
             yield
             return
-        own, self._held = self._held, {name: _zeros(held.nbytes) for name, held in self._held.items()}
+        own, self._held = self._held, {name: aligned(held.nbytes, zeros=True) for name, held in self._held.items()}
         self._tell()
         try:
             yield
@@ -125,10 +123,3 @@ class States:
 
 def _nbytes(state: StateSignature) -> int:
     return math.prod(state.shape) * dtype_bytes(state.dtype)
-
-
-def _zeros(nbytes: int) -> np.ndarray:
-    """Allocate uint8[nbytes] of zeros at a multiple of ``ALIGNMENT``."""
-    buffer = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % ALIGNMENT
-    return buffer[offset : offset + nbytes]
