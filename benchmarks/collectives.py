@@ -18,7 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hidet_dist.runtime import native, session
+from hidet_dist import native
+from hidet_dist.runtime import session
 from hidet_dist.runtime.communicator import Communicator
 
 SIZES = (4 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024, 8 * 1024 * 1024)

@@ -107,7 +107,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compile_stand_ins(folder: Path) -> None:
     compiler = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-DHIDET_DIST_BUILD"]
     include = [f"-I{Path(ROOT) / 'hidet_dist' / each}" for each in ("include", "src")]
-    native_dir = Path(__file__).parent / "runtime" / "native"
+    native_dir = Path(__file__).parent / "native"
     against_cuda = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]
     for name, sources, more in (
         ("libcuda.so.1", [native_dir / "fake_cuda.cpp"], []),

@@ -53,6 +53,7 @@ LAYERS: tuple[str, ...] = (
     "transfer",
     "patterns",
     "traits",
+    "native",
     "spec",
     # Helpers.
     "rewriting",

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 
 SOURCE = """
 #include <fenv.h>

@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 
 import hidet_dist
+from hidet_dist import native
 from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import session
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.pipeline.channel import Channel
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hidet import ops
 
+from hidet_dist import native
 from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import CommunicationOp, Program, WaitOp, partition_graph
-from hidet_dist.runtime import native
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import HostMemory

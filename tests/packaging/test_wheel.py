@@ -65,7 +65,7 @@ def test_distributions_have_the_licence_the_types_and_the_headers(built: Path) -
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    for name in ("py.typed", "lib/libhidet_dist.so", "include/hidet_dist/collectives.h"):
+    for name in ("py.typed", "lib/libhidet_dist.so", "lib/libhidet_dist_search.so", "include/hidet_dist/collectives.h"):
         assert f"hidet_dist/{name}" in names
     # What tests and benchmarks share stays in the repository, but for the model of the demo.
     assert not any(name.startswith("hidet_dist/soundness/") for name in names)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.mesh_groups import group_ranks
 

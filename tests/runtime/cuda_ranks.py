@@ -13,8 +13,9 @@ import numpy as np
 from checked import Checked, address
 from patience import LONG_SECONDS, SHORT_SECONDS, until_blamed
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.cuda import nccl
 

@@ -25,8 +25,9 @@ import torch.distributed
 from checked import Checked, address
 from patience import LONG_SECONDS, MAX_SECONDS, SHORT_SECONDS, until_blamed
 
+from hidet_dist import native
 from hidet_dist.errors import HidetDistError
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.liveness import SILENCE_SECONDS
 from hidet_dist.runtime.store import StoreServer

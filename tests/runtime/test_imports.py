@@ -23,7 +23,9 @@ with hidet_dist.load_partition(sys.argv[1]) as model:
     y = model(np.ones((4, 8), np.float32))
     shared = model._communicator.shared_groups
 loaded = sorted({name for name in sys.modules if "." not in name} | {m for m in sys.modules if "hidet_dist" in m})
-answer = {"y": y.tolist(), "shared": shared, "modules": loaded}
+maps = open("/proc/self/maps").read()
+libraries = [name for name in ("libhidet_dist", "libhidet_dist_search") if f"/{name}.so" in maps]
+answer = {"y": y.tolist(), "shared": shared, "modules": loaded, "libraries": libraries}
 open(f"{sys.argv[2]}.{model.rank}", "w").write(json.dumps(answer))
 """
 
@@ -62,4 +64,5 @@ def test_serving_imports_no_compiler_no_search_and_no_pytorch(
         np.testing.assert_allclose(answer["y"], np.ones((4, 8), np.float32) @ weight)
         assert answer["shared"] == ([[0, 1]] if ranks > 1 else [])
         assert "hidet_dist" in answer["modules"]
+        assert answer["libraries"] == ["libhidet_dist"]
         assert not HEAVY & set(answer["modules"])

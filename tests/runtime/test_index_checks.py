@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from hidet_dist import native
 from hidet_dist.artifacts.manifest import IndexCheck, StageManifest, TensorSignature
 from hidet_dist.errors import ArtifactError, InputError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.tensors import buffer_of
 

@@ -14,7 +14,8 @@ from hidet_dist import launch
 ALL_REDUCE = """
 import sys
 import numpy as np
-from hidet_dist.runtime import native, session
+from hidet_dist import native
+from hidet_dist.runtime import session
 comm = session.communicator_for((2,))
 comm.bind()
 data = np.full(3, comm.rank + 1, dtype=np.float32)

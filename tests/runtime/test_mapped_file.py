@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 MAP = """
 import mmap, os, signal, sys, threading
 import numpy as np
-from hidet_dist.runtime import native
+from hidet_dist import native
 
 def mapped(path):
     file = os.open(path, os.O_RDONLY)

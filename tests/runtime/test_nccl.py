@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda import nccl
 from hidet_dist.runtime.libraries import hidet_runtime
 
@@ -190,7 +190,7 @@ def test_ranks_that_share_a_device_need_an_nccl_setting(ranks: Ranks) -> None:
 
 _FRESH = """
 from pathlib import Path
-from hidet_dist.runtime import native
+from hidet_dist import native
 native.library()
 maps = Path("/proc/self/maps").read_text()
 assert "libhidet_dist" in maps

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hidet_dist import native
 from hidet_dist.errors import CommunicationError, ConfigError, RendezvousError
 from hidet_dist.launch import free_port
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, local_address, resolve_settings
 from hidet_dist.runtime.store import StoreClient, StoreError

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist import native
+from hidet_dist.native.interface import PREFIX
+from hidet_dist.native.signatures import COLLECTIVES as C_INTERFACE
+from hidet_dist.native.signatures import BlocksPointer, Transport
 from hidet_dist.reshard import Step, moves
-from hidet_dist.runtime import native
-from hidet_dist.runtime.native.signatures import COLLECTIVES as C_INTERFACE
-from hidet_dist.runtime.native.signatures import PREFIX, BlocksPointer, Transport
 from hidet_dist.runtime.transports.gloo import GlooTransport
 from hidet_dist.spec import DeviceMesh, Layout, TensorShardSpec
 from hidet_dist.spec.collectives import COLLECTIVES, COMMUNICATING, Collective

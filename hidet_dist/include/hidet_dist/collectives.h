@@ -24,11 +24,7 @@
 
 #include <stdint.h>
 
-#if defined(HIDET_DIST_BUILD)
-#define HIDET_DIST_API __attribute__((visibility("default")))
-#else
-#define HIDET_DIST_API
-#endif
+#include "hidet_dist/visibility.h"
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
 #define HIDET_DIST_ABI_VERSION 5

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.calibration.samples import (
     PASS_BYTES,
     ROWS,
@@ -29,7 +30,7 @@ from hidet_dist.calibration.samples import (
     pass_name,
 )
 from hidet_dist.files import parse_json, write_text
-from hidet_dist.runtime import native, openblas, session
+from hidet_dist.runtime import openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 from hidet_dist.spec.collectives import COLLECTIVES

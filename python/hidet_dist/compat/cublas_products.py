@@ -31,9 +31,9 @@ from hidet.ir.primitives.func import call_primitive_func, register_primitive_fun
 from hidet.ir.task import Target, Task
 from hidet.ir.type import FuncType, void_p
 
+from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, launch_module
 from hidet_dist.compat.replacing import replaced
-from hidet_dist.runtime import native
 
 # Not by attribute: hidet.graph.ops.matmul may have a function of the same name.
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist import native
 from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
 from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck, StateSignature
@@ -14,7 +15,6 @@ from hidet_dist.compile.backend import Backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
-from hidet_dist.runtime import native
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
 from hidet_dist.weights import Layout, UnevenLayout

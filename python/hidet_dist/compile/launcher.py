@@ -21,11 +21,11 @@ from hidet.graph import FlowGraph, Tensor
 from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar
 
+from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
 from hidet_dist.compile.buffers import Buffers, activations
 from hidet_dist.compile.placement import place_buffers
 from hidet_dist.errors import CompileError
-from hidet_dist.runtime import native
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, symbols_in
 
 _LITERAL_LENGTH = 2000  # characters of a piece of a C string literal: compilers may limit one line

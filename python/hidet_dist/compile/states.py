@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.errors import CompileError
 from hidet_dist.operators.states import ReplaceStateOp, ShiftStateOp, WriteRowsOp
 from hidet_dist.partitioning import Program
 from hidet_dist.rewriting import copy_operator
-from hidet_dist.runtime import native
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.weights.states import state_mark_of, updates_of
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import hidet
 import torch
 
+from hidet_dist import native
 from hidet_dist.artifacts.manifest import (
     COORDINATE,
     NAME,
@@ -33,7 +34,6 @@ from hidet_dist.files import exchange, folder_beside, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
-from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
 from hidet_dist.weights import Layout, Source, UnevenLayout, shard_blocks, write_safetensors

@@ -12,9 +12,9 @@ from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.dtypes import int64
 from hidet.ir.expr import if_then_else, is_constant
 
+from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partitioning.once import MadeOnce
-from hidet_dist.runtime import native
 from hidet_dist.spec.collectives import COLLECTIVES, REDUCED_DTYPES
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.traits import Moves, has_traits

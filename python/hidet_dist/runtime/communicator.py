@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hidet_dist import native
 from hidet_dist.errors import CommunicationError, ConfigError
-from hidet_dist.runtime import liveness, native
+from hidet_dist.runtime import liveness
 from hidet_dist.runtime.forks import Owner, keep_forever
 from hidet_dist.runtime.liveness import Progress, Verdict
 from hidet_dist.runtime.transports import Failures, Setup, Transport, open_transport

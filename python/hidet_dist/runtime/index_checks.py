@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.artifacts.manifest import IndexCheck, Product, StageManifest
 from hidet_dist.errors import ArtifactError, InputError
-from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.tensors import Buffer
 
 _INTEGERS = {f"{kind}{bits}": (bits // 8, kind == "int") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}

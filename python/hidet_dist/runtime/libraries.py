@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hidet_dist import native
 from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, HidetDistError
-from hidet_dist.runtime import native, openblas
+from hidet_dist.runtime import openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
 from hidet_dist.runtime.threads import end_threads_before_forks, keep_loaded, wait_without_spinning
 

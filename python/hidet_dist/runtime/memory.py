@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError
-from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.arrays import Arrays, HostArrays
 from hidet_dist.runtime.recycling import LEAST_BYTES, Recycler, aligned
 from hidet_dist.runtime.tensors import HIDET, Buffer, host_tensor

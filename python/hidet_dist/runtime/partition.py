@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hidet_dist import native
 from hidet_dist.artifacts.coherence import check_description
 from hidet_dist.artifacts.manifest import (
     COORDINATE,
@@ -25,7 +26,7 @@ from hidet_dist.artifacts.manifest import (
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator

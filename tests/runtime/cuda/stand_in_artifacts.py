@@ -22,7 +22,7 @@ from hidet_dist.runtime.cuda import cublas, nccl
 from hidet_dist.testing.processes import Programs
 
 SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
-NATIVE = Path(__file__).parents[1] / "native"
+NATIVE = Path(__file__).parents[2] / "native"
 # They put their work on the stream themselves.
 COMMUNICATION = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Start", "Wait")
 _PLACE = b"@LIBRARY@"
@@ -31,7 +31,7 @@ _DESCRIPTION = b'{"abi_version":'
 
 def compile_against(stand_ins: Path, source: str, library: Path) -> None:
     """Compile what stands in for a kernel."""
-    include = [f"-I{NATIVE.parents[2] / 'hidet_dist' / 'include'}", f"-L{stand_ins}"]
+    include = [f"-I{NATIVE.parents[1] / 'hidet_dist' / 'include'}", f"-L{stand_ins}"]
     command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / source), *include]
     link = ["-l:libcuda.so.1", f"-Wl,-rpath,{stand_ins}", "-ldl"]
     subprocess.run([*command, *link, "-o", str(library)], check=True, timeout=1000)

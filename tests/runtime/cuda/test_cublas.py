@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stand_in_artifacts import as_cuda, compile_against, serve
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
+from hidet_dist import native
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.errors import CompileError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda.cublas import LIBRARY_VARIABLE, WORKSPACE_BYTES
 from hidet_dist.runtime.cuda.cudart import load_runtime
 from hidet_dist.runtime.libraries import hidet_runtime

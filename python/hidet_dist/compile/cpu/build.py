@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiled_with
 from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.compile.generators import GENERATORS
-from hidet_dist.runtime import native
 
 # Not that of convolutions: reading it takes longer than it saves, as most kernels are none.
 _HEADERS = ("hidet_dist/kernels/functions.h", "hidet_dist/kernels/workspace.h")

@@ -19,9 +19,9 @@ from hidet.ir.tools import collect, infer_type, simplify
 from hidet.ir.type import PointerType, VoidType, data_type
 from hidet.utils import prod
 
+from hidet_dist import native
 from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_native
 from hidet_dist.compile.cpu.kernels.lowering import OWN_FUNCTIONS, POWERS
-from hidet_dist.runtime import native
 from hidet_dist.runtime.openblas import openblas_dir
 from hidet_dist.spec.extents import Extent, same_shape
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import hidet
 from hidet.graph.transforms import PassContext
 
+from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
 from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
@@ -17,7 +18,6 @@ from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.generators import GENERATORS
 from hidet_dist.machine.gpu import Gpu
-from hidet_dist.runtime import native
 from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
 
 _FLAG_OPTIONS = ("cuda.build.ftz", "cuda.build.prec_div")  # hidet's options that decide flags of nvcc

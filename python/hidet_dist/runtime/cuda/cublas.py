@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.libraries import hidet_runtime

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, InputError
-from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.cuda import driver
 from hidet_dist.runtime.cuda.arrays import CudaArrays, DevicePool
 from hidet_dist.runtime.cuda.driver import DeviceError, Driver

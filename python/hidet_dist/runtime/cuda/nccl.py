@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.libraries import hidet_runtime
 
 LIBRARY_VARIABLE = "HIDET_DIST_NCCL_LIBRARY"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 from hidet_dist.runtime.pipeline.channel import Channel
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet
 

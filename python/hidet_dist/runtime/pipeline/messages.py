@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.errors import CommunicationError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.arrays import Arrays
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import dtype_bytes

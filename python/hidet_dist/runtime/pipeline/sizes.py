@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hidet_dist import native
 from hidet_dist.artifacts.manifest import ProgramManifest
 from hidet_dist.errors import InputError
-from hidet_dist.runtime import native
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.spec.pipeline import Pipeline

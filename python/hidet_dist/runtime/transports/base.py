@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.rendezvous import Rendezvous

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.rendezvous import local_address

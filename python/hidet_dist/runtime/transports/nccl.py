@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json
-from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda import nccl
 from hidet_dist.runtime.liveness import SilenceWatch, read_beats
 from hidet_dist.runtime.meeting import PeerError, await_ranks

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from hidet_dist import native
 from hidet_dist.files import parse_json
-from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.transports.base import Setup, Transport

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.runtime.native.capacity import Input, Interval, Lists, Mask, NativeCapacity, NativeFitting
+from hidet_dist.native.search.capacity import Input, Interval, Lists, Mask, NativeCapacity, NativeFitting
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem

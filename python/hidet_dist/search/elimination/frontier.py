@@ -5,7 +5,7 @@ rarely comes out even. The plans in that gap are few. So the elimination is repe
 still become a plan of less than a given cost, in place of the least one alone: *labels* with their cost and their
 priced bytes (the label-setting method for shortest paths with a resource constraint; Desrochers and Soumis, INFOR
 26(3), 1988). The elimination before it gives the least cost of completing a label, which excludes almost all. The
-native library makes the labels (``hidet_dist/src/frontier``).
+native library makes the labels (``hidet_dist/src/search/frontier``).
 
 The budget of all program points is relaxed to one inequality: the priced bytes are at most what the budget costs at
 these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked. With ``points``,
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from hidet_dist.runtime.native.frontier import LabelLimits
+from hidet_dist.native.search.frontier import LabelLimits
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import minimized
 from hidet_dist.search.elimination.network import Tables, TooWide

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hidet_dist.runtime.native.elimination import NativeNetwork, Table, TableStore, TooWide
-from hidet_dist.runtime.native.frontier import FactorBytes, LabelLimits, NativeFrontier
+from hidet_dist.native.search.elimination import NativeNetwork, Table, TableStore, TooWide
+from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import Layout
 from hidet_dist.search.limits import Limits

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from hidet_dist.runtime.native.frontier import FactorBytes
+from hidet_dist.native.search.frontier import FactorBytes
 from hidet_dist.search.elimination.network import Network, Table, Tables
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tensor_tables import relaxed_bytes, tensor_bytes

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
-from hidet_dist.runtime.native.library import last_error, library
-from hidet_dist.runtime.native.signatures import PairwiseOptions, PairwiseProgress, PairwiseResult
-from hidet_dist.runtime.native.signatures import PairwiseProblem as NativeProblem
+from hidet_dist.native.search.library import last_error, library
+from hidet_dist.native.search.signatures import PairwiseOptions, PairwiseProgress, PairwiseResult
+from hidet_dist.native.search.signatures import PairwiseProblem as NativeProblem
 from hidet_dist.search.pairwise.problem import FORBIDDEN, Ints, PairwiseProblem
 
 # The statuses of the native function.

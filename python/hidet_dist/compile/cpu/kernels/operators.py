@@ -18,7 +18,7 @@ from hidet.ir.module import IRModule
 from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import void_p
 
-from hidet_dist.runtime import native
+from hidet_dist import native
 
 _FUNCTION = "hidet_dist_kernel"
 _HEADER = "hidet_dist/kernels/functions.h"
