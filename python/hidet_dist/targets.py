@@ -90,6 +90,7 @@ TARGETS: dict[str, Target] = {
             manifest_fields=frozenset({"gpu", "cuda_graph", "cublas"}),
             precisions=("float16", "bfloat16"),
             overlaps=True,
+            keeps_states=True,
             resolves_locally=True,
         ),
     )

@@ -19,6 +19,7 @@ SHARED_BYTES = {"80": 166912, "86": 101376, "89": 101376, "90": 232448}  # that 
 FLAGS = ["-std=c++20", "-O1", "-mavx2", "-mf16c", "-mfma", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
 # Each library is for itself, and what was not written is not 0.
 FLAGS += ["-fvisibility=hidden", "-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"]
+_KERNEL_HEADER = re.compile(r'^#include [<"](hidet_dist/kernels/cuda/[\w/]+\.h)[>"]$', re.MULTILINE)
 WATCHED = ["-fsanitize=thread"]  # each access to memory calls a function of races.cpp
 
 
@@ -69,7 +70,8 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
     assert source is not None and out is not None and arch is not None, arguments
     translated = out.with_suffix(".host.cpp")
     limit = f"__attribute__((weak)) size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
-    translated.write_text(translate(source.read_text()) + limit)
+    folders = [Path(argument[2:]) for argument in include if argument.startswith("-I")]
+    translated.write_text(translate(with_headers(source.read_text(), folders)) + limit)
     # Each candidate of a kernel is an object, with what it is emulated by.
     built = out if out.suffix == ".o" else out.with_suffix(".host.o")
     command = ["g++", *FLAGS, *WATCHED, "-c", *include, str(translated), "-o", str(built)]
@@ -78,6 +80,21 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
         return done.returncode
     link = ["g++", "-shared", "-Wl,--as-needed", str(built), f"{precompiled}/races.o", "-o", str(out), *passed, "-ldl"]
     return subprocess.run(link, check=False).returncode
+
+
+def with_headers(source: str, folders: list[Path]) -> str:
+    """The source with those headers written out, once each, that have kernels themselves."""
+    seen: set[str] = set()
+
+    def content(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in seen:
+            return ""
+        seen.add(name)
+        header = next(folder / name for folder in folders if (folder / name).is_file())
+        return _KERNEL_HEADER.sub(content, header.read_text().replace("#pragma once", ""))
+
+    return _KERNEL_HEADER.sub(content, source)
 
 
 def _said(*command: str) -> str:

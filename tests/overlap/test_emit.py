@@ -200,6 +200,23 @@ def test_an_overlapped_program_computes_what_the_graph_does() -> None:
     assert "run" in names[at : at + names[at:].index("wait")]
 
 
+def test_what_must_run_before_an_operator_is_waited_for_before_it() -> None:
+    """As a collective that reads a state is before the state's update, which reads nothing of it."""
+    graph, plan = gathered()
+    program = partition_graph(graph, plan.stages[0])
+    flying = []
+    for is_free in (True, False):
+        optimized = optimize_program(program)
+        nodes = list(optimized.nodes)
+        product = next(node for node in nodes if not isinstance(node, CommunicationOp) and node.name != "ShardSlice")
+        gathers = [node for node in nodes[: nodes.index(product)] if isinstance(node, CommunicationOp)]
+        overlap_graph(optimized, CLUSTER, earlier={} if is_free else {product: gathers})
+        before = list(optimized.nodes)[: list(optimized.nodes).index(product)]
+        starts = sum(isinstance(node, CommunicationOp) and node.only_starts for node in before)
+        flying.append(starts - sum(isinstance(node, WaitOp) for node in before))
+    assert flying[0] > 0 == flying[1]
+
+
 def test_a_program_with_nothing_to_hide_behind_stays_as_it_is() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x]))

@@ -40,7 +40,7 @@ from hidet_dist.files import parse_json
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
-from hidet_dist.targets import KINDS_OF_MEMORY
+from hidet_dist.targets import KINDS_OF_MEMORY, targets_with
 from hidet_dist.weights import Layout, UnevenLayout
 from hidet_dist.weights.panels import StoredPrecision
 
@@ -128,7 +128,8 @@ def optimize_program(program: Program, target: Backend | None = None) -> FlowGra
     if program.states and not target.record.keeps_states:
         labels = ", ".join(state.label or state.name for state in program.states)
         raise CompileError(
-            f"The graph has states ({labels}), which the target {target.record.name} cannot keep: build for a CPU."
+            f"The graph has states ({labels}), which the target {target.record.name} cannot keep: build for one of "
+            f"{targets_with('keeps_states')}."
         )
     program = updates_in_place(program)
     with _hidet_options(target.optimizing()):
@@ -208,9 +209,10 @@ def compile_program(
     # Initial values are read from the file once, but have their place among the data.
     initial = {program.initial_name(name): symbol_like(states[name]) for name in program.initial}
     weights = [*data.values(), *initial.values(), *constants.values(), *states.values()]
-    order_for_memory(graph, inputs, weights, sizes, run_before(graph))
+    earlier = run_before(graph)
+    order_for_memory(graph, inputs, weights, sizes, earlier)
     if overlap is not None:
-        overlap_graph(graph, overlap, sizes, room)
+        overlap_graph(graph, overlap, sizes, room, earlier)
     workspace = Workspace(graph, inputs, weights, sizes)
     in_memory = {*inputs, *graph.outputs, *weights} - set(initial.values())
     held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in in_memory)

@@ -37,7 +37,7 @@ class UpdateInPlaceOp(NativeCallOp):
     """
 
     def __init__(self, update: Operator, inputs: Sequence[Tensor]):
-        name, call = _call_of(update)
+        name, call = _call_of(update, bool(inputs[0].device.is_cuda()))
         names = ["state", "values", *(f"slots{number}" for number in range(len(inputs) - 2))]
         super().__init__(
             f"hidet_dist_{name}_in_place_abi{native.ABI_VERSION}",
@@ -59,7 +59,7 @@ class KeepOp(NativeCallOp):
     """A tensor in memory: a barrier to fusion between what reads a state before its update and what runs after it."""
 
     def __init__(self, x: Tensor):
-        call = _native("")
+        call = _native("", bool(x.device.is_cuda()))
         super().__init__("hidet_dist_keep", {"x": x}, list(extents_of(x)), call, {}, share_map=_IN_MEMORY)
         self.name = "Keep"
 
@@ -69,18 +69,19 @@ class KeepOp(NativeCallOp):
         return outputs
 
 
-def _native(statement: str, values: Mapping[str, Extent] | None = None) -> NativeCall:
-    headers, folders = ("hidet_dist/kernels/states.h",), (str(native.include_dir()),)
-    return NativeCall(statement, headers, folders, str(native.library_dir()), "hidet_dist", dict(values or {}))
+def _native(statement: str, on_cuda: bool, values: Mapping[str, Extent] | None = None) -> NativeCall:
+    """Make a call of functions that there are for each kind of memory."""
+    header = f"hidet_dist/kernels/{'cuda/' if on_cuda else ''}states.h"
+    return NativeCall(statement, (header,), (str(native.include_dir()),), values=dict(values or {}))
 
 
-def _call_of(update: Operator) -> tuple[str, NativeCall]:
+def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
     """Make the name and the call of an update's kernel. Together with the shapes, the name identifies the call."""
     shape = [int(extent) for extent in update.inputs[0].shape]
     element = int(update.inputs[0].dtype.nbytes)
     if isinstance(update, ReplaceStateOp):
-        statement = f"void *to = {{}}; const void *from = {{}}; memcpy(to, from, {math.prod(shape) * element});"
-        return "replace_state", _native(statement)
+        statement = f"hd::replace({{}}, {{}}, {math.prod(shape) * element});"
+        return "replace_state", _native(statement, on_cuda)
     if isinstance(update, ShiftStateOp):
         dim = int(update.attrs["dim"])
         inner = math.prod(shape[dim + 1 :]) * element
@@ -88,7 +89,7 @@ def _call_of(update: Operator) -> tuple[str, NativeCall]:
             "void *to = {}; const void *from = {}; "
             f"hd::shift(to, from, {math.prod(shape[:dim])}, {shape[dim] * inner}, count * {inner});"
         )
-        return f"shift_state_dim{dim}", _native(statement, {"count": extents_of(update.inputs[1])[dim]})
+        return f"shift_state_dim{dim}", _native(statement, on_cuda, {"count": extents_of(update.inputs[1])[dim]})
     assert isinstance(update, WriteRowsOp)
     dims = [int(dim) for dim in update.attrs["dims"]]
     strides = [math.prod(shape[dim + 1 :]) * element for dim in range(len(shape))]
@@ -105,7 +106,7 @@ def _call_of(update: Operator) -> tuple[str, NativeCall]:
         f"hd::write_rows(to, from, count, {strides[max(dims)]}, at, {len(slots)}, outer, {len(outer)});"
     )
     name = "_".join(["write_rows", *(f"dim{dim}" for dim in dims)])
-    return name, _native(statement, {"count": extents_of(update.inputs[1])[0]})
+    return name, _native(statement, on_cuda, {"count": extents_of(update.inputs[1])[0]})
 
 
 def updates_in_place(program: Program) -> Program:

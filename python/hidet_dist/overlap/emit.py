@@ -7,6 +7,7 @@ launcher frees a buffer after its last reader, so neither buffer is reused in be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
@@ -19,7 +20,11 @@ from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 
 
 def overlap_graph(
-    graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int] | None = None, room: int | None = None
+    graph: FlowGraph,
+    cluster: Cluster,
+    sizes: Mapping[str, int] | None = None,
+    room: int | None = None,
+    earlier: Mapping[Operator, Sequence[Operator]] = MappingProxyType({}),
 ) -> int:
     """Put an optimized program into the order of its schedule on two streams, in place.
 
@@ -34,13 +39,16 @@ def overlap_graph(
         The sizes of symbolic dims for which times are predicted.
     room: int, optional
         The bytes of intermediate results up to which overlap may raise the peak.
+    earlier: mapping, optional
+        For some operators those that must have run before them although they make nothing that these read, such as the
+        readers of a state before its update. Collectives among them are waited for.
 
     Returns
     -------
     The number of collectives that are started early.
     """
     nodes = list(graph.nodes)
-    tasks = _tasks(graph, cluster, sizes or {})
+    tasks = _tasks(graph, cluster, sizes or {}, earlier)
     launches = schedule(tasks, room).launches
     split = _split(launches)
     if not split:
@@ -95,13 +103,16 @@ def _split(launches: Sequence[Launch]) -> set[int]:
     return result
 
 
-def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list[Task]:
+def _tasks(
+    graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int], earlier: Mapping[Operator, Sequence[Operator]]
+) -> list[Task]:
     number = {node: n for n, node in enumerate(graph.nodes)}
     outputs = set(graph.outputs)
     model = _ProgramCost(cluster, sizes)
     tasks = []
     for node in graph.nodes:
-        reads = tuple(sorted({number[x.op] for x in node.inputs if x.op in number}))
+        made = {number[x.op] for x in node.inputs if x.op in number}
+        reads = tuple(sorted(made | {number[other] for other in earlier.get(node, ())}))
         shares = None
         if node.share_map:
             source = node.inputs[node.share_map[0]].op

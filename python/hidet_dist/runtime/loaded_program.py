@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from hidet_dist.runtime.pipeline.stream import Stream
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.states import States
 from hidet_dist.spec.interface import Interface
 
 _NANOSECONDS = 1e9  # per second
@@ -54,8 +55,8 @@ class LoadedProgram:
         The communicator of the stage's ranks, and the one that calls are agreed on in.
     resident: int or None
         Bytes of the process in memory before the partition was loaded, if they are known.
-    aside: function
-        Makes a block in which the program finds states of zeros, and leaves the states as they are.
+    states: States
+        The states of the rank, which its other programs write as well.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class LoadedProgram:
         calls: Calls,
         communicators: tuple[Communicator, Communicator],
         resident: int | None,
-        aside: Callable[[], AbstractContextManager[None]],
+        states: States,
     ):
         self.name = name
         self.stage = stage
@@ -81,7 +82,7 @@ class LoadedProgram:
         self._calls = calls
         self._own, self._communicator = communicators
         self._resident = resident
-        self._aside = aside
+        self._states = states
 
     def __repr__(self) -> str:
         return f"LoadedProgram({self.name!r}, rank {self.rank} of {self.world_size})"
@@ -332,14 +333,15 @@ class LoadedProgram:
             if self._own is not self._communicator:  # another program of the rank is a pipeline
                 self._own.begin_call(number)
                 self._own.bind()
-            with self._aside() if keeps_states else self._closing_on_errors(number):
+            with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
                 return self._program.run(prepared, self._own, record)
 
         return self._calls.make(number, purpose, prepare, run, self._number)
 
     @contextmanager
-    def _closing_on_errors(self, number: int) -> Iterator[None]:
+    def _writing_states(self, number: int) -> Iterator[None]:
         """End the partition where the block fails and has written states, also where no other rank would notice."""
+        self._states.begin_run()
         try:
             yield
         except BaseException as error:

@@ -6,6 +6,7 @@ weights from their files, allocates activations and results, and makes inputs re
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -38,10 +39,12 @@ class Memory(Protocol):
     ----------
     name: the name shown to users, such as ``CPU``.
     number: hidet's number of the kind of memory: 0 is the host, 1 CUDA.
+    zeros_are_free: whether memory of zeros takes none until it is written to.
     """
 
     name: str
     number: int
+    zeros_are_free: bool
 
     @property
     def files(self) -> Sequence[native.MappedFile]:
@@ -68,6 +71,18 @@ class Memory(Protocol):
         All programs of a rank, which run one after the other, have the same memory for activations. It grows to the
         most that one of them needs, and may move then.
         """
+
+    def reserve_zeros(self, nbytes: int) -> int:
+        """Allocate ``nbytes`` bytes of zeros until :meth:`release` or :meth:`close`; return their address."""
+
+    def release(self, address: int) -> None:
+        """Free memory of :meth:`reserve_zeros`."""
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Set bytes of this memory to zero, once all launched kernels have run."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes within this memory, or from or to the host's, once all launched kernels have run, and wait."""
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
         """Make an uninitialized tensor on a DLPack device. ``kind`` is its library, which must have the dtype."""
@@ -108,9 +123,11 @@ class HostMemory:
 
     name = "CPU"
     number = 0
+    zeros_are_free = True
 
     def __init__(self) -> None:
         self._mapped: list[_Mapped] = []
+        self._reserved: dict[int, np.ndarray] = {}
         self._results = Recycler()
         self._workspace = aligned(0)
         self._close = weakref.finalize(self, _close, self._mapped)
@@ -165,6 +182,25 @@ class HostMemory:
             self._workspace = aligned(nbytes)
         return int(self._workspace.ctypes.data)
 
+    def reserve_zeros(self, nbytes: int) -> int:
+        """Allocate ``nbytes`` bytes of zeros, of which pages take memory once written; return their address."""
+        memory = aligned(nbytes, zeros=True)
+        address = int(memory.ctypes.data)
+        self._reserved[address] = memory
+        return address
+
+    def release(self, address: int) -> None:
+        """Free memory of :meth:`reserve_zeros`."""
+        del self._reserved[address]
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Set bytes to zero."""
+        ctypes.memset(address, 0, nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes."""
+        ctypes.memmove(target, source, nbytes)
+
     def active(self) -> AbstractContextManager[None]:
         """Return an empty context: kernels on the host need none."""
         return nullcontext()
@@ -211,8 +247,9 @@ class HostMemory:
         return HostArrays()
 
     def close(self) -> None:
-        """Unmap the weights. Their addresses must not be used any more."""
+        """Unmap the weights, and free all other memory. Addresses must not be used any more."""
         self._workspace = aligned(0)
+        self._reserved.clear()
         self._results.close()
         self._close()
 

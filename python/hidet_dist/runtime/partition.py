@@ -107,7 +107,7 @@ class LoadedPartition:
         self._device: Device = HostDevice()
         self._parts: list[_Part] = []
         self._libraries = Libraries()
-        self._states = States((), {})
+        self._states = States((), {}, self._device.memory)
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
                 with _open(folder, rank, timeout_seconds) as artifacts:
@@ -144,7 +144,7 @@ class LoadedPartition:
                     self._calls,
                     ends,
                     resident,
-                    self._states.aside,
+                    self._states,
                 )
                 for number, (program, part, one, pipelined) in enumerate(
                     zip(self.manifest.programs, self._parts, loaded, self._pipelined, strict=True)
@@ -203,7 +203,7 @@ class LoadedPartition:
         """Choose the fastest candidate of each kernel, where there are several; prepare a pipeline's device."""
         try:
             for part, program in zip(self._parts, programs, strict=True):
-                with self._sizes_lock():
+                with self._sizes_lock(), self._states.aside(self._communicator.give_up):
                     self._device.choose_candidates(
                         part.stage,
                         program,
@@ -254,7 +254,7 @@ class LoadedPartition:
                 raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
             libraries.append(library)
         addresses = self._load_weights(artifacts, stages, layouts)
-        self._states = States(_states_of(stages, folder), addresses)
+        self._states = States(_states_of(stages, folder), addresses, self._device.memory)
         parts = []
         for place, (stage, library) in enumerate(zip(stages, libraries, strict=True)):
             load_needed(stage.libraries, folder)
@@ -371,8 +371,8 @@ class LoadedPartition:
 
         Raises
         ------
-        HidetDistError
-            When the partition is closed, or may not be used from this thread.
+        DeviceError, HidetDistError
+            When the device fails; when the partition is closed, or may not be used from this thread.
         """
         return self._calls.look(self._states.save)
 
@@ -383,7 +383,7 @@ class LoadedPartition:
         Parameters
         ----------
         values: mapping of names to tensors
-            The rank's shards, in host memory. States that it lacks stay as they are.
+            The rank's shards, in host memory or on the rank's device. States that it lacks stay as they are.
 
         Raises
         ------

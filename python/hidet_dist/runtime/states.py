@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from hidet_dist.artifacts.manifest import StateSignature
 from hidet_dist.errors import InputError
-from hidet_dist.runtime.memory import dtype_bytes
-from hidet_dist.runtime.recycling import aligned
+from hidet_dist.runtime.memory import Memory, dtype_bytes
 from hidet_dist.runtime.tensors import NUMPY, TORCH, Buffer, buffer_of, has_dtype, host_tensor
 
 
 class States:
-    """The states of a rank, in host memory. Pages that nothing has written to take no memory.
+    """The states of a rank, in the memory of its programs.
 
     Parameters
     ----------
@@ -24,14 +24,19 @@ class States:
         The states, by names of their own.
     initial: mapping of str to int
         The addresses of their values before the first call, by their names in the data; zeros for those without any.
+    memory: Memory
+        The memory of the programs.
     """
 
-    def __init__(self, signatures: Sequence[StateSignature], initial: Mapping[str, int]):
+    def __init__(self, signatures: Sequence[StateSignature], initial: Mapping[str, int], memory: Memory):
+        self._memory = memory
         self._signatures = {state.name: state for state in signatures}
         self._initial = {state.name: initial[state.initial] for state in signatures if state.initial}
-        self._held = {state.name: aligned(_nbytes(state), zeros=True) for state in signatures}
+        self._nbytes = {state.name: math.prod(state.shape) * dtype_bytes(state.dtype) for state in signatures}
+        self._held = {name: memory.reserve_zeros(nbytes) for name, nbytes in self._nbytes.items()}
         for name in self._initial:
             self._reset(name)
+        self._are_initial = True
         self._lent: list[tuple[Sequence[str], Callable[[Sequence[int]], None]]] = []
 
     @property
@@ -41,25 +46,67 @@ class States:
 
     def addresses(self, names: Sequence[str]) -> list[int]:
         """Return the addresses of some states."""
-        return [self._held[name].ctypes.data for name in names]
+        return [self._held[name] for name in names]
 
     def lend(self, names: Sequence[str], take: Callable[[Sequence[int]], None]) -> None:
         """Have ``take`` called with the addresses of some states whenever these change."""
         self._lent.append((names, take))
 
+    def begin_run(self) -> None:
+        """Note that a call may write states from now on."""
+        self._are_initial = False
+
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Within the block, programs read and write other memory, of zeros, so that the states stay as they are."""
+    def aside(self, lost: Callable[[str], None]) -> Iterator[None]:
+        """Within the block, programs find states of zeros; behind it, states are as before.
+
+        Where memory of zeros takes none, programs read and write such memory meanwhile. Elsewhere a second memory of
+        that size might not be there: the states stay where they are, and values that are not those before the first
+        call are kept in the host's memory.
+
+        Parameters
+        ----------
+        lost: function
+            Called with a reason where the values could not be put back.
+        """
         if not self._held:
             yield
             return
-        own, self._held = self._held, {name: aligned(held.nbytes, zeros=True) for name, held in self._held.items()}
+        with self._in_other_memory() if self._memory.zeros_are_free else self._kept(lost):
+            yield
+
+    @contextmanager
+    def _in_other_memory(self) -> Iterator[None]:
+        own = self._held
+        self._held = {name: self._memory.reserve_zeros(nbytes) for name, nbytes in self._nbytes.items()}
         self._tell()
         try:
             yield
         finally:
-            self._held = own
+            other, self._held = self._held, own
             self._tell()
+            for address in other.values():
+                self._memory.release(address)
+
+    @contextmanager
+    def _kept(self, lost: Callable[[str], None]) -> Iterator[None]:
+        kept = {} if self._are_initial else {name: np.empty(nbytes, np.uint8) for name, nbytes in self._nbytes.items()}
+        for name, value in kept.items():
+            self._memory.copy(value.ctypes.data, self._held[name], value.nbytes)
+        try:
+            for name, nbytes in self._nbytes.items():
+                self._memory.clear(self._held[name], nbytes)
+            yield
+        finally:
+            try:
+                for name in self._held:
+                    if name in kept:
+                        self._memory.copy(self._held[name], kept[name].ctypes.data, self._nbytes[name])
+                    else:
+                        self._reset(name)
+            except BaseException as error:
+                lost(f"the values of states could not be put back: {error}")
+                raise
 
     def _tell(self) -> None:
         for names, take in self._lent:
@@ -70,15 +117,15 @@ class States:
         """Give all states the values that they had before the first call."""
         for name in self._signatures:
             self._reset(name)
+        self._are_initial = True
 
     def save(self) -> dict[str, Any]:
         """Copy the states: NumPy arrays by name, or torch tensors of dtypes that NumPy lacks."""
         saved = {}
         for name, state in self._signatures.items():
-            held = self._held[name]
             kind = NUMPY if has_dtype(NUMPY, state.dtype) else TORCH
             saved[name] = copy = host_tensor(kind, state.shape, state.dtype)
-            ctypes.memmove(buffer_of(copy, name).address, held.ctypes.data, held.nbytes)
+            self._memory.copy(buffer_of(copy, name).address, self._held[name], self._nbytes[name])
         return saved
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Buffer]:
@@ -87,39 +134,37 @@ class States:
         Raises
         ------
         InputError
-            When there is no state of a name, or a value has another dtype or shape, or is not in host memory.
+            When there is no state of a name, or a value has another dtype or shape, or is on another device.
         """
         buffers = {}
         for name, value in values.items():
             state = self._signatures.get(name)
             if state is None:
                 raise InputError(f"There is no state {name!r}; there are {', '.join(self._signatures) or 'none'}.")
-            buffer = buffer_of(value, f"The state {name}")
+            what = f"The state {name}"
+            buffer = buffer_of(value, what)
             if (buffer.dtype, buffer.shape) != (state.dtype, state.shape):
                 raise InputError(
                     f"The state {name} must be {state.dtype}{list(state.shape)}, a shard of {list(state.whole_shape)}; "
                     f"got {buffer.dtype}{list(buffer.shape)}."
                 )
-            buffers[name] = buffer.packed()
+            if not self._memory.holds(buffer.device):
+                raise InputError(f"{what} must be on the {self._memory.name}; give a tensor there.")
+            buffers[name] = self._memory.packed(buffer, what)
         return buffers
 
     def load(self, buffers: Mapping[str, Buffer]) -> None:
         """Give states values that :meth:`checked` returned; the others stay as they are."""
+        self._are_initial = False
         for name, buffer in buffers.items():
-            held = self._held[name]
-            ctypes.memmove(held.ctypes.data, buffer.address, held.nbytes)
+            self._memory.copy(self._held[name], buffer.address, self._nbytes[name])
 
     def close(self) -> None:
         """Free the memory. Its addresses must not be used any more."""
         self._signatures, self._initial, self._held, self._lent = {}, {}, {}, []
 
     def _reset(self, name: str) -> None:
-        held = self._held[name]
         if name in self._initial:
-            ctypes.memmove(held.ctypes.data, self._initial[name], held.nbytes)
+            self._memory.copy(self._held[name], self._initial[name], self._nbytes[name])
         else:
-            held.fill(0)
-
-
-def _nbytes(state: StateSignature) -> int:
-    return math.prod(state.shape) * dtype_bytes(state.dtype)
+            self._memory.clear(self._held[name], self._nbytes[name])

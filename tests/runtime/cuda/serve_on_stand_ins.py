@@ -76,8 +76,45 @@ def timed(model: LoadedPartition) -> object:
     return [found, model(shard).tolist()]
 
 
+def states(model: LoadedPartition) -> object:
+    """Calls with what must change no state between them; then a call, again from its states, and from the first ones.
+
+    The inputs of call ``n`` are ``n_0``, ``n_1`` and so on in the file beside the artifacts.
+    """
+    with np.load(f"{sys.argv[2]}.npz") as data:
+        count = 1 + max(int(name.partition("_")[0]) for name in data.files)
+        given = [[data[f"{n}_{i}"] for i in range(len(data.files) // count)] for n in range(count)]
+    answers, refused = [], []
+
+    def run(inputs: list[np.ndarray]) -> None:
+        answers.append([y.tolist() for y in model.run(inputs)])
+
+    model.warm_up()
+    for number, inputs in enumerate(given):
+        run(inputs)
+        if number % 2:
+            model.warm_up({"n": 5})
+        else:
+            model.profile(*inputs)
+    saved = model.save_states()
+    for wrong in (
+        lambda: model.load_states({"hidden": np.zeros(7, np.float16), "pool": np.zeros((3, 4, 2), np.float32)}),
+        lambda: model(*(x.astype(np.float64) if x.dtype == np.float32 else x for x in given[0])),
+    ):
+        try:
+            wrong()
+        except InputError as error:
+            refused.append(str(error))
+    run(given[0])
+    model.load_states(saved)
+    run(given[0])
+    model.reset()
+    run(given[0])
+    return {"answers": answers, "saved": {name: x.tolist() for name, x in saved.items()}, "refused": refused}
+
+
 MODES: dict[str, Callable[[LoadedPartition], object]] = {
-    each.__name__: each for each in (answers, refusals, profile, memory, product, calls, timed)
+    each.__name__: each for each in (answers, refusals, profile, memory, product, calls, timed, states)
 }
 
 

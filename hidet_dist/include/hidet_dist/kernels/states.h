@@ -1,21 +1,11 @@
-// Updates of states in place. All extents and strides are in bytes, except those of slots, which are in elements.
+// Updates of states in place, in the host's memory.
 #pragma once
 #include <stdint.h>
 #include <string.h>
 
+#include "hidet_dist/kernels/slots.h"
+
 namespace hd {
-
-// The indices of rows along one dim of a state: `size` is the dim's extent, `stride` the bytes between its elements.
-struct Slots {
-  const void *at;
-  bool wide;  // int64, else int32
-  int64_t size, stride;
-};
-
-// A dim of a state that slots do not index, and that lies before one that they do.
-struct OuterDim {
-  int64_t extent, stride;
-};
 
 // Copies `count` rows to the places that the slots give. Each row consists of pieces of `inner` contiguous bytes, in
 // the order of the outer dims. Rows with an index out of range are left out, and of equal ones the last is left.
@@ -43,6 +33,9 @@ static inline void write_rows(void *state, const void *rows, int64_t count, int6
     }
   }
 }
+
+// Copies all elements of a state.
+static inline void replace(void *state, const void *values, int64_t bytes) { memcpy(state, values, bytes); }
 
 // Moves each of `windows` of `size` bytes by `added` bytes, and puts as many new bytes behind them. Of more new bytes
 // than a window has, the last ones are left.

@@ -53,7 +53,6 @@ class CudaDevice:
         states: Sequence[int],
     ) -> CudaLauncher:
         """Make the launcher, with the first candidate of each kernel, and with cuBLAS where kernels call it."""
-        assert not states  # the target keeps none
         cublas = None
         if any(stage.cublas):
             try:
@@ -70,6 +69,7 @@ class CudaDevice:
             self.memory,
             stage.cuda_graph,
             cublas,
+            states,
         )
 
     def choose_candidates(

@@ -31,6 +31,8 @@ class CudaLauncher(Launcher):
         Whether the program is captured into a CUDA graph.
     cublas: Cublas, optional
         The handle for kernels that call cuBLAS.
+    states: sequence of int
+        As for Launcher. They stay at these addresses, which captured graphs contain.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class CudaLauncher(Launcher):
         memory: CudaMemory,
         as_graph: bool,
         cublas: Cublas | None = None,
+        states: Sequence[int] = (),
     ):
-        super().__init__(library, kernels, data, tensors, nodes, memory)
+        super().__init__(library, kernels, data, tensors, nodes, memory, states)
         self._device = memory
         self._cublas = cublas
         self._graphs = Graphs(memory.driver, memory.stream) if as_graph else None

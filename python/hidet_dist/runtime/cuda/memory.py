@@ -70,6 +70,7 @@ class CudaMemory:
     """
 
     number = 1
+    zeros_are_free = False
     files = ()  # weights are copied
 
     def __init__(self, device: int, static: bool = False):
@@ -248,6 +249,23 @@ class CudaMemory:
         with self.current():
             self._idle_stream = self._idle_stream or self.new_stream()
             return self._allocate(nbytes, self._idle_stream)
+
+    def reserve_zeros(self, nbytes: int) -> int:
+        """Allocate ``nbytes`` bytes of zeros until :meth:`release` or :meth:`close`; return their address."""
+        address = self.reserve(nbytes)
+        self.clear(address, nbytes)
+        return address
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Set bytes on the device to zero, in their turn on the stream."""
+        with self.current():
+            self.driver.clear(address, 0, nbytes, self.stream)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes on the device, or from or to the host's memory, in their turn on the stream, and wait."""
+        with self.current():
+            self.driver.copy(target, source, nbytes, self.stream)
+            self.driver.synchronize(self.stream)
 
     def release(self, address: int) -> None:
         """Free memory of :meth:`reserve`, which no work on the device may use any more."""
