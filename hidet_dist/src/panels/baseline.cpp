@@ -9,7 +9,7 @@ namespace {
 
 struct Baseline {
   using Vector = __m128;
-  static constexpr int64_t kLanes = 4, kWidth = 8, kRows = 4, kTwoPanels = 2;
+  static constexpr int64_t kLanes = 4, kWidth = 8, kRows = 4, kTwoPanels = 2, kInColumns = 0;
 
   static HIDET_DIST_INLINE Vector zero() { return _mm_setzero_ps(); }
   static HIDET_DIST_INLINE Vector load(const float *at) { return _mm_loadu_ps(at); }

@@ -65,6 +65,14 @@ class PanelProduct {
   // L is the type of the left operand's elements, and T that of the right one's.
   template <class L, class T>
   void run() {
+    if (const int64_t done = by_columns<L, T>()) {
+      if (done == p_.columns) return;
+      hidet_dist_panel_product rest = p_;
+      rest.columns -= done;
+      rest.right = static_cast<const T *>(p_.right) + done * p_.right_step;
+      rest.result = result_ + done;
+      return PanelProduct(rest).run<L, T>();
+    }
     const int64_t blocks = (p_.rows + kMost - 1) / kMost;
     if (blocks == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<L, T>();
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
@@ -95,17 +103,22 @@ class PanelProduct {
  private:
   bool in_panels() const { return p_.layout == HIDET_DIST_IN_PANELS; }
 
-  // Few rows, which are packed as a whole: each panel is read from its beginning to its end.
+  // Few rows, packed as a whole.
+  template <class L>
+  const float *packed_rows() {
+    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const L *>(nullptr))) {
+      return static_cast<const float *>(p_.left);
+    }
+    for (int64_t start = 0; start < p_.depth; start += kDepth) {
+      pack<L>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
+    }
+    return packed_;
+  }
+
+  // Few rows: each panel is read from its beginning to its end.
   template <class L, class T>
   void one_block() {
-    const float *left = packed_;
-    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const L *>(nullptr))) {
-      left = static_cast<const float *>(p_.left);
-    } else {
-      for (int64_t start = 0; start < p_.depth; start += kDepth) {
-        pack<L>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
-      }
-    }
+    const float *const left = packed_rows<L>();
     int64_t panels = 1;
     for (int64_t column = 0; column < p_.columns; column += panels * kWidth) {
       const int64_t rest = in_panels() ? (p_.columns - column) / kWidth : 0;  // those that are read in place
@@ -129,6 +142,29 @@ class PanelProduct {
         }
       }
     }
+  }
+
+  // Multiplies few rows by what lies in columns, as it lies, if the level can; returns the number of columns.
+  template <class L, class T>
+  int64_t by_columns() {
+    if constexpr (Level::kInColumns > 0) {
+      const int64_t columns = p_.columns / kWidth * kWidth;
+      if (p_.layout != HIDET_DIST_IN_COLUMNS || p_.rows > Level::kInColumns || columns == 0) return 0;
+      if (p_.rows * p_.depth > kRows * kDepth) return 0;
+      const float *const left = packed_rows<L>();
+      for (int64_t column = 0; column < columns; column += 16) few_by_columns<T, Level::kInColumns>(left, column);
+      return columns;
+    }
+    return 0;
+  }
+
+  template <class T, int Rows>
+  void few_by_columns(const float *left, int64_t column) {
+    if constexpr (Rows > 1) {
+      if (p_.rows < Rows) return few_by_columns<T, Rows - 1>(left, column);
+    }
+    const T *const right = static_cast<const T *>(p_.right) + column * p_.right_step;
+    Level::template by_columns<T, Rows>(p_.depth, left, right, p_.right_step, result_ + column, p_.result_step);
   }
 
   // The panels that are read beside one another: with few rows, one has too few sums to hide an addition's latency.
