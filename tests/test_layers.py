@@ -61,6 +61,7 @@ LAYERS: tuple[str, ...] = (
     "progress",
     "frugal",
     "files",
+    "codec",
     "checks",
     "limits",
     "errors",

@@ -116,7 +116,7 @@ def test_artifacts_of_a_bare_graph_take_inputs_by_place(tmp_path: Path) -> None:
 def test_the_manifest_holds_the_interface_as_it_was(artifacts: Path) -> None:
     (stage,) = Manifest.load(artifacts).program().stages
     assert stage.interface is not None
-    assert Interface.from_json(stage.interface.to_json()) == stage.interface
+    assert Interface.from_plain(stage.interface.to_plain()) == stage.interface
     assert stage.interface.input_names == ("self_.0", "self_.1", "number.scale")
 
 
@@ -142,9 +142,9 @@ X = {"parameters": [["x", {"tensor": 0}]], "input_names": ["x"], "output_names":
     ],
 )
 def test_what_is_no_interface_is_refused(changes: dict[str, Any], says: str) -> None:
-    assert Interface.from_json(X).flatten(x=1) == [1]
+    assert Interface.from_plain(X).flatten(x=1) == [1]
     with pytest.raises(SpecError, match=says):
-        Interface.from_json(X | changes)
+        Interface.from_plain(X | changes)
 
 
 def test_an_interface_that_is_nested_too_deeply_is_refused() -> None:
@@ -152,4 +152,4 @@ def test_an_interface_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(100):
         result = {"list": [result]}
     with pytest.raises(SpecError, match="nested more than 64 deep"):
-        Interface.from_json(X | {"result": result})
+        Interface.from_plain(X | {"result": result})

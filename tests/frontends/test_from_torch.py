@@ -146,7 +146,7 @@ def test_results_of_torch_with_named_parts_keep_them():
     _, indices = largest
     assert indices is largest.indices
     np.testing.assert_array_equal(indices, [1, 0])
-    assert Interface.from_json(own.to_json()) == own
+    assert Interface.from_plain(own.to_plain()) == own
     assert tuple(size) == (2,)
 
 
@@ -157,7 +157,7 @@ def test_arguments_and_results_keep_names_and_nesting():
     own = interface(graph)
     assert own.input_names == ("pair.0", "pair.1", "options.scale")
     assert own.output_names == ("output.0.total", "output.0.parts.0", "output.0.parts.1", "output.1.mask")
-    assert Interface.from_json(own.to_json()) == own
+    assert Interface.from_plain(own.to_plain()) == own
     first, second = sharded(Nested(), inputs)
     np.testing.assert_array_equal(first.total, (b + a * scale).numpy())
     np.testing.assert_array_equal(first["parts"][0], (b - a).numpy())

@@ -90,9 +90,9 @@ def _edited(plan: Plan, change: Any) -> str:
         (lambda p: p.update(micro_batches=0), "micro_batches must be a whole number from 1"),
         (lambda p: p.update(results="first"), "must be one of all, last"),
         (lambda p: p["inputs"][0].update(batch_dim=3), "has no dim 3"),
-        (lambda p: p["inputs"][0].update(readers=[[0, 0, 0]]), "Two numbers are needed"),
+        (lambda p: p["inputs"][0].update(readers=[[0, 0, 0]]), "A port must be the numbers"),
         (lambda p: p["outputs"].pop(), None),
-        (lambda p: p.pop("outputs"), "'outputs' is missing"),
+        (lambda p: p.pop("outputs"), "has no 'outputs'"),
         (lambda p: p["stages"][0].update(operators=[[0, 10**12]]), "has more than"),
     ],
 )

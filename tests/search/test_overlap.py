@@ -64,7 +64,7 @@ def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothi
     # One after the other, the activations are what is cheaper to send.
     assert serial.stages[0].overlap is None
     assert serial.makespan_seconds == serial.seconds
-    assert "overlap" not in serial.stages[0].to_json()
+    assert "overlap" not in serial.to_json()
     assert len(weights_gathered(serial)) < len(weights_gathered(beside))
     # Beside the products, gathering weights is free but for the first.
     overlap = beside.stages[0].overlap

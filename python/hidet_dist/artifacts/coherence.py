@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import shown
+from hidet_dist.codec import encode
 from hidet_dist.errors import SpecError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
@@ -98,16 +98,8 @@ def check_description(
 
 
 def _described(stage: StageManifest) -> dict[str, Any]:
-    plain = without_defaults(asdict(stage))
+    plain = encode(stage)
     return {key: value for key, value in plain.items() if key not in _NOT_DESCRIBED}
-
-
-def without_defaults(stage: dict[str, Any]) -> dict[str, Any]:
-    """Leave the shares of a stage's mesh out of its plain values if all axes are even, and states if there are none."""
-    for name in ("mesh_shares", "states"):
-        if not stage[name]:
-            del stage[name]
-    return stage
 
 
 def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 from hidet_dist.artifacts import coherence
 from hidet_dist.checks import shown
+from hidet_dist.codec import LARGEST, OMITTED, Range, decode, encode
 from hidet_dist.errors import ArtifactError, ConfigError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
@@ -25,7 +23,7 @@ from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 from hidet_dist.weights.panels import Panels
 
-FORMAT = 11
+FORMAT = 12
 NAME = "manifest.json"
 MAIN = "main"
 """The name of the only program of artifacts that were built of one graph."""
@@ -86,7 +84,10 @@ class Launch:
     communication: str
 
 
-Product = tuple[int | str, ...]
+SignedWhole = Annotated[int, Range(-LARGEST)]
+"""A whole number that may be below 0."""
+
+Product = tuple[SignedWhole | str, ...]
 """A product of numbers and of the sizes of local symbols, by name."""
 
 
@@ -100,7 +101,7 @@ class IndexCheck:
 
     input: int
     rows: Product
-    shift: int
+    shift: SignedWhole
     shape: tuple[Product, ...]
     strides: tuple[Product, ...]
     offset: Product
@@ -144,9 +145,9 @@ class StageManifest:
     cublas: tuple[bool, ...] = ()
     index_checks: tuple[IndexCheck, ...] = ()
     interface: Interface | None = None
-    mesh_shares: tuple[tuple[int, ...], ...] = ()
+    mesh_shares: Annotated[tuple[tuple[int, ...], ...], OMITTED] = ()
     panels: Mapping[str, Panels] = field(default_factory=dict)
-    states: tuple[StateSignature, ...] = ()
+    states: Annotated[tuple[StateSignature, ...], OMITTED] = ()
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -305,18 +306,11 @@ class Manifest:
     @property
     def identity(self) -> str:
         """A digest that identifies the artifacts, in hex: equal for equal artifacts only."""
-        return _checksum(self._plain())
-
-    def _plain(self) -> dict[str, Any]:
-        """Convert to plain values, without what most stages lack."""
-        plain = asdict(self)
-        for stage in (stage for program in plain["programs"] for stage in program["stages"]):
-            coherence.without_defaults(stage)
-        return plain
+        return _checksum(encode(self))
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, atomically."""
-        body = self._plain()
+        body = encode(self)
         body["format"] = FORMAT
         body["checksum"] = _checksum(body)
         write_text(folder / NAME, json.dumps(body, indent=1, sort_keys=True) + "\n")
@@ -341,9 +335,9 @@ class Manifest:
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
         del body["format"], body["checksum"]
         try:
-            manifest: Manifest = _read_as(cls, body, "it")
-        except ValueError as error:
-            raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
+            manifest = decode(cls, body, "it")
+        except SpecError as error:
+            raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
         try:
             coherence.check(manifest)
         except ValueError as error:
@@ -393,43 +387,3 @@ def _checksum(body: Mapping[str, Any]) -> str:
     """Compute the SHA-256 of a manifest without its checksum, in hex."""
     rest = {key: value for key, value in body.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-_types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-
-def _read_as(kind: Any, value: Any, what: str) -> Any:
-    """Convert a JSON value to the type of an annotation: dataclasses, tuples and mappings of such, or plain values.
-
-    Raises ValueError if the value does not have that type.
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Interface:
-        try:
-            return Interface.from_json(value)
-        except SpecError as error:
-            raise ValueError(f"{what}: {str(error).rstrip('.')}") from error
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
-        types = _types_of(kind)
-        if kind is StageManifest:
-            value = {"mesh_shares": [], "states": [], **value}
-        if value.keys() == types.keys():
-            return kind(
-                **{name: _read_as(inner_type, value[name], f"{what}.{name}") for name, inner_type in types.items()}
-            )
-    elif origin is tuple and isinstance(value, list):
-        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        if len(value) == len(kinds):
-            pairs = enumerate(zip(kinds, value, strict=True))
-            return tuple(_read_as(inner_type, each, f"{what}[{n}]") for n, (inner_type, each) in pairs)
-    elif origin is Mapping and isinstance(value, dict):
-        return {key: _read_as(inner[1], each, f"{what}[{key!r}]") for key, each in value.items()}
-    elif origin is UnionType:
-        if Interface in inner and value is not None:
-            return _read_as(Interface, value, what)
-        for inner_type in inner:
-            with suppress(ValueError):
-                return _read_as(inner_type, value, what)
-    elif type(value) is kind:
-        return value
-    raise ValueError(f"{what} cannot be {str(value)[:40]!r}")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hidet_dist.cli.quantities import bytes_text, count_text, seconds_text
 from hidet_dist.cli.summary import communication_text, mesh_text, print_summary, summarize
+from hidet_dist.codec import encode
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
 from hidet_dist.spec import Plan, StagePlan
@@ -43,7 +44,7 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
         "seconds": plan.makespan_seconds,
         "interval_seconds": plan.interval_seconds,
         "micro_batches": pipeline.micro_batches,
-        "search": None if search is None else {**search.to_json(), "gap": search.gap},
+        "search": None if search is None else {**encode(search), "gap": search.gap},
         "stages": [
             {
                 "ranks": list(stage.ranks),

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from hidet_dist.codec import encode
 from hidet_dist.errors import PlanError
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.files import json_text
@@ -91,8 +92,8 @@ class Explanation(_Printed):
                 }
                 for stage, own, period in zip(pipeline.stages, seconds, pipeline.period_seconds(seconds), strict=True)
             ],
-            "boundaries": [boundary.to_json() for boundary in pipeline.boundaries],
-            "search": None if pipeline.search is None else {**pipeline.search.to_json(), "gap": pipeline.search.gap},
+            "boundaries": encode(pipeline.boundaries),
+            "search": None if pipeline.search is None else {**encode(pipeline.search), "gap": pipeline.search.gap},
         }
 
     def to_json(self) -> str:
@@ -204,7 +205,7 @@ class StageExplanation(_Printed):
             "compute_seconds": self.compute_seconds,
             "communication_seconds": stage.seconds - self.compute_seconds,
             "makespan_seconds": stage.makespan_seconds,
-            "overlap": None if stage.overlap is None else stage.overlap.to_json(),
+            "overlap": encode(stage.overlap),
             "collectives": stage.collectives(),
             "weight_bytes_per_device": stage.weight_bytes_per_device,
             "operators": operators,

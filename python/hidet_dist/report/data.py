@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from hidet_dist.codec import OMITTED, Signed, decode, encode
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_PLAN_BYTES
-from hidet_dist.report.decode import decode
 from hidet_dist.spec.report import RunnerUp, StepTaken
 
 FORMAT = 1
@@ -96,8 +97,8 @@ class Saving:
 
     changed: str
     spec: str
-    at_least_seconds: float | None
-    alone_seconds: float
+    at_least_seconds: Signed | None
+    alone_seconds: Signed
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Incumbent:
     """The time of the best plan at some point of the search, and the lower bound then; elapsed seconds if known."""
 
     seconds: float
-    bound_seconds: float
+    bound_seconds: Signed
     elapsed_seconds: float | None = None
 
 
@@ -198,8 +199,8 @@ class Search:
     """The course of the search; see :class:`hidet_dist.spec.report.SearchReport`."""
 
     mode: str
-    bound_seconds: float
-    gap: float
+    bound_seconds: Signed
+    gap: Signed
     time_limit_reached: bool
     incumbents: tuple[Incumbent, ...]
     steps: tuple[StepTaken, ...] = ()
@@ -280,14 +281,11 @@ class Report:
     families: tuple[Family, ...]
     search: Search | None = None
     origin: dict[str, str] = field(default_factory=dict)
-    mesh_shares: tuple[tuple[int, ...], ...] = ()
+    mesh_shares: Annotated[tuple[tuple[int, ...], ...], OMITTED] = ()
 
     def to_json(self) -> str:
         """Convert to JSON text; equal reports have equal text. Those of an even mesh have no shares."""
-        data = {"format": FORMAT, **vars(self)}
-        if not self.mesh_shares:
-            del data["mesh_shares"]
-        return json.dumps(data, separators=(",", ":"), default=vars) + "\n"
+        return json.dumps({"format": FORMAT, **encode(self)}, separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -296,6 +294,7 @@ class Report:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise SpecError(f"the format is not {FORMAT}; write the report again with this version of hidet_dist")
+            del data["format"]
             report = decode(cls, data, "the report")
         except (SpecError, ValueError) as error:
             raise PlanError(f"The data of the report is malformed: {error}") from error

@@ -125,7 +125,7 @@ class Interface:
         """Convert the outputs of the graph to the result of the model."""
         return nested(self.result, outputs)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
         return {
             "parameters": [list(pair) for pair in self.parameters],
@@ -135,8 +135,8 @@ class Interface:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Interface:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
+    def from_plain(cls, data: Any) -> Interface:
+        """Read the JSON values that :meth:`to_plain` makes. Raises SpecError for others."""
         if not isinstance(data, dict) or set(data) != {"parameters", "input_names", "output_names", "result"}:
             raise SpecError("An interface must have parameters, input_names, output_names and result.")
         for key in ("input_names", "output_names"):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from hidet_dist.spec.reading import read_field, read_list, read_number, read_object, read_text, read_whole
 
 
 @dataclass(frozen=True)
@@ -27,18 +24,6 @@ class HiddenPlan:
     seconds: float
     hidden_seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: Any) -> HiddenPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a hidden collective")
-        operator = None if read_field(data, "operator") is None else read_whole(data, "operator")
-        seconds, hidden_seconds = read_number(data, "seconds"), read_number(data, "hidden_seconds")
-        return cls(operator, read_text(data, "tensor"), read_text(data, "step"), seconds, hidden_seconds)
-
 
 @dataclass(frozen=True)
 class OverlapPlan:
@@ -56,15 +41,3 @@ class OverlapPlan:
     def hidden_seconds(self) -> float:
         """The seconds of communication that the computation does not wait for."""
         return sum(one.hidden_seconds for one in self.communications)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        communications = [one.to_json() for one in self.communications]
-        return {"seconds": self.seconds, "held_bytes": self.held_bytes, "communications": communications}
-
-    @classmethod
-    def from_json(cls, data: Any) -> OverlapPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "the overlap")
-        communications = tuple(map(HiddenPlan.from_json, read_list(data, "communications")))
-        return cls(read_number(data, "seconds"), read_whole(data, "held_bytes"), communications)

@@ -14,11 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from hidet_dist.checks import is_whole, shown
+from hidet_dist.codec import LARGEST, OMITTED, RUNS, Positive
 from hidet_dist.errors import SpecError
 from hidet_dist.limits import MOST_MICRO_BATCHES
-from hidet_dist.spec.reading import read_field, read_list, read_number, read_object, read_text, read_whole, read_wholes
 
 ALL, LAST = "all", "last"
 RESULTS = (ALL, LAST)
@@ -35,15 +36,16 @@ class Port:
     stage: int
     number: int
 
-    def to_json(self) -> list[int]:
+    def to_plain(self) -> list[int]:
         """Convert to plain JSON values."""
         return [self.stage, self.number]
 
     @classmethod
-    def from_json(cls, data: Any) -> Port:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        stage, number = _pair(read_wholes({"a port": data}, "a port"))
-        return cls(stage, number)
+    def from_plain(cls, data: Any) -> Port:
+        """Read the JSON values that :meth:`to_plain` makes. Raises SpecError for others."""
+        if not isinstance(data, list) or len(data) != 2 or not all(is_whole(number, 0, LARGEST) for number in data):
+            raise SpecError(f"A port must be the numbers of a stage and of its input or output; got {shown(data)}.")
+        return cls(*data)
 
     def __str__(self) -> str:
         return f"{self.number} of stage {self.stage}"
@@ -68,28 +70,6 @@ class Boundary:
     nbytes: int
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {
-            "tensor": self.tensor,
-            "source": self.source.to_json(),
-            "readers": [reader.to_json() for reader in self.readers],
-            "nbytes": self.nbytes,
-            "seconds": self.seconds,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Boundary:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a boundary")
-        return cls(
-            read_text(data, "tensor"),
-            Port.from_json(read_field(data, "source")),
-            tuple(map(Port.from_json, read_list(data, "readers"))),
-            read_whole(data, "nbytes"),
-            read_number(data, "seconds"),
-        )
-
 
 @dataclass(frozen=True)
 class PipelineInput:
@@ -97,16 +77,6 @@ class PipelineInput:
 
     readers: tuple[Port, ...]
     batch_dim: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {"readers": [reader.to_json() for reader in self.readers], "batch_dim": self.batch_dim}
-
-    @classmethod
-    def from_json(cls, data: Any) -> PipelineInput:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "an input")
-        return cls(tuple(map(Port.from_json, read_list(data, "readers"))), _batch_dim(data))
 
 
 @dataclass(frozen=True)
@@ -118,19 +88,7 @@ class PipelineOutput:
 
     source: Port
     batch_dim: int | None = None
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        seconds = {"seconds": self.seconds} if self.seconds else {}
-        return {"source": self.source.to_json(), "batch_dim": self.batch_dim, **seconds}
-
-    @classmethod
-    def from_json(cls, data: Any) -> PipelineOutput:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "an output")
-        seconds = read_number(data, "seconds") if "seconds" in data else 0.0
-        return cls(Port.from_json(read_field(data, "source")), _batch_dim(data), seconds)
+    seconds: Annotated[float, OMITTED] = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,18 +98,8 @@ class PipelineStage:
     Both are in ascending order. The n-th rank of the stage is the n-th device of the stage's mesh.
     """
 
-    operators: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values; consecutive numbers as ranges, both ends included."""
-        return {"operators": _runs(self.operators), "ranks": _runs(self.ranks)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> PipelineStage:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a pipeline's stage")
-        return cls(_numbers(data, "operators"), _numbers(data, "ranks"))
+    operators: Annotated[tuple[int, ...], RUNS]
+    ranks: Annotated[tuple[int, ...], RUNS]
 
 
 @dataclass(frozen=True)
@@ -193,17 +141,6 @@ class PipelineSearch:
         """(seconds - bound) / seconds, the most that a better pipeline could save."""
         return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {"objective": self.objective, "seconds": self.seconds, "bound_seconds": self.bound_seconds}
-
-    @classmethod
-    def from_json(cls, data: Any) -> PipelineSearch:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a pipeline's search")
-        seconds, bound = read_number(data, "seconds"), read_number(data, "bound_seconds")
-        return cls(read_text(data, "objective"), seconds, bound)
-
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -227,38 +164,10 @@ class Pipeline:
     boundaries: tuple[Boundary, ...]
     inputs: tuple[PipelineInput, ...]
     outputs: tuple[PipelineOutput, ...]
-    micro_batches: int = 1
+    micro_batches: Positive = 1
     results: str = ALL
-    search: PipelineSearch | None = None
-    delivery_seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {
-            "stages": [stage.to_json() for stage in self.stages],
-            "boundaries": [boundary.to_json() for boundary in self.boundaries],
-            "inputs": [x.to_json() for x in self.inputs],
-            "outputs": [y.to_json() for y in self.outputs],
-            "micro_batches": self.micro_batches,
-            "results": self.results,
-            **({} if self.search is None else {"search": self.search.to_json()}),
-            **({"delivery_seconds": self.delivery_seconds} if self.delivery_seconds else {}),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Pipeline:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a pipeline")
-        return cls(
-            tuple(map(PipelineStage.from_json, read_list(data, "stages"))),
-            tuple(map(Boundary.from_json, read_list(data, "boundaries"))),
-            tuple(map(PipelineInput.from_json, read_list(data, "inputs"))),
-            tuple(map(PipelineOutput.from_json, read_list(data, "outputs"))),
-            read_whole(data, "micro_batches", 1),
-            read_text(data, "results"),
-            PipelineSearch.from_json(data["search"]) if "search" in data else None,
-            read_number(data, "delivery_seconds") if "delivery_seconds" in data else 0.0,
-        )
+    search: Annotated[PipelineSearch | None, OMITTED] = None
+    delivery_seconds: Annotated[float, OMITTED] = 0.0
 
     def gives_results(self, stage: int) -> bool:
         """Tell whether a call returns the graph's outputs on the ranks of a stage."""
@@ -436,39 +345,6 @@ def _text(tensor: StageTensor) -> str:
 
 def _shown(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") or "none"
-
-
-def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
-    if len(numbers) != 2:
-        raise SpecError(f"Two numbers are needed; got {_shown(numbers)}.")
-    return numbers[0], numbers[1]
-
-
-def _batch_dim(data: Any) -> int | None:
-    return None if read_field(data, "batch_dim") is None else read_whole(data, "batch_dim")
-
-
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    """Write ascending numbers as ranges, both ends included."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return runs
-
-
-def _numbers(data: Any, key: str) -> tuple[int, ...]:
-    """Read ranges that :func:`_runs` wrote, of at most :data:`MOST_RUN_NUMBERS` numbers."""
-    runs = [_pair(read_wholes({key: run}, key)) for run in read_list(data, key)]
-    if math.fsum(max(0, last - first + 1) for first, last in runs) > MOST_RUN_NUMBERS:
-        raise SpecError(f"{key} has more than {MOST_RUN_NUMBERS} numbers.")
-    return tuple(number for first, last in runs for number in range(first, last + 1))
-
-
-MOST_RUN_NUMBERS = 2**24
-"""The limit of operators or ranks of one stage, more than any plan file can hold."""
 
 
 def is_buffered(objective: str, micro_batches: int) -> bool:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
+from hidet_dist.codec import LARGEST, OMITTED, UNWRITTEN, Key, decode, encode
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import json_text, parse_json, write_text
 from hidet_dist.files import read_text as read_file
@@ -18,16 +19,6 @@ from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
-from hidet_dist.spec.reading import (
-    LARGEST,
-    read_list,
-    read_number,
-    read_object,
-    read_text,
-    read_texts,
-    read_whole,
-    read_wholes,
-)
 from hidet_dist.spec.report import SearchReport
 from hidet_dist.spec.symbols import INT32_MAX, SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
@@ -66,42 +57,12 @@ class TensorPlan:
     nbytes: int
     spec: TensorShardSpec
     label: str = ""
-    written: tuple[int | str, ...] = ()
+    written: Annotated[tuple[int | str, ...], OMITTED] = ()
 
     def local_nbytes(self, mesh: DeviceMesh, coordinate: Sequence[int] | None = None) -> int:
         """Return the bytes of the shard at ``coordinate``, by default of the largest one, including padding."""
         elements = math.prod(self.shape)
         return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh, coordinate) if elements else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        data = {
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "nbytes": self.nbytes,
-            "spec": str(self.spec),
-            "label": self.label,
-        }
-        return {**data, "written": list(self.written)} if self.written else data
-
-    @classmethod
-    def from_json(cls, data: Any) -> TensorPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a tensor")
-        written = tuple(read_list(data, "written")) if "written" in data else ()
-        for extent in written:
-            if isinstance(extent, bool) or not isinstance(extent, int | str):
-                raise SpecError("An entry of written must be a whole number or the name of a symbolic dim.")
-        return cls(
-            read_text(data, "name"),
-            read_wholes(data, "shape"),
-            read_text(data, "dtype"),
-            read_whole(data, "nbytes"),
-            TensorShardSpec.parse(read_text(data, "spec")),
-            read_text(data, "label"),
-            written,
-        )
 
     def check(self, mesh: DeviceMesh) -> None:
         """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
@@ -125,23 +86,6 @@ class ConversionPlan:
     target: TensorShardSpec
     steps: tuple[str, ...]
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {
-            "tensor": self.tensor,
-            "source": str(self.source),
-            "target": str(self.target),
-            "steps": list(self.steps),
-            "seconds": self.seconds,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> ConversionPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a conversion")
-        source, target = (TensorShardSpec.parse(read_text(data, key)) for key in ("source", "target"))
-        return cls(read_text(data, "tensor"), source, target, read_texts(data, "steps"), read_number(data, "seconds"))
 
     def check(self, mesh: DeviceMesh) -> None:
         """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
@@ -167,7 +111,7 @@ class OperatorPlan:
     spec: OpShardSpec
     compute_seconds: float
     reduce_seconds: float
-    conversions: tuple[ConversionPlan, ...] = ()
+    conversions: Annotated[tuple[ConversionPlan, ...], Key("connections")] = ()
     note: str = ""
     label: str = ""
 
@@ -181,34 +125,6 @@ class OperatorPlan:
     def seconds(self) -> float:
         """Predicted time of the operator with its communication."""
         return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.conversions)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        return {
-            "index": self.index,
-            "operator": self.operator,
-            "spec": str(self.spec),
-            "compute_seconds": self.compute_seconds,
-            "reduce_seconds": self.reduce_seconds,
-            "connections": [conversion.to_json() for conversion in self.conversions],
-            "note": self.note,
-            "label": self.label,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> OperatorPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "an operator")
-        return cls(
-            read_whole(data, "index"),
-            read_text(data, "operator"),
-            OpShardSpec.parse(read_text(data, "spec")),
-            read_number(data, "compute_seconds"),
-            read_number(data, "reduce_seconds"),
-            tuple(map(ConversionPlan.from_json, read_list(data, "connections"))),
-            read_text(data, "note"),
-            read_text(data, "label"),
-        )
 
     def check(self, mesh: DeviceMesh) -> None:
         """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
@@ -246,11 +162,11 @@ class StagePlan:
     weights: tuple[TensorPlan, ...]
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
-    output_conversions: tuple[ConversionPlan, ...] = ()
-    symbols: tuple[SymbolPlan, ...] = ()
-    overlap: OverlapPlan | None = None
-    report: SearchReport | None = field(default=None, compare=False, repr=False)
-    states: tuple[TensorPlan, ...] = ()
+    output_conversions: Annotated[tuple[ConversionPlan, ...], Key("output_connections")] = ()
+    symbols: Annotated[tuple[SymbolPlan, ...], OMITTED] = ()
+    overlap: Annotated[OverlapPlan | None, OMITTED] = None
+    report: Annotated[SearchReport | None, UNWRITTEN] = field(default=None, compare=False, repr=False)
+    states: Annotated[tuple[TensorPlan, ...], OMITTED] = ()
 
     @property
     def stored(self) -> tuple[TensorPlan, ...]:
@@ -349,42 +265,6 @@ class StagePlan:
             report=None,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        data: dict[str, Any] = {
-            "mesh": str(self.mesh),
-            "fingerprint": self.fingerprint,
-            "operators": [operator.to_json() for operator in self.operators],
-            "weights": [tensor.to_json() for tensor in self.weights],
-            "inputs": [tensor.to_json() for tensor in self.inputs],
-            "outputs": [tensor.to_json() for tensor in self.outputs],
-            "output_connections": [conversion.to_json() for conversion in self.output_conversions],
-        }
-        if self.states:
-            data["states"] = [tensor.to_json() for tensor in self.states]
-        if self.symbols:
-            data["symbols"] = [symbol.to_json() for symbol in self.symbols]
-        if self.overlap is not None:
-            data["overlap"] = self.overlap.to_json()
-        return data
-
-    @classmethod
-    def from_json(cls, data: Any) -> StagePlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a stage")
-        return cls(
-            DeviceMesh.parse(read_text(data, "mesh")),
-            read_text(data, "fingerprint"),
-            tuple(map(OperatorPlan.from_json, read_list(data, "operators"))),
-            tuple(map(TensorPlan.from_json, read_list(data, "weights"))),
-            tuple(map(TensorPlan.from_json, read_list(data, "inputs"))),
-            tuple(map(TensorPlan.from_json, read_list(data, "outputs"))),
-            tuple(map(ConversionPlan.from_json, read_list(data, "output_connections"))),
-            tuple(map(SymbolPlan.from_json, read_list(data, "symbols"))) if "symbols" in data else (),
-            OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
-            states=tuple(map(TensorPlan.from_json, read_list(data, "states"))) if "states" in data else (),
-        )
-
     def check(self) -> None:
         """Check the specs of the stage against the mesh and the shapes, and the sizes.
 
@@ -426,7 +306,7 @@ class Plan:
     """
 
     stages: tuple[StagePlan, ...]
-    pipeline: Pipeline | None = None
+    pipeline: Annotated[Pipeline | None, OMITTED] = None
     _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
 
     @property
@@ -617,10 +497,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Convert to JSON text; equal plans have equal text."""
-        data: dict[str, Any] = {"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}
-        if self.pipeline is not None:
-            data["pipeline"] = self.pipeline.to_json()
-        return json_text(data, 4) + "\n"  # an operator a line
+        return json_text({"format": FORMAT, **encode(self)}, 4) + "\n"  # an operator a line
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -629,10 +506,8 @@ class Plan:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
-            plan = cls(
-                tuple(map(StagePlan.from_json, read_list(data, "stages"))),
-                Pipeline.from_json(data["pipeline"]) if "pipeline" in data else None,
-            )
+            del data["format"]
+            plan = decode(cls, data, "the plan")
         except PlanError:
             raise
         except (TypeError, ValueError) as error:

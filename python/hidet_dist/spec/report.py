@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hidet_dist.codec import Signed, decode, encode
 from hidet_dist.errors import PlanError, SpecError
-from hidet_dist.spec.reading import (
-    LARGEST,
-    read_field,
-    read_flag,
-    read_list,
-    read_number,
-    read_object,
-    read_text,
-    read_whole,
-    read_wholes,
-)
-
-_MOST_DIGITS = 18  # the most digits of an operator's number
 
 
 @dataclass(frozen=True)
@@ -35,8 +22,8 @@ class RunnerUp:
     """
 
     spec: str
-    at_least_seconds: float | None
-    alone_seconds: float
+    at_least_seconds: Signed | None
+    alone_seconds: Signed
 
 
 @dataclass(frozen=True)
@@ -58,8 +45,8 @@ class Saving:
     target: str
     changed: str
     spec: str
-    at_least_seconds: float | None
-    alone_seconds: float
+    at_least_seconds: Signed | None
+    alone_seconds: Signed
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ class Incumbent:
     """
 
     seconds: float
-    bound_seconds: float
+    bound_seconds: Signed
     elapsed_seconds: float | None
     rows: dict[int, tuple[Row, ...]]
 
@@ -134,8 +121,8 @@ class SearchReport:
     """
 
     mode: str
-    bound_seconds: float
-    gap: float
+    bound_seconds: Signed
+    gap: Signed
     mem_budget: int
     live_bytes: tuple[int, ...]
     traffic: dict[str, Traffic]
@@ -154,81 +141,13 @@ class SearchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
-        return asdict(self)
+        data: dict[str, Any] = encode(self)
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> SearchReport:
         """Read the JSON values that :meth:`to_json` makes. Raises PlanError for others."""
         try:
-            data = read_object(data, "a report")
-            runner_ups = (None if one is None else _runner_up(one) for one in read_list(data, "runner_ups"))
-            traffic = read_object(read_field(data, "traffic"), "traffic")
-            return cls(
-                read_text(data, "mode"),
-                read_number(data, "bound_seconds", -LARGEST),
-                read_number(data, "gap", -LARGEST),
-                read_whole(data, "mem_budget"),
-                read_wholes(data, "live_bytes"),
-                {kind: _traffic(one) for kind, one in traffic.items()},
-                tuple(runner_ups),
-                tuple(map(_incumbent, read_list(data, "incumbents"))),
-                read_flag(data, "time_limit_reached"),
-                tuple(tuple(map(_runner_up, choices)) for choices in _lists(data, "weights")),
-                tuple(map(_saving, read_list(data, "savings"))),
-                tuple(map(_step, read_list(data, "steps") if "steps" in data else ())),
-            )
+            return decode(cls, data, "the report")
         except SpecError as error:
             raise PlanError(f"Not a report of a search: {error}") from error
-
-
-def _step(data: Any) -> StepTaken:
-    data = read_object(data, "a step")
-    figures = ("gap_before", "gap_after", "seconds")
-    given = (None if read_field(data, key) is None else read_number(data, key) for key in figures)
-    return StepTaken(read_text(data, "name"), *given)
-
-
-def _traffic(data: Any) -> Traffic:
-    data = read_object(data, "traffic")
-    return Traffic(read_whole(data, "count"), read_whole(data, "nbytes"))
-
-
-def _runner_up(data: Any) -> RunnerUp:
-    data = read_object(data, "a runner-up")
-    known = read_field(data, "at_least_seconds") is not None
-    at_least = read_number(data, "at_least_seconds", -LARGEST) if known else None
-    return RunnerUp(read_text(data, "spec"), at_least, read_number(data, "alone_seconds", -LARGEST))
-
-
-def _lists(data: Mapping[str, Any], key: str) -> Iterator[list[Any]]:
-    for number, entry in enumerate(read_list(data, key)):
-        yield read_list({f"{key}[{number}]": entry}, f"{key}[{number}]")
-
-
-def _saving(data: Any) -> Saving:
-    data = read_object(data, "a saving")
-    choice = _runner_up(data)
-    operator = None if read_field(data, "operator") is None else read_whole(data, "operator")
-    tensor, target, changed = (read_text(data, key) for key in ("tensor", "target", "changed"))
-    return Saving(operator, tensor, target, changed, choice.spec, choice.at_least_seconds, choice.alone_seconds)
-
-
-def _incumbent(data: Any) -> Incumbent:
-    data = read_object(data, "an incumbent")
-    timed = read_field(data, "elapsed_seconds") is not None
-    rows = read_object(read_field(data, "rows"), "rows")
-    for number in rows:
-        if not number.isdecimal() or len(number) > _MOST_DIGITS:
-            raise SpecError(f"rows has the key {ascii(number)[:_MOST_DIGITS]}; its keys are numbers of operators.")
-    return Incumbent(
-        read_number(data, "seconds"),
-        read_number(data, "bound_seconds", -LARGEST),
-        read_number(data, "elapsed_seconds") if timed else None,
-        {int(number): tuple(map(_row, read_list(rows, number))) for number in rows},
-    )
-
-
-def _row(data: Any) -> Row:
-    data = read_object(data, "a row")
-    in_spec, out_spec = read_text(data, "in_spec"), read_text(data, "out_spec")
-    return Row(read_text(data, "name"), in_spec, out_spec, read_number(data, "seconds"))

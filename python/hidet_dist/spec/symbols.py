@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from hidet_dist.codec import OMITTED, Positive
 from hidet_dist.errors import ConfigError, InputError
 from hidet_dist.spec.mesh import DeviceMesh
-from hidet_dist.spec.reading import read_object, read_text, read_whole
 
 INT32_MAX = 2**31 - 1
 """The largest size of a symbolic dim: hidet's runtime holds sizes as int32."""
@@ -53,9 +53,9 @@ class SymbolPlan:
     """
 
     name: str
-    multiple_of: int
-    size: int
-    most: int | None = None
+    multiple_of: Positive
+    size: Positive
+    most: Annotated[Positive | None, OMITTED] = None
 
     @property
     def greatest(self) -> int:
@@ -70,18 +70,6 @@ class SymbolPlan:
     def cut(self, count: int) -> SymbolPlan:
         """Make the symbol of the largest of ``count`` micro-batches; see :func:`micro_sizes`."""
         return replace(self, size=micro_sizes(self.size, self.multiple_of, count)[0])
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-        most = {} if self.most is None else {"most": self.most}
-        return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size, **most}
-
-    @classmethod
-    def from_json(cls, data: Any) -> SymbolPlan:
-        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
-        data = read_object(data, "a symbolic dim")
-        most = read_whole(data, "most", 1) if "most" in data else None
-        return cls(read_text(data, "name"), read_whole(data, "multiple_of", 1), read_whole(data, "size", 1), most)
 
 
 @dataclass(frozen=True)
