@@ -27,6 +27,7 @@ from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.shares import AUTO, parse_shares
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.objectives import DEFAULT
 from hidet_dist.targets import DEFAULT_TARGET, TARGETS, targets_with
 
 _DEFAULT_MACHINE = TARGETS[DEFAULT_TARGET].machine
@@ -135,7 +136,7 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
             constraints = tuple(one for one in self.stages if isinstance(one, StageConstraint))
         else:
             constraints = self.stages
-        return taken_from(PipelineOptions, self, objective=self.objective or "latency", stages=constraints)
+        return taken_from(PipelineOptions, self, objective=self.objective or DEFAULT, stages=constraints)
 
     def _check_pipeline(self) -> None:
         if self.stages is None and self.objective is None:

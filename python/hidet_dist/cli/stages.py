@@ -16,7 +16,7 @@ from hidet_dist.codec import encode
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.pipeline import Pipeline, is_buffered
+from hidet_dist.spec.pipeline import Pipeline
 
 
 def print_plan(plan: Plan, reports: Sequence[Report], as_json: bool) -> None:
@@ -69,10 +69,7 @@ def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]
 
 def buffer_bytes(pipeline: Pipeline, stage: StagePlan) -> int:
     """Compute the bytes of a device's buffer for the inputs of the next micro-batch, as the search counts them."""
-    objective = "latency" if pipeline.search is None else pipeline.search.objective
-    if not is_buffered(objective, pipeline.micro_batches):
-        return 0
-    return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)
+    return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs) if pipeline.is_buffered else 0
 
 
 def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], console: Console) -> None:

@@ -17,7 +17,8 @@ from hidet_dist.options.option import BOOL, COUNT, REQUIRED, Check, Flag, one_of
 from hidet_dist.options.reading import WeightsOption, read_specs, read_symbols, read_weights
 from hidet_dist.options.texts import parse_bytes, parse_mesh, parse_pins, parse_shares
 from hidet_dist.spec import TensorShardSpec
-from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
+from hidet_dist.spec.objectives import OBJECTIVES
+from hidet_dist.spec.pipeline import ALL, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.targets import DEFAULT_TARGET, TARGETS
 
@@ -232,10 +233,10 @@ class StageOptions:
         "``latency``, ``throughput`` or ``batch`` to search for a pipeline: stages, the devices and the sharding of "
         "each, and micro-batches, together; one stage is among the candidates. By default there is one stage. See "
         ":class:`hidet_dist.pipeline.PipelineOptions`.",
-        or_none(one_of(OBJECTIVES)),
+        or_none(one_of(tuple(OBJECTIVES))),
         flag=Flag(
             "Search for a pipeline of stages by latency, throughput or batch (a call of micro-batches).",
-            completions=lambda: OBJECTIVES,
+            completions=lambda: tuple(OBJECTIVES),
         ),
         by_plan=True,
     )

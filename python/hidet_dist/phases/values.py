@@ -56,7 +56,6 @@ from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import interface_of, names_of_io
-from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.spec.symbols import SymbolPlan, within_limits
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
@@ -505,10 +504,8 @@ class Partitioned:
         """
         nbytes, plan, cluster = own + beside, self.planned.plan, self.planned.cluster_of(number)
         stage, budget = plan.stages[number], memory_budget(cluster, self.planned.prepared.mem_budget)
-        if plan.pipeline is not None:
-            found = plan.pipeline.search
-            if is_buffered("latency" if found is None else found.objective, plan.pipeline.micro_batches):
-                nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
+        if plan.pipeline is not None and plan.pipeline.is_buffered:
+            nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
         if nbytes <= budget:
             return
         view = self.planned.proven[number].view

@@ -51,7 +51,6 @@ from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.search.tuning import FORMULATION_SHARE
 from hidet_dist.spec import TensorShardSpec
-from hidet_dist.spec.pipeline import is_buffered
 
 
 class ChainSearch(StageSearch):
@@ -178,7 +177,7 @@ class ChainSearch(StageSearch):
         bounds = self._bounds(self.limits if self.allowed is None else self.limits.part(FORMULATION_SHARE))
         for one in bounds.values():
             one.limits = self.limits
-        if self.pipeline.objective != "latency":
+        if self.pipeline.value.fills:
             quickest = least_slowest(self._problem(bounds))
             self.least_period = math.inf if quickest is None else quickest.slowest
         while True:
@@ -212,14 +211,14 @@ class ChainSearch(StageSearch):
         lasts = [part for part in self.clusters if part.start and part.stop == self.cluster.mesh.size]
         # The last stage receives a message and delivers the outputs in each micro-batch.
         period = sent + min(map(self._delivered, lasts), default=0.0)
-        return period if self.pipeline.objective == "latency" else self.micro.count * period
+        return self.pipeline.value.seconds(period, period, self.micro.count)
 
     def _keep_simple(self) -> None:
         """Keep a pipeline of stages of about equal work, whose plans are the best ones in the time left."""
         chain = least_slowest(self._simple_problem())
         if chain is None:
             return
-        buffered = is_buffered(self.pipeline.objective, self.micro.count)
+        buffered = self.pipeline.value.is_buffered(self.micro.count)
         stages = []
         for stage in chain.stages:
             cluster = self.clusters[stage.part]
@@ -320,14 +319,12 @@ class ChainSearch(StageSearch):
 
     def _solve(self, problem: ChainProblem) -> tuple[Chain, float] | None:
         """Find the best chain by the bounds, and a lower bound of the value of all chains."""
-        if self.pipeline.objective == "batch":
-            batched = least_batch(problem, self.micro.count, self.options.solver_gap / 2)
+        objective, waits = self.pipeline.value, self.pipeline.value.slowest(self.micro.count)
+        if objective.through and waits:
+            batched = least_batch(problem, waits + 1, self.options.solver_gap / 2)
             return None if batched is None else (batched.chain, batched.bound)
-        if self.pipeline.objective == "throughput":
-            chain = least_slowest(problem)
-            return None if chain is None else (chain, self.micro.count * chain.slowest)
-        chain = least_sum(problem)
-        return None if chain is None else (chain, chain.total)
+        chain = least_slowest(problem) if waits else least_sum(problem)
+        return None if chain is None else (chain, objective.seconds(chain.total, chain.slowest, self.micro.count))
 
     def _plan_chain(self, chain: Chain, bounds: Mapping[Cluster, StageBounds]) -> tuple[PipelineResult | None, bool]:
         """Plan the stages of a chain. Returns the pipeline, if all can be planned, and whether any bound was raised."""
@@ -362,7 +359,7 @@ class ChainSearch(StageSearch):
 
     def held_bytes(self, pipeline: PipelineResult) -> int:
         """Compute the peak bytes of a device of a pipeline of this search, with the buffers of micro-batches."""
-        held, buffered = [], is_buffered(self.pipeline.objective, self.micro.count)
+        held, buffered = [], self.pipeline.value.is_buffered(self.micro.count)
         for one in pipeline.stages:
             part = StagePart.of(self.view, one.operators, one.cluster.mesh)
             specs = [tensor.spec for tensor in one.plan.inputs]

@@ -30,7 +30,6 @@ from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import memory_budget, warn_of_limit
 from hidet_dist.spec import TensorShardSpec
-from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.view import GraphView
 
 
@@ -286,7 +285,7 @@ class _FamilySearch:
                 input_specs=arriving,
                 output_specs=of_part.output_specs,
             )
-            buffered = cluster.mesh.size < self.cluster.mesh.size and is_buffered(self.pipeline.objective, micro.count)
+            buffered = cluster.mesh.size < self.cluster.mesh.size and self.pipeline.value.is_buffered(micro.count)
             own = part.options(cluster, wanted, buffered)
             left -= budget - memory_budget(cluster, own.mem_budget)
             members.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hidet_dist.options.option import check_options, one_of, option
 from hidet_dist.options.planning import StageOptions
 from hidet_dist.pipeline.constraints import StageConstraints
-from hidet_dist.spec.pipeline import OBJECTIVES
+from hidet_dist.spec.objectives import DEFAULT, OBJECTIVES, Objective
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,18 @@ class PipelineOptions(StageOptions):
     """
 
     objective: str = option(
-        "latency",
+        DEFAULT,
         "str",
-        "The seconds to minimise. ``latency``: of one micro-batch through all stages, with messages. ``throughput``: "
-        "of the slowest stage for a batch, with its messages, in a full pipeline. ``batch``: of one batch of N "
-        "micro-batches, ``sum + (N - 1) * slowest``.",
-        one_of(OBJECTIVES),
+        "The seconds to minimise. " + " ".join(f"``{name}``: {one.meaning}." for name, one in OBJECTIVES.items()),
+        one_of(tuple(OBJECTIVES)),
     )
     stages: StageConstraints = None
     shares: bool = False
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def value(self) -> Objective:
+        """The objective."""
+        return OBJECTIVES[self.objective]

@@ -212,7 +212,7 @@ def _counts(graph: NormalGraph, pipeline: PipelineOptions, symbols: Sequence[Sym
     """List the numbers of micro-batches to try."""
     if pipeline.micro_batches is not None:
         return [pipeline.micro_batches]
-    if pipeline.objective == "latency" or pipeline.stages == 1:
+    if not pipeline.value.fills or pipeline.stages == 1:
         return [1]
     sizes = [x.shape[dim] for x, dim in zip(graph.inputs or [], batch_dims(graph), strict=False) if dim is not None]
     if graph_symbols(graph):
@@ -240,13 +240,12 @@ def _one_stage(
     else:
         result = search_result(micro.graph, cluster, changed, part, rules)
     stage = result.plan.stages[0]
-    times = micro.count if pipeline.objective != "latency" else 1
     whole = MeshSlice(0, cluster.mesh.size)
     return PipelineResult(
         micro,
         (PlannedStage(range(len(stage.operators)), whole, cluster, stage),),
         (),
         0.0,
-        times * stage.seconds,
-        times * result.bound_seconds,
+        pipeline.value.seconds(stage.seconds, stage.seconds, micro.count),
+        pipeline.value.seconds(result.bound_seconds, result.bound_seconds, micro.count),
     )

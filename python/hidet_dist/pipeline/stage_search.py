@@ -26,7 +26,6 @@ from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.search.shares import proposed_shares
-from hidet_dist.spec.pipeline import is_buffered
 from hidet_dist.symbolic.planning import planning_view
 
 
@@ -118,7 +117,7 @@ class StageSearch(ABC):
             When the time limit was reached before there was a plan.
         """
         if key not in self._planned:
-            buffered = is_buffered(self.pipeline.objective, self.micro.count)
+            buffered = self.pipeline.value.is_buffered(self.micro.count)
             try:
                 self._planned[key] = part.plan(cluster, options, self.limits, rules, buffered)
             except InfeasibleError as error:
@@ -132,7 +131,7 @@ class StageSearch(ABC):
 
     def _value(self, seconds: Sequence[float], messages: Sequence[Message], last: MeshSlice) -> float:
         """Compute the objective's value of stages of such seconds, the last of which is on the slice ``last``."""
-        return objective_seconds(self.pipeline.objective, self.micro.count, seconds, messages, self._delivered(last))
+        return objective_seconds(self.pipeline.value, self.micro.count, seconds, messages, self._delivered(last))
 
     def _result(self, stages: Sequence[PlannedStage], bound: float) -> PipelineResult:
         """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""

@@ -22,6 +22,7 @@ from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult, memory_budget
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec.objectives import Objective
 from hidet_dist.spec.pipeline import PipelineSearch
 from hidet_dist.symbolic.planning import part_view, planning_view
 from hidet_dist.transfer import MeshLayout, plan_transfer
@@ -202,7 +203,7 @@ def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: flo
 
 
 def objective_seconds(
-    objective: str, micro_batches: int, seconds: Sequence[float], messages: Sequence[Message], delivery: float
+    objective: Objective, micro_batches: int, seconds: Sequence[float], messages: Sequence[Message], delivery: float
 ) -> float:
     """Compute an objective's value.
 
@@ -211,20 +212,15 @@ def objective_seconds(
 
     Parameters
     ----------
-    objective: one of :data:`hidet_dist.pipeline.options.OBJECTIVES`.
     seconds: of each stage, in one micro-batch.
     messages: the tensors that are sent between stages, in one micro-batch; from earlier stages to later ones.
     delivery: seconds to send the outputs from the last stage to the ranks of all others.
     """
-    slowest = max(periods(seconds, messages, delivery))
-    if objective == "throughput":
-        return micro_batches * slowest
     sent: list[float] = []  # when each stage has sent its messages
     for number, own in enumerate(seconds):
         ready = max((sent[message.source] for message in messages if message.target == number), default=0.0)
         sent.append(math.fsum([ready, own, *(message.seconds for message in messages if message.source == number)]))
-    latency = sent[-1] + delivery
-    return latency if objective == "latency" else latency + (micro_batches - 1) * slowest
+    return objective.seconds(sent[-1] + delivery, max(periods(seconds, messages, delivery)), micro_batches)
 
 
 def delivered_seconds(view: GraphView, cluster: Cluster, options: PipelineOptions, last: MeshSlice) -> float:
@@ -242,7 +238,7 @@ def pipeline_of(
     messages = tuple(messages_between(view, cluster, stages))
     delivery = delivered_seconds(view, cluster, options, stages[-1].part)
     seconds = [stage.plan.seconds for stage in stages]
-    value = objective_seconds(options.objective, micro.count, seconds, messages, delivery)
+    value = objective_seconds(options.value, micro.count, seconds, messages, delivery)
     return PipelineResult(micro, tuple(stages), messages, delivery, value, min(bound, value))
 
 

@@ -20,13 +20,11 @@ from hidet_dist.checks import is_whole, shown
 from hidet_dist.codec import LARGEST, OMITTED, RUNS, Positive
 from hidet_dist.errors import SpecError
 from hidet_dist.limits import MOST_MICRO_BATCHES
+from hidet_dist.spec.objectives import DEFAULT, OBJECTIVES
 
 ALL, LAST = "all", "last"
 RESULTS = (ALL, LAST)
 """The ranks on which a call returns the graph's outputs: all of them, or those of the last stage."""
-
-OBJECTIVES = ("latency", "throughput", "batch")
-"""The objectives of a search for a pipeline; see :class:`hidet_dist.pipeline.PipelineOptions`."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,10 @@ class PipelineSearch:
     seconds: float
     bound_seconds: float
 
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise SpecError(f"The objective must be one of {', '.join(OBJECTIVES)}; got {shown(self.objective)}.")
+
     @property
     def gap(self) -> float:
         """(seconds - bound) / seconds, the most that a better pipeline could save."""
@@ -168,6 +170,12 @@ class Pipeline:
     results: str = ALL
     search: Annotated[PipelineSearch | None, OMITTED] = None
     delivery_seconds: Annotated[float, OMITTED] = 0.0
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether a device holds the inputs of the next micro-batch beside those of the present one."""
+        name = DEFAULT if self.search is None else self.search.objective
+        return OBJECTIVES[name].is_buffered(self.micro_batches)
 
     def gives_results(self, stage: int) -> bool:
         """Tell whether a call returns the graph's outputs on the ranks of a stage."""
@@ -345,8 +353,3 @@ def _text(tensor: StageTensor) -> str:
 
 def _shown(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") or "none"
-
-
-def is_buffered(objective: str, micro_batches: int) -> bool:
-    """Tell whether a device holds the inputs of the next micro-batch beside those of the present one."""
-    return objective != "latency" or micro_batches > 1
