@@ -94,6 +94,18 @@ def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path: Path):
 
 def test_a_decoder_whose_pieces_are_not_known_is_refused(tmp_path: Path):
     tokenizer = byte_level()
-    tokenizer.decoder = importlib.import_module("tokenizers").decoders.WordPiece()
+    tokenizer.decoder = importlib.import_module("tokenizers").decoders.CTC()
     with pytest.raises(ConfigError, match="decoder of the types"):
         CheckpointTokenizer.of_folder(write_folder(tmp_path, tokenizer, {}))
+
+
+def test_pieces_of_words_have_a_space_in_front_where_they_begin_one(tmp_path: Path):
+    library = importlib.import_module("tokenizers")
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "a": 3}
+    words = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.decoder = library.decoders.WordPiece()
+    tokenizer = CheckpointTokenizer.of_folder(write_folder(tmp_path, words, {"unk_token": "[UNK]"}))
+    tokens = tokenizer.encode("a playing")
+    assert tokens == [3, 1, 2]
+    assert b"".join(map(tokenizer.piece, tokens)) == b" a playing"

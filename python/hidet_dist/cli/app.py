@@ -65,13 +65,32 @@ def plan(
         Path | None,
         typer.Option(help="Where to write the problem in the format of google/iopddl, for other solvers."),
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Plan a language model as `hidet-dist serve` runs it: prompts and decoding.")
+    ] = False,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sequence, with --serve; at most 4096 by default.", show_default=False),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Sequences that run at once, with --serve; 8 by default.", show_default=False)
+    ] = None,
+    step_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a step, with --serve; 256 by default.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a model for a described machine, without its weights, and print a summary."""
     with errors():
+        sizes = {"context": context, "sequences": sequences, "step_tokens": step_tokens}
+        if serve:
+            from hidet_dist.cli.serving_plan import plan as plan_serving
+
+            plan_serving(request, sizes, {"--out": out, "--html": html, "--export": export}, as_json)
+            return
         from hidet_dist.cli.planning import plan as command
 
-        command(request, out, html, export, as_json)
+        command(request, out, html, export, sizes, as_json)
 
 
 @app.command()

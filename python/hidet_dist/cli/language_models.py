@@ -14,6 +14,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
+from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.loading import LanguageModel, load, name_of
 from hidet_dist.llm.options import LoadOptions
 
@@ -105,6 +106,8 @@ def _opened(loading: Loading) -> Iterator[_Session]:
     model = loading.load()
     tokenizer = model.tokenizer
     try:
+        if model.pooling is not None:
+            raise ConfigError(f"{loading.model} is an encoder, which generates no text; `hidet-dist serve` serves it.")
         template = tokenizer.chat_template
         made = ChatTemplate(template, tokenizer.special_texts) if template is not None else None
         engine = Engine(model, tokenizer)
@@ -182,9 +185,11 @@ def serve(loading: Loading, name: str | None, host: str, port: int, drain_second
     options.check()
     LoadOptions(**loading.options()).check()
 
-    def start(failed: Callable[[BaseException], None]) -> Engine:
+    def start(failed: Callable[[BaseException], None]) -> Engine | EmbeddingEngine:
         model = loading.load()
         model.on_death = lambda rank, status: failed(EngineError(f"Rank {rank} ended with status {status}."))
+        if model.pooling is not None:
+            return EmbeddingEngine(model, model.tokenizer, model.pooling, options, failed)
         return Engine(model, model.tokenizer, options, failed)
 
     def listening(host: str, port: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,22 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
     )
 
 
-def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path | None, as_json: bool) -> None:
+def plan(
+    request: PlanRequest,
+    out: Path | None,
+    html: Path | None,
+    export: Path | None,
+    serving: Mapping[str, int | None],
+    as_json: bool,
+) -> None:
     """Plan a model and print the summary.
 
-    Write the plan with its report to ``out``, the page to ``html`` and the problem that is solved to ``export``.
+    Write the plan with its report to ``out``, the page to ``html`` and the problem that is solved to ``export``. The
+    options ``serving`` must be left out.
     """
     request.check()
+    if given := [name for name, value in serving.items() if value is not None]:
+        raise ConfigError(f"--{given[0].replace('_', '-')} is for plans with --serve.")
     if export is not None and "objective" in request.given:
         raise ConfigError("--export is for plans without stages; a pipeline is planned as many problems.")
     for path in (out, html, export):

@@ -8,8 +8,10 @@ from typing import Any
 from hidet_dist.api import auto_parallel
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.pytorch.module import from_torch
+from hidet_dist.llm import ragged_encoder
 from hidet_dist.llm.checkpoint import Checkpoint
 from hidet_dist.llm.options import LoadOptions
+from hidet_dist.llm.pooling import Pooling, longest_text
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 from hidet_dist.llm.step import StepSizes
 from hidet_dist.llm.stored import StoredModel
@@ -19,7 +21,8 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     """Build a checkpoint for the ranks and sizes of ``options``.
 
     The model is traced over ragged tokens, with all sizes of a step symbolic. The plan is the best for a step in which
-    each of the sequences that run at once decodes a token, with half of its context filled.
+    each of the sequences that run at once decodes a token, with half of its context filled; that of an encoder, for a
+    step full of texts.
 
     Parameters
     ----------
@@ -40,6 +43,9 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         As :func:`hidet_dist.auto_parallel`.
     """
     checkpoint = Checkpoint.open(path)
+    if checkpoint.is_encoder:
+        _build_encoder(checkpoint, name, options, folder)
+        return
     tokenizer = checkpoint.tokenizer()
     context = 0
 
@@ -69,3 +75,29 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     distributed = {**options.distributed, "mesh_shape": [options.ranks or 1]}
     auto_parallel(graph, distributed, {"symbols": symbols, **options.optimization}, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer)
+
+
+def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, folder: Path) -> None:
+    """Build an encoder of texts, as :func:`build`."""
+    tokenizer = checkpoint.tokenizer()
+    module, weights = checkpoint.module(options.dtype, ragged_encoder.prepare)
+    first = ragged_encoder.first_position(module)
+    trained = getattr(module.config, "max_position_embeddings", None)
+    most = [longest for longest in (longest_text(checkpoint.path), trained and trained - first) if longest]
+    context = options.context_of(min(most, default=None))
+    tokens = max(options.step_tokens, context)
+    graph = from_torch(
+        *(encoder := ragged_encoder.RaggedEncoder(module), encoder.inputs(), ragged_encoder.dynamic_shapes()),
+        stored={f"module.{name}": weight for name, weight in weights.items()},
+    )
+    pooling = Pooling.of_folder(checkpoint.path, int(graph.outputs[0].shape[1]))
+    vocabulary = module.get_input_embeddings().num_embeddings
+    if tokenizer.vocabulary > vocabulary:
+        raise ConfigError(
+            f"{checkpoint.path} has a tokenizer of {tokenizer.vocabulary} tokens, and a model of {vocabulary}."
+        )
+    sizes = StepSizes(vocabulary, context, tokens, 1, options.sequences, tokens, shares_prefixes=False)
+    symbols = {"tokens": tokens, "sequences": min(options.sequences, tokens), "columns": context}
+    distributed = {**options.distributed, "mesh_shape": [options.ranks or 1]}
+    auto_parallel(graph, distributed, {"symbols": symbols, **options.optimization}, StoredModel.artifacts_in(folder))
+    StoredModel.write(folder, name, sizes, tokenizer, pooling)

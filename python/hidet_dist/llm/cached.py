@@ -115,7 +115,8 @@ def _files(path: Path) -> Iterable[Path]:
         return [path]
     if not path.is_dir():
         raise ConfigError(f"There is no {path}: name a folder with config.json and safetensors, or a GGUF file.")
-    files = sorted(file for file in path.iterdir() if file.suffix in _READ and file.is_file())
+    found = (*path.iterdir(), *path.glob("*/config.json"))  # an encoder's modules have folders of their own
+    files = sorted(file for file in found if file.suffix in _READ and file.is_file())
     if not files:
         raise ConfigError(f"{path} has no files of a model: name a folder with config.json and safetensors.")
     return files
@@ -134,7 +135,7 @@ def _digests(path: Path, cache: Path) -> dict[str, str]:
         key = f"{file.resolve()} {' '.join(map(str, state(file.stat())))}"
         if key not in kept:
             kept[key] = sha256(file)
-        found[file.name if path.is_dir() else ""] = kept[key]
+        found[file.relative_to(path).as_posix() if path.is_dir() else ""] = kept[key]
     if len(kept) != known:
         try:
             cache.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,8 @@
-"""Checkpoints of language models: a transformers folder, or a GGUF file, as a module, weights and a tokenizer."""
+"""Checkpoints of language models and of encoders: a folder of transformers, or a GGUF file of a language model.
+
+They give a module, weights and a tokenizer. A folder is an encoder's where sentence-transformers' list of modules is in
+it, which says how vectors of tokens become one of a text.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pretrained import class_of, dtype_of, made_module
 from hidet_dist.llm.gguf import configuration_of, weights_of
 from hidet_dist.llm.gguf_tokenizer import tokenizer_of
+from hidet_dist.llm.pooling import MODULES
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.weights.gguf_file import GgufFile
 from hidet_dist.weights.named import weights_from_safetensors
@@ -36,6 +41,11 @@ class Checkpoint:
     configuration: Configuration
     _files: Callable[[], Mapping[str, Tensor]]
     _tokenizer: Callable[[], CheckpointTokenizer]
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is an encoder of texts, and not a model that generates them."""
+        return (self.path / MODULES).is_file()
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -79,20 +89,17 @@ class Checkpoint:
         Raises
         ------
         ConfigError
-            When the configuration makes no causal language model of transformers, or dtype has another value.
+            When the configuration makes no model of transformers of this kind, or dtype has another value.
         WeightsError
             As :func:`hidet_dist.frontends.checkpoint.stored_weights`.
         """
 
-        def make(config: Any) -> Any:
-            kind = _causal_class(config, self.configuration.where)
-            if prepare is not None:
-                prepare(config)
-            return made_module(kind, config, dtype_of(dtype, config), False, 0)
-
         with offline():
-            module = self.configuration.made(make)
-            return module, stored_weights(module, self._files())
+            module = module_of(self.configuration, dtype, prepare, self.is_encoder)
+            files = self._files()
+            if self.is_encoder and hasattr(module, "pooler") and not any("pooler." in name for name in files):
+                module.pooler = None  # it follows on what is used, and not every checkpoint has it
+            return module, stored_weights(module, files)
 
     def tokenizer(self) -> CheckpointTokenizer:
         """Make the tokenizer.
@@ -107,6 +114,31 @@ class Checkpoint:
 
 def _of_folder(path: Path) -> Callable[[], CheckpointTokenizer]:
     return lambda: CheckpointTokenizer.of_folder(path)
+
+
+def module_of(
+    configuration: Configuration,
+    dtype: str | None = None,
+    prepare: Callable[[Any], None] | None = None,
+    is_encoder: bool = False,
+) -> Any:
+    """Make the module of a configuration, without data, as :meth:`Checkpoint.module`. Raises ConfigError."""
+
+    def make(config: Any) -> Any:
+        kind = (_encoder_class if is_encoder else _causal_class)(config, configuration.where)
+        if prepare is not None:
+            prepare(config)
+        return made_module(kind, config, dtype_of(dtype, config), False, 0)
+
+    return configuration.made(make)
+
+
+def _encoder_class(config: Any, where: str) -> Any:
+    """Return the class of an encoder, without what other tasks have behind it. Raises ConfigError."""
+    try:
+        return class_of(type(config)(), None)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _causal_class(config: Any, where: str) -> Any:

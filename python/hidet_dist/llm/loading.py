@@ -116,6 +116,8 @@ class LanguageModel:
         The name of the model.
     tokenizer: CheckpointTokenizer
         Its tokenizer.
+    pooling: Pooling, optional
+        For an encoder, how the vectors of a text's tokens become one; None for a model that generates texts.
     on_death: function, optional
         What is called with the number and the exit status of a rank that ends while the model is open, from another
         thread.
@@ -130,6 +132,7 @@ class LanguageModel:
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
         self.tokenizer: CheckpointTokenizer = stored.tokenizer()
+        self.pooling = stored.pooling
         self._processes: list[subprocess.Popen[bytes]] = []
         self._model: StepModel | None = None
         self._ranks = stored.manifest.world_size

@@ -1,4 +1,4 @@
-"""A rank's part of a language model: the program of a step, over pools that the rank holds."""
+"""A rank's part of a model: the program of a step, for a language model over pools that the rank holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_LOGITS = np.zeros(1, np.int64)
 
 
 class PartitionModel:
-    """A rank of a language model that was built. All ranks make the same calls, in the same order.
+    """A rank of a language model, or of an encoder, that was built. All ranks make the same calls, in the same order.
 
     Parameters
     ----------
@@ -34,8 +34,10 @@ class PartitionModel:
         self._sizes = stored.sizes
         self._partition = load_partition(stored.artifacts, timeout_seconds=timeout_seconds)
         self._thread = threading.get_ident()
+        self._encodes = stored.pooling is not None
+        symbols = ("tokens", "sequences", *(("columns",) if self._encodes else ("pages", "wanted")))
         try:
-            self._partition.warm_up({"tokens": 1, "sequences": 1, "pages": 1, "wanted": 1})
+            self._partition.warm_up(dict.fromkeys(symbols, 1))
         except BaseException:
             self._partition.close()
             raise
@@ -48,6 +50,9 @@ class PartitionModel:
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Compute one step, and return the logits of the tokens that are wanted [R, vocabulary].
 
+        For an encoder these are the tokens' vectors. Each token attends to all of its text: to as many rows as its
+        text has tokens in the step.
+
         Raises
         ------
         InputError, CallError
@@ -57,6 +62,12 @@ class PartitionModel:
         """
         inputs.check(self._sizes)
         self._attach()
+        if self._encodes:
+            lengths = np.bincount(inputs.sequences)[inputs.sequences]
+            vectors: NDArray[np.float32] = self._partition.run(
+                [inputs.tokens, inputs.positions, inputs.sequences, lengths, inputs.tables]
+            )[0]
+            return vectors[inputs.wanted]
         count = len(inputs.wanted)
         # A program's tensors have at least one element: a step that wants no logits computes those of one token.
         wanted = inputs.wanted if count else _NO_LOGITS

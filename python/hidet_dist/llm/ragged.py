@@ -33,7 +33,7 @@ NAME = "hidet_dist_rows"
 """The name of this attention in transformers' configurations."""
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_HARMLESS = {
+HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "past_key_values", "past_key_value", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "layer_idx", "output_router_logits"),
 }
@@ -305,7 +305,7 @@ def _attention(
     """
     layer, step = _layer_of(module), _STEP.get()
     where = f"The attention of {type(module).__name__}"
-    if unknown := sorted(name for name, x in others.items() if x is not None and name not in _HARMLESS):
+    if unknown := sorted(name for name, x in others.items() if x is not None and name not in HARMLESS):
         raise TraceError(f"{where} has the argument {unknown[0]!r}, which attention over rows does not know.")
     if dropout:
         raise TraceError(f"{where} drops weights with a probability of {dropout}: call module.eval() first.")

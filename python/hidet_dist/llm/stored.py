@@ -2,7 +2,7 @@
 
 ::
 
-    language-model.json     the name, the sizes, and the identity of the artifacts; written last
+    language-model.json     the name, the sizes, an encoder's pooling, and the identity of the artifacts; written last
     tokenizer/              the tokenizer, as transformers stores it
     artifacts/              the artifacts of the program that computes a step
 """
@@ -20,10 +20,11 @@ from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
+from hidet_dist.llm.pooling import Pooling
 from hidet_dist.llm.step import StepSizes
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 
-FORMAT = 1
+FORMAT = 2
 _FILE = "language-model.json"
 _ARTIFACTS = "artifacts"
 _TOKENIZER = "tokenizer"
@@ -43,12 +44,15 @@ class StoredModel:
         The sizes of a step.
     manifest: Manifest
         The manifest of the artifacts.
+    pooling: Pooling, optional
+        For an encoder, how the vectors of a text's tokens become one; None for a model that generates texts.
     """
 
     folder: Path
     name: str
     sizes: StepSizes
     manifest: Manifest
+    pooling: Pooling | None = None
 
     @staticmethod
     def is_in(folder: str | Path) -> bool:
@@ -61,12 +65,25 @@ class StoredModel:
         return folder / _ARTIFACTS
 
     @classmethod
-    def write(cls, folder: Path, name: str, sizes: StepSizes, tokenizer: CheckpointTokenizer) -> None:
+    def write(
+        cls,
+        folder: Path,
+        name: str,
+        sizes: StepSizes,
+        tokenizer: CheckpointTokenizer,
+        pooling: Pooling | None = None,
+    ) -> None:
         """Write what a folder with artifacts lacks of a language model."""
         (folder / _TOKENIZER).mkdir()
         tokenizer.save(folder / _TOKENIZER)
         identity = Manifest.load(cls.artifacts_in(folder)).identity
-        fields = {"format": FORMAT, "name": name, "artifacts": identity, "sizes": dataclasses.asdict(sizes)}
+        fields = {
+            "format": FORMAT,
+            "name": name,
+            "artifacts": identity,
+            "sizes": dataclasses.asdict(sizes),
+            "pooling": None if pooling is None else dataclasses.asdict(pooling),
+        }
         write_text(folder / _FILE, json.dumps(fields, indent=1))
 
     @classmethod
@@ -86,6 +103,7 @@ class StoredModel:
                 found = fields.get("format") if isinstance(fields, dict) else fields
                 raise ValueError(f"its format is {shown(found)}, not {FORMAT}")
             name, sizes = fields.get("name"), _sizes(fields.get("sizes"))
+            pooling = None if fields.get("pooling") is None else Pooling.from_fields(fields["pooling"])
             if not isinstance(name, str):
                 raise ValueError(f"its name is {shown(name)}")
         except (OSError, ValueError) as error:
@@ -93,7 +111,7 @@ class StoredModel:
         manifest = Manifest.load(cls.artifacts_in(folder))
         if manifest.identity != fields.get("artifacts"):
             raise ArtifactError(f"{folder} has artifacts that were built for another model. Build it again.")
-        return cls(folder, name, sizes, manifest)
+        return cls(folder, name, sizes, manifest, pooling)
 
     @property
     def artifacts(self) -> Path:

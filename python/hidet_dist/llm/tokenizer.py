@@ -20,6 +20,8 @@ from hidet_dist.limits import MOST_CONFIGURATION_BYTES, MOST_TOKENIZER_BYTES
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
+_CONTINUES = "##"
+"""What WordPiece writes in front of a piece that continues a word."""
 _BYTES_OF_TOKEN = 6  # characters of a token such as <0x0A>, which is a byte
 
 
@@ -42,8 +44,8 @@ class CheckpointTokenizer:
     Raises
     ------
     ConfigError
-        When the library cannot read it, or its decoder is none of byte-level and SentencePiece models, whose pieces of
-        text are not known.
+        When the library cannot read it, or its decoder is none of byte-level, SentencePiece and WordPiece models, whose
+        pieces of text are not known.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class CheckpointTokenizer:
             raise ConfigError(f"{where} is not a tokenizer that can be read: {_line(error)}.") from error
         self._library.no_truncation()
         self._library.no_padding()
-        self._is_bytes = _is_byte_level(text, where)
+        self._kind = _kind_of(text, where)
         added = self._library.get_added_tokens_decoder()
         self._added = {int(token): str(entry.content) for token, entry in added.items()}
         self.special = frozenset(int(token) for token, entry in added.items() if entry.special)
@@ -136,7 +138,9 @@ class CheckpointTokenizer:
         text = self._library.id_to_token(token)
         if text is None:
             return b""
-        if self._is_bytes:
+        if self._kind == "WordPiece":
+            return str(text).removeprefix(_CONTINUES).encode() if text.startswith(_CONTINUES) else f" {text}".encode()
+        if self._kind == "ByteLevel":
             alphabet = _byte_alphabet()
             if all(character in alphabet for character in text):
                 return bytes(alphabet[character] for character in text)
@@ -162,8 +166,8 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def _is_byte_level(text: str, where: str) -> bool:
-    """Whether a tokenizer's decoder takes tokens for bytes, and not for text of SentencePiece. Raises ConfigError."""
+def _kind_of(text: str, where: str) -> str:
+    """Return what a tokenizer's decoder takes tokens for: ByteLevel, WordPiece or SentencePiece. Raises ConfigError."""
     pending = [parse_json(text).get("decoder")]
     kinds = []
     for decoder in pending:
@@ -171,12 +175,14 @@ def _is_byte_level(text: str, where: str) -> bool:
             kinds.append(decoder.get("type"))
             pending += decoder.get("decoders", ())
     if "ByteLevel" in kinds:
-        return True
+        return "ByteLevel"
+    if "WordPiece" in kinds:
+        return "WordPiece"
     if "Metaspace" in kinds or {"Replace", "ByteFallback"} <= set(kinds):
-        return False
+        return "SentencePiece"
     raise ConfigError(
-        f"{where} has a decoder of the types {shown(kinds)}, whose pieces of text are not known: only byte-level and "
-        "SentencePiece tokenizers are supported."
+        f"{where} has a decoder of the types {shown(kinds)}, whose pieces of text are not known: only byte-level, "
+        "SentencePiece and WordPiece tokenizers are supported."
     )
 
 

@@ -1,1 +1,1 @@
-"""Language models behind HTTP, by the interface of OpenAI: completions, chats, tokens, health and metrics."""
+"""Language models and encoders behind HTTP, by the interface of OpenAI."""

@@ -20,9 +20,10 @@ from hidet_dist.errors import RequestError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_BODY_BYTES
 from hidet_dist.llm.server.answers import token_text
-from hidet_dist.llm.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from hidet_dist.llm.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from hidet_dist.llm.server.chats import chat
 from hidet_dist.llm.server.completions import complete
+from hidet_dist.llm.server.embeddings import embed
 from hidet_dist.llm.server.errors import add_handlers, error_object, response
 from hidet_dist.llm.server.metrics import CONTENT_TYPE, Metrics
 from hidet_dist.llm.server.prompts import chat_prompt, check_model, encode
@@ -177,6 +178,11 @@ def create_app(service: Service) -> FastAPI:
         """Answer the messages of a chat."""
         return await chat(service, body, request)
 
+    @app.post("/v1/embeddings", responses=_STATUSES)
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        """Return the vectors of texts."""
+        return await embed(service, body, request)
+
     @app.post("/tokenize", responses=_STATUSES)
     async def tokenize(body: TokenizeBody) -> JSONResponse:
         """Return the tokens of a text, or of the messages of a chat."""
@@ -192,7 +198,7 @@ def create_app(service: Service) -> FastAPI:
 
 def _tokens(service: Service, body: TokenizeBody) -> dict[str, Any]:
     check_model(service, body.model)
-    engine = service.ready()
+    engine = service.loaded()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give a prompt, or messages.", "prompt")
     if body.prompt is not None:
@@ -207,7 +213,7 @@ def _tokens(service: Service, body: TokenizeBody) -> dict[str, Any]:
 
 def _text(service: Service, body: DetokenizeBody) -> dict[str, Any]:
     check_model(service, body.model)
-    tokenizer = service.ready().tokenizer
+    tokenizer = service.loaded().tokenizer
     for token in body.tokens:
         if token >= tokenizer.vocabulary:
             raise RequestError(f"There is no token {token}; there are 0 to {tokenizer.vocabulary - 1}.", "tokens")

@@ -19,6 +19,17 @@ _JSON_OBJECT = json.dumps({"type": "object"})
 
 Text = Annotated[str, StringConstraints(strict=True)]
 Token = Annotated[int, Field(strict=True, ge=0)]
+Texts = (
+    Text
+    | Annotated[list[Token], Field(min_length=1)]
+    | Annotated[list[Text], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_PROMPTS)]
+)
+"""One text or several, each as a text or as tokens."""
+
+
+def _each(texts: Any) -> list[str | list[int]]:
+    return [texts] if isinstance(texts, str) or isinstance(texts[0], int) else list(texts)
 
 
 class Body(BaseModel):
@@ -143,12 +154,7 @@ class Generation(Body):
 class CompletionBody(Generation):
     """The body of ``/v1/completions``."""
 
-    prompt: (
-        Text
-        | Annotated[list[Token], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1, max_length=_MOST_PROMPTS)]
-        | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_PROMPTS)]
-    )
+    prompt: Texts
     best_of: int | None = Field(None, ge=1)
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=128)
@@ -157,11 +163,7 @@ class CompletionBody(Generation):
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each as a text or as tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [[int(token) for token in self.prompt]]
-        return list(self.prompt)
+        return _each(self.prompt)
 
 
 class ChatBody(Generation):
@@ -179,6 +181,20 @@ class ChatBody(Generation):
     # Beyond OpenAI's interface, by the names that other servers use.
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class EmbeddingBody(Body):
+    """The body of ``/v1/embeddings``."""
+
+    model: str
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = Field(None, ge=1)
+    user: str | None = None
+
+    def texts(self) -> list[str | list[int]]:
+        """Return the texts, each as a text or as tokens."""
+        return _each(self.input)
 
 
 class TokenizeBody(Body):

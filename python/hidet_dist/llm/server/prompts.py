@@ -7,6 +7,7 @@ from typing import Any
 
 from hidet_dist.errors import InputError, RequestError
 from hidet_dist.llm.engine import Engine
+from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.server.service import Service, UnknownModel
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -24,7 +25,7 @@ def check_model(service: Service, name: str | None) -> None:
         raise UnknownModel(f"The model {name!r} is not served here; {service.name!r} is.")
 
 
-def encode(engine: Engine, text: str, special: bool, parameter: str) -> list[int]:
+def encode(engine: Engine | EmbeddingEngine, text: str, special: bool, parameter: str) -> list[int]:
     """Return the tokens of a text.
 
     Raises

@@ -16,6 +16,7 @@ import uvicorn
 
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.llm.engine import Engine
+from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.server.app import create_app, is_loopback
 from hidet_dist.llm.server.service import Service
 
@@ -86,14 +87,14 @@ class _Server(uvicorn.Server):
         _log.info("%s: running requests may take %g s more", signal.Signals(sig).name, self._drain_seconds)
         threading.Thread(target=self._drain, args=(self._service.engine,), daemon=True).start()
 
-    def _drain(self, engine: Engine) -> None:
+    def _drain(self, engine: Engine | EmbeddingEngine) -> None:
         engine.drain(self._drain_seconds)
         self.should_exit = True
 
 
 def serve(
     name: str,
-    load: Callable[[Callable[[BaseException], None]], Engine],
+    load: Callable[[Callable[[BaseException], None]], Engine | EmbeddingEngine],
     options: ServerOptions,
     on_listening: Callable[[str, int], None] | None = None,
 ) -> int:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hidet_dist.errors import RequestError
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.engine import Engine, Stream
+from hidet_dist.llm.engine.embedding import EmbeddingEngine
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Service:
         The name that requests call it by.
     api_key: str, optional
         What requests must bring.
-    engine: Engine, optional
+    engine: Engine or EmbeddingEngine, optional
         The engine; None while the model loads.
     template: ChatTemplate, optional
         The chat template, where the model has one.
@@ -34,7 +36,7 @@ class Service:
 
     name: str
     api_key: str | None = None
-    engine: Engine | None = None
+    engine: Engine | EmbeddingEngine | None = None
     template: ChatTemplate | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     send_seconds: float = 120.0
@@ -45,7 +47,7 @@ class Service:
         """``loading``, ``ready``, ``draining``, ``failed`` or ``closed``."""
         return self.engine.status if self.engine is not None else "loading"
 
-    def start(self, engine: Engine) -> None:
+    def start(self, engine: Engine | EmbeddingEngine) -> None:
         """Serve an engine from now on.
 
         Raises
@@ -58,8 +60,8 @@ class Service:
             self.template = ChatTemplate(tokenizer.chat_template, tokenizer.special_texts)
         self.engine = engine
 
-    def ready(self) -> Engine:
-        """Return the engine.
+    def loaded(self) -> Engine | EmbeddingEngine:
+        """Return the engine, of whatever kind.
 
         Raises
         ------
@@ -69,6 +71,36 @@ class Service:
         if self.engine is None:
             raise Unavailable(f"The model {self.name} is loading. Make the request again later.")
         return self.engine
+
+    def ready(self) -> Engine:
+        """Return the engine of a model that generates texts.
+
+        Raises
+        ------
+        Unavailable
+            When the model still loads.
+        RequestError
+            When it is an encoder.
+        """
+        engine = self.loaded()
+        if not isinstance(engine, Engine):
+            raise RequestError(f"{self.name} is an encoder, which generates no text: use /v1/embeddings.", "model")
+        return engine
+
+    def encoder(self) -> EmbeddingEngine:
+        """Return the engine of an encoder.
+
+        Raises
+        ------
+        Unavailable
+            When the model still loads.
+        RequestError
+            When it generates texts.
+        """
+        engine = self.loaded()
+        if not isinstance(engine, EmbeddingEngine):
+            raise RequestError(f"{self.name} generates texts, and is no encoder: use /v1/completions.", "model")
+        return engine
 
 
 class Unavailable(Exception):

@@ -1,0 +1,77 @@
+"""``hidet-dist plan --serve``: what serving a language model takes, from its configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hidet_dist.cli.app import app
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "configs" / "llama-3-8b"
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 1024,
+}
+
+
+def told(*arguments: str) -> dict:
+    done = CliRunner().invoke(app, ["plan", *arguments, "--serve", "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+@pytest.mark.slow
+def test_memory_and_rates_are_those_of_the_steps(tiny: str):
+    sizes = ("--mesh", "2", "--machine", "dgx-h100", "--context", "512", "--sequences", "4", "--dtype", "float16")
+    found = told(tiny, *sizes)
+    rows = 4 * 512
+    # Two heads of 16 elements of keys and of values, in one layer: split over two devices, or held by both.
+    assert found["cache_bytes"] in {rows * 2 * 2 * 16 * 2 // 2, rows * 2 * 2 * 16 * 2}
+    assert 0 < found["weight_bytes"] < 90_000  # the parameters have 87424 bytes
+    left = found["memory_bytes"] - found["weight_bytes"] - found["other_bytes"]
+    assert found["fitting"] == left * 4 // found["cache_bytes"]
+    rates = found["tokens_per_second"]
+    assert list(rates) == ["1", "8", "64"] and 0 < rates["1"] < rates["8"] < rates["64"]
+    assert 4 / found["token_seconds"] < rates["8"]
+    assert 0 < found["first_token_seconds"] <= found["long_prompt_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--serve", "--batch", "3"), "--batch does not go with --serve"),
+        (("--serve", "--out", "x.json"), "--out does not go with --serve"),
+        (("--serve", "--context", "0"), "context must be"),
+        (("--serve", "--context", "2000"), "trained with sequences of 1024"),
+        (("--context", "64"), "--context is for plans with --serve"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tiny: str, arguments: tuple[str, ...], said: str):
+    done = CliRunner().invoke(app, ["plan", tiny, "--mesh", "2", "--machine", "dgx-h100", *arguments])
+    assert done.exit_code == 1
+    assert said in " ".join(done.output.split())
+
+
+@pytest.mark.slow
+def test_llama_3_8b_is_planned_from_its_configuration():
+    found = told(str(EXAMPLE), "--mesh", "8", "--machine", "dgx-h100", "--context", "8192", "--sequences", "16")
+    whole = 16 * 8192 * 32 * 2 * 8 * 128 * 2
+    assert found["cache_bytes"] == whole // 8
+    assert found["fitting"] > 100
+    assert found["weight_bytes"] < 3e9
