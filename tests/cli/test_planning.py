@@ -344,8 +344,24 @@ def test_flags_of_the_model_and_of_the_plan(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("flags", "shape"),
+    [
+        (("--dynamic", "batch", "--batch", "2"), (2, 1, 48)),
+        (("--logits", "all"), (1, 8, 48)),
+        (("--logits", "none"), (1, 8, 32)),
+    ],
+)
+def test_logits_of_a_causal_model(flags: tuple[str, ...], shape: tuple[int, ...], model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    done = invoke("plan", str(model), "--mesh", "2", "--seq", "8", *flags, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert Plan.load(out).stages[0].outputs[0].shape == shape
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (("--logits", "first"), "--logits must be one of last, all, none; got 'first'"),
         (("--dynamic", "tokens"), "'tokens' is not a symbolic dim"),
         (("--dynamic", "seq", "--dynamic", "seq:2"), "'seq:2' is not a symbolic dim"),
         (("--pin", "w0"), "'w0' is not a pin"),

@@ -42,6 +42,7 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
         dims=request.value("dims", {}),
         weights=weights,
         architecture=request.value("architecture"),
+        logits=request.value("logits"),
         dynamic=tuple(request.value("dynamic", {})),
     )
 

@@ -15,6 +15,7 @@ from hidet_dist.options.planning import OPTIMIZATION, DistributedOptions, StageO
 from hidet_dist.options.texts import parse_dims, parse_dynamic
 from hidet_dist.spec import DeviceMesh
 
+LOGITS = ("last", "all", "none")
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH, SEQ = 1, 128
 _SEPARATOR = ";"  # of what is given repeatedly, in a plan's record of its origin: specs have commas
@@ -51,6 +52,16 @@ class ModelOptions:
         "str, optional",
         "The class of transformers that makes the model.",
         flag=Flag("The model's class in transformers, such as BertModel; by default the configuration's."),
+    )
+    logits: str | None = option(
+        None,
+        "str, optional",
+        "The positions whose logits a causal model returns.",
+        or_none(one_of(LOGITS)),
+        flag=Flag(
+            "The positions whose logits a causal model returns: last, all, or none for its hidden states; last by "
+            "default, which is what the next token needs."
+        ),
     )
     dynamic: Mapping[str, int] = option(
         dict,
@@ -174,7 +185,7 @@ class PlanRequest:
                 "a Python program, and give the result to hidet_dist.from_torch."
             )
         if suffix == ".onnx":
-            for name in ("batch", "seq", "dtype", "dynamic", "architecture"):
+            for name in ("batch", "seq", "dtype", "dynamic", "architecture", "logits"):
                 if name in self.given:
                     raise ConfigError(f"--{name} is for models of transformers; a .onnx file takes --dim name=size.")
             _require("onnx", "onnx", model)

@@ -22,6 +22,7 @@ def load_model(
     dims: Mapping[str, int] | None = None,
     weights: str | None = None,
     architecture: str | None = None,
+    logits: str | None = None,
     dynamic: Sequence[str] = (),
 ) -> FlowGraph:
     """Convert a model to a graph.
@@ -41,6 +42,9 @@ def load_model(
         :func:`hidet_dist.frontends.pretrained.from_transformers`. A ``.onnx`` file contains its weights.
     architecture: str, optional
         The class of a transformers model; by default its configuration's.
+    logits: str, optional
+        The positions whose logits a causal transformers model returns: ``"last"``, ``"all"`` or ``"none"``; by default
+        the last.
     dynamic: sequence of str
         The dims of a transformers model that are symbolic: ``"batch"``, ``"seq"`` or both.
 
@@ -63,7 +67,14 @@ def load_model(
         from hidet_dist.frontends.pretrained import from_transformers
 
         return from_transformers(
-            model, weights=weights, batch=batch, seq=seq, dtype=dtype, architecture=architecture, dynamic=dynamic
+            model,
+            weights=weights,
+            batch=batch,
+            seq=seq,
+            dtype=dtype,
+            architecture=architecture,
+            logits=logits,
+            dynamic=dynamic,
         )
     if model.suffix == ".onnx":
         from hidet_dist.frontends.onnx.model import from_onnx

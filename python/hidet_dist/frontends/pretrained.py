@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -30,6 +31,7 @@ from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_
 from hidet_dist.weights.named import weights_from_safetensors
 
 WEIGHTS = ("files", "random", None)
+LOGITS = ("last", "all", "none")
 
 
 def from_transformers(
@@ -40,6 +42,7 @@ def from_transformers(
     seq: int = 128,
     dtype: str | None = None,
     architecture: str | None = None,
+    logits: str | None = "all",
     dynamic: Sequence[str] = (),
     example_inputs: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -64,6 +67,10 @@ def from_transformers(
         that transformers keeps in float32 stay in it.
     architecture: str, optional
         The name of a model class of transformers, such as ``"LlamaForCausalLM"``; by default the configuration's.
+    logits: str, optional
+        The positions whose logits a causal language model returns: ``"all"``; ``"last"``, the next token's alone, as
+        the first step of generating needs; ``"none"``, for the hidden states of the model below its head. None is
+        ``"last"`` for causal models that can leave positions out, and ``"all"`` for other models.
     dynamic: sequence of str
         The dims to make symbolic: ``"batch"``, ``"seq"`` or both. The model is traced with at least 2 of each.
     example_inputs: mapping, optional
@@ -91,6 +98,8 @@ def from_transformers(
         raise ConfigError(f"weights must be 'files', 'random' or None; got {shown(weights)}.")
     if unknown := sorted(set(dynamic) - {"batch", "seq"}):
         raise ConfigError(f"dynamic may name 'batch' and 'seq'; got {shown(unknown)}.")
+    if logits is not None and logits not in LOGITS:
+        raise ConfigError(f"logits must be one of {', '.join(LOGITS)}; got {shown(logits)}.")
     for name, size in (("batch", batch), ("seq", seq)):
         if not is_whole(size, 1):
             raise ConfigError(f"{name} must be an integer of at least 1; got {shown(size)}.")
@@ -102,14 +111,15 @@ def from_transformers(
             raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
 
         def make(config: Any, has_data: bool = weights == "random") -> tuple[Any, dict[str, Any]]:
-            module = made_module(class_of(config, architecture), config, dtype_of(dtype, config), has_data, seed)
+            kind, fixed = with_logits(class_of(config, architecture), config, logits)
+            module = made_module(kind, config, dtype_of(dtype, config), has_data, seed)
             most = _most_positions(config) if "seq" in dynamic else None
             inputs = (
                 example_inputs_of(module, batch, min(seq, most or seq))
                 if example_inputs is None
                 else dict(example_inputs)
             )
-            return module, inputs
+            return module, {**inputs, **fixed}
 
         module, inputs = configuration.made(make, lambda config: make(config, False))
         stored = None
@@ -230,6 +240,37 @@ def dtype_of(dtype: str | None, config: Any) -> torch.dtype:
     if name not in known:
         raise ConfigError(f"dtype must be one of {', '.join(sorted(known))}; got {shown(value)}.")
     return known[name]
+
+
+def with_logits(kind: Any, config: Any, logits: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return the class that computes the wanted logits, and the arguments of its calls that say so.
+
+    Parameters
+    ----------
+    kind: type
+        A model class of transformers.
+    config: PreTrainedConfig
+        Its configuration.
+    logits: str, optional
+        As of :func:`from_transformers`.
+
+    Raises
+    ------
+    ConfigError
+        When the model is no causal one, or cannot leave positions out.
+    """
+    transformers = importlib.import_module("transformers")
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    is_causal = kind.__name__ in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    keeps = is_causal and "logits_to_keep" in inspect.signature(kind.forward).parameters
+    if logits == "all" or (logits is None and not keeps):
+        return kind, {}
+    if logits == "none" and is_causal and type(config) in transformers.MODEL_MAPPING:
+        return class_of(config, transformers.MODEL_MAPPING[type(config)].__name__), {}
+    if logits == "none" or not keeps:
+        what = "is no causal language model with a head" if logits == "none" else "cannot leave positions out"
+        raise ConfigError(f"{kind.__name__} {what}: logits={logits!r} does not fit, take logits='all'.")
+    return kind, {"logits_to_keep": 1}
 
 
 def made_module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
