@@ -1,4 +1,4 @@
-# Targets: setup, demo, generate, models, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
+# Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
 # gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -50,6 +50,11 @@ generate: setup $(STAMPS)/smollm2
 # ARGS="BERT LLaMA --no-processes" takes some of them, and leaves the two processes out. The last line is JSON.
 models: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/models.py --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--out benchmarks/results/models.json)
+
+# Which of all causal language models of transformers are computed right; a run that was broken off goes on.
+# ARGS="--only llama mixtral" takes some types, and leaves the published table as it is. The last line is JSON.
+models-causal: setup
+	$(BIN)/python benchmarks/causal.py $(if $(ARGS),$(ARGS),--out benchmarks/results/models-causal.json)
 
 # hidet's own tests through auto_parallel on two ranks; FOLDER is a clone of hidet at v0.6.1. ARGS="frontends -k gpt2"
 # takes some, and leaves the published table as it is. The last line is JSON.

@@ -36,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {f"reference/{name}.md": text for name, text in reference().items()}
     pages["configuration.md"] = configuration()
     pages["models.md"] = models()
+    pages["causal.md"] = causal_models()
     pages["onnx.md"] = onnx_cases()
     pages |= {f"rfcs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "rfcs").glob("*.md"))}
     pages |= {page: (ROOT / name).read_text(encoding="utf-8") for page, name in FROM_ROOT.items()}
@@ -102,6 +103,36 @@ def _tests_of_hidet() -> str:
     return _TESTS_OF_HIDET.format(tests=len(outcomes), **cases) + "\n".join(rows) + "\n"
 
 
+def causal_models() -> str:
+    """The page of the causal language models of transformers, from the results of ``make models-causal``."""
+    whole = json.loads((ROOT / "benchmarks" / "results" / "models-causal.json").read_text(encoding="utf-8"))
+    outcomes = whole["results"]
+    rows = ["| type | | largest difference | collectives on (3) | of the plan by hand |", "|" + " --- |" * 5]
+    for name, own in outcomes.items():
+        off = "" if own["difference"] is None else f"{own['difference']:.1e}"
+        verdict = own["verdict"] if own["verdict"] == "right" else f"{own['verdict']}: {own['reason']}"
+        counts = (own["collectives"].get("3"), own["by_hand"])
+        cells = (f"`{name}`", _escaped(verdict), off, *("" if count is None else count for count in counts))
+        rows.append("| " + " | ".join(map(str, cells)) + " |")
+    verdicts = [own["verdict"] for own in outcomes.values()]
+    compared = [
+        (own["collectives"]["3"], own["by_hand"])
+        for own in outcomes.values()
+        if own["by_hand"] is not None and own["collectives"].get("3") is not None
+    ]
+    return (
+        _CAUSAL_MODELS.format(
+            all=len(outcomes),
+            by_hand=sum(own["by_hand"] is not None for own in outcomes.values()),
+            compared=len(compared),
+            fewer=sum(ours <= hand for ours, hand in compared),
+            **{verdict: verdicts.count(verdict) for verdict in ("right", "refused", "wrong", "crash", "outside")},
+        )
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
 def onnx_cases() -> str:
     """The page of the ONNX project's test cases, from the results of ``make onnx-cases``."""
     outcomes = _results("onnx-cases")
@@ -132,6 +163,25 @@ two devices and on a mesh of 2 x 2 with too little memory for all weights on eac
 simulator, and then two processes from artifacts. A model is right when no output is further from PyTorch's than 1e-4 of
 the output's largest value (or of 1), in float32. What is said to be from ONNX was exported by `torch.onnx.export` and
 read by `from_onnx`. This is what it found: {right} of {all} are right.
+
+"""
+
+_CAUSAL_MODELS = """# Causal language models of transformers
+
+`make models-causal` takes all types of `AutoModelForCausalLM`. Each gets a tiny configuration that rules make from its
+class, with odd numbers of heads, experts, layers and tokens where the model allows it, and random weights. It is traced
+in bfloat16 and in float32, planned on meshes of (2), (3) and (2, 2) with too little memory for all weights on each
+device, and computed by all ranks in the simulator, then by two processes from artifacts.
+
+* **right**: no output is further from that of transformers than 1e-4 of the output's largest value (or of 1).
+* **refused**: an error says what is not supported.
+* **wrong**: the results are others. **crash**: an error that is no refusal, or too much time or memory.
+* **outside**: transformers itself cannot make or call the model, or needs a package that is missing.
+
+The last column has the collectives of a call of transformers' plan by hand (`tp_plan`), where there is one; some of
+these plans shard a part of the model alone. Of {all} types {right} are right, {refused} are refused, {wrong} are wrong,
+{crash} crash, and {outside} are outside{left}. {by_hand} of them have a plan by hand; of the {compared} that could be
+compared, {fewer} have no more collectives here than that plan.
 
 """
 

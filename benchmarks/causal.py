@@ -1,0 +1,340 @@
+"""Which causal language models of transformers are computed right: a table, and as last line JSON.
+
+Each type of ``AutoModelForCausalLM`` gets a tiny configuration by rules (``hidet_dist.testing.tiny_configurations``)
+and random weights. Its steps:
+
+bfloat16     the model in bfloat16 is traced and planned on two devices.
+2, 3, 2x2    the model in float32 is traced, planned on the mesh with too little memory for all weights on each device,
+             compiled, and computed by all ranks in the simulator.
+processes    two processes compute the plan on two devices from artifacts.
+
+Results are compared with those of transformers. A step is ``right``, ``refused`` (with the reason), ``wrong`` (other
+results), a ``crash`` (an error that is no refusal, too much time or memory), or ``outside``: transformers itself cannot
+make or call the tiny model. The exit status is 1 if any is wrong or crashes.
+
+Each type has a process of its own, forked from one that has imported the libraries, with a limit of time and memory.
+Outcomes are appended to a file of JSON lines, one a step, so that a run that was broken off goes on: steps that the
+file has are left out, unless ``--again`` names their verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import PRELOADED, Model, planned, served, simulated
+from rich.console import Console
+from rich.table import Table
+
+import hidet_dist
+from hidet_dist.errors import ConfigError, TraceError
+from hidet_dist.spec.interface import interface_of
+from hidet_dist.testing.tiny_configurations import causal_types, tiny_causal_model
+
+# What most types need, imported once.
+SHARED = [
+    "networkx",
+    "hidet_dist.frontends.pytorch.module",
+    "hidet_dist.phases",
+    "hidet_dist.search.planner",
+    "hidet_dist.testing.tiny_configurations",
+    "torch._export",
+    "torch._dynamo",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+]
+MESHES = {"2": (2,), "3": (3,), "2x2": (2, 2)}
+STEPS = ("2", "bfloat16", "3", "2x2", "processes")
+VERDICTS = ("right", "refused", "wrong", "crash", "outside")
+TOLERANCE = 1e-4  # of the largest value of an output, or of 1
+SECONDS = 900  # of a type, CPU time and the compilers' not counted
+BYTES = 12 * 2**30  # of a process's addresses
+# Collectives of a forward pass that each style of transformers' tensor-parallel plans takes on a module.
+COLLECTIVES_BY_HAND = {
+    "rowwise": 1,
+    "packed_rowwise": 1,
+    "rowwise_split_input": 1,
+    "colwise_gather_output": 1,
+    "embedding_rowwise": 1,
+    "moe_tp_experts": 1,
+    "all_reduce": 1,
+}
+
+
+@dataclass
+class Outcome:
+    """What became of a step of a type.
+
+    Attributes
+    ----------
+    name: the type.
+    step: one of ``STEPS``.
+    verdict: one of ``VERDICTS``.
+    reason: why it is not right, or nothing.
+    difference: the largest one from transformers, relative to the largest value of the output, or to 1.
+    operators: of the graph as it is planned.
+    collectives: of the program.
+    by_hand: the collectives of transformers' tensor-parallel plan; None where it has none.
+    cpu_seconds: of all processes, compilers included.
+    """
+
+    name: str
+    step: str
+    verdict: str
+    reason: str = ""
+    difference: float | None = None
+    operators: int = 0
+    collectives: int | None = None
+    by_hand: int | None = None
+    cpu_seconds: float = 0.0
+
+
+class _Outside(Exception):
+    """Transformers cannot make or call the model."""
+
+
+def collectives_by_hand(module: Any) -> int | None:
+    """Count the collectives of a call of transformers' tensor-parallel plan for a model; None if it has none."""
+    plan: Mapping[str, str] = getattr(module, "tp_plan", None) or {}
+    if not any(name.startswith(("model.", "transformer.", "layers.")) or "layers" in name for name in plan):
+        return None  # at most the head has one
+    patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
+    names = [name for name, _ in module.named_modules()]
+    return sum(
+        COLLECTIVES_BY_HAND.get(style, 0)
+        for name in names
+        for pattern, style in patterns.items()
+        if pattern.fullmatch(name)
+    )
+
+
+def made(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor], Any]:
+    """Make a tiny model, the arguments of a call, and what transformers computes in float32. Raises _Outside."""
+    try:
+        module, inputs = tiny_causal_model(name, dtype)
+        with torch.no_grad():
+            want = module(**inputs, use_cache=False) if dtype is torch.float32 else None
+    except Exception as error:
+        raise _Outside(f"{type(error).__name__}: {_line(error)}") from error
+    return module, inputs, want
+
+
+def check(name: str, steps: Iterable[str]) -> Iterable[Outcome]:
+    """Take steps of a type; yields the outcome of each."""
+    models: dict[torch.dtype, tuple[Model, int | None]] = {}
+    plans: dict[str, hidet_dist.Plan] = {}
+    for step in steps:
+        before = _cpu_seconds()
+        outcome = Outcome(name, step, "right")
+        dtype = torch.bfloat16 if step == "bfloat16" else torch.float32
+        try:
+            if dtype not in models:
+                module, inputs, want = made(name, dtype)
+                outcome.by_hand = collectives_by_hand(module)
+                graph = hidet_dist.from_torch(module, inputs)
+                interface = interface_of(graph)
+                assert interface is not None
+                arrays = [x.numpy() for x in interface.flatten(**inputs)]
+                models[dtype] = Model(graph, interface, arrays, want), outcome.by_hand
+            model, outcome.by_hand = models[dtype]
+            mesh = "2" if step in ("bfloat16", "processes") else step
+            plan = plans.get(mesh) if dtype is torch.float32 else None
+            if plan is None:
+                plan = planned(model.graph, MESHES[mesh])
+            if dtype is torch.float32:
+                plans[mesh] = plan
+            outcome.operators = len(plan.stages[0].operators)
+            if step in MESHES:
+                outcome.difference, outcome.collectives = simulated(model, plan)
+            elif step == "processes":
+                outcome.difference = served(model, plan)
+            if outcome.difference is not None and not outcome.difference <= TOLERANCE:
+                outcome.verdict, outcome.reason = "wrong", f"off by {outcome.difference:.1e}"
+        except _Outside as error:
+            outcome.verdict, outcome.reason = "outside", str(error)
+        except (TraceError, ConfigError) as error:
+            outcome.verdict, outcome.reason = "refused", _line(error)
+        except Exception as error:  # each is a defect
+            traceback.print_exc()
+            outcome.verdict, outcome.reason = "crash", f"{type(error).__name__}: {_line(error)}"
+        outcome.cpu_seconds = round(_cpu_seconds() - before, 1)
+        yield outcome
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(own.ru_utime + own.ru_stime for own in used)
+
+
+def child(name: str, steps: list[str], results: Path, log: Path) -> None:
+    """Take steps of a type in this process, and append their outcomes to a file."""
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    # As in any program: hidet's compilers must know what is in force.
+    multiprocessing.set_start_method("fork", force=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes that it started end too
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for outcome in check(name, steps):
+        append(outcome, results)
+
+
+def in_process(name: str, steps: list[str], results: Path, logs: Path | None) -> None:
+    """Take steps of a type in a process of its own. Where it ends early, its first step that is missing crashed."""
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        log = (logs or Path(folder)) / f"{name}.log"
+        process = context.Process(target=child, args=(name, steps, results, log))
+        process.start()
+        process.join(SECONDS)
+        reason = f"it took more than {SECONDS} s"
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        else:
+            printed = log.read_text(errors="replace") if log.exists() else ""
+            reason = f"it ended with status {process.exitcode}: {' '.join(printed.split())[-300:]}"
+        have = read(results).get(name, {})
+        if missing := [step for step in steps if step not in have]:
+            append(Outcome(name, missing[0], "crash", reason), results)
+
+
+def append(outcome: Outcome, path: Path) -> None:
+    """Append an outcome to a file of JSON lines."""
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+def read(path: Path) -> dict[str, dict[str, Outcome]]:
+    """Read the last outcome of each step of each type."""
+    found: dict[str, dict[str, Outcome]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        outcome = Outcome(**json.loads(line))
+        found.setdefault(outcome.name, {})[outcome.step] = outcome
+    return found
+
+
+def verdict_of(outcomes: Mapping[str, Outcome]) -> Outcome:
+    """The worst outcome of a type's steps."""
+    order = ("wrong", "crash", "refused", "outside", "right")
+    return min(outcomes.values(), key=lambda own: order.index(own.verdict))
+
+
+def table_of(found: Mapping[str, Mapping[str, Outcome]], types: Mapping[str, str]) -> dict[str, Any]:
+    """What is published of each type, in their order."""
+    published = {}
+    for name, kind in types.items():
+        steps = found.get(name, {})
+        if not steps:
+            continue
+        worst = verdict_of(steps)
+        differences = [own.difference for own in steps.values() if own.difference is not None]
+        published[name] = {
+            "class": kind,
+            "verdict": worst.verdict,
+            "reason": worst.reason and f"{worst.step}: {worst.reason}",
+            "steps": [step for step in STEPS if step in steps],
+            "difference": max(differences, default=None),
+            "collectives": {step: own.collectives for step in MESHES if (own := steps.get(step)) is not None},
+            "by_hand": next((own.by_hand for own in steps.values() if own.by_hand is not None), None),
+            "cpu_seconds": round(sum(own.cpu_seconds for own in steps.values()), 1),
+        }
+    return published
+
+
+def main() -> int:
+    """Read the arguments; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="TYPE", help="types; all by default")
+    parser.add_argument(
+        "--steps", nargs="*", choices=STEPS, default=STEPS, help="steps; all by default, and none to write --out"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="types at a time")
+    parser.add_argument("--lines", type=Path, default=Path("build/causal.jsonl"), help="the file of outcomes")
+    parser.add_argument("--again", nargs="+", choices=VERDICTS, default=(), help="repeat steps with these verdicts")
+    parser.add_argument("--logs", type=Path, help="a folder for what each process prints")
+    parser.add_argument("--out", type=Path, help="a file for the table that is published, as JSON")
+    arguments = parser.parse_args()
+    types = causal_types()
+    if unknown := sorted(set(arguments.only or ()) - set(types)):
+        parser.error(f"there is no type {unknown[0]!r}; there are {', '.join(types)}")
+    chosen = {name: types[name] for name in arguments.only or types}
+    arguments.lines.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.logs is not None:
+        arguments.logs.mkdir(parents=True, exist_ok=True)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *SHARED])
+    console = Console(stderr=True, width=200)
+    found = read(arguments.lines)
+
+    def one(name: str) -> None:
+        have = found.get(name, {})
+        due = [step for step in arguments.steps if step not in have or have[step].verdict in arguments.again]
+        if due:
+            in_process(name, due, arguments.lines, arguments.logs)
+            own = read(arguments.lines)[name]
+            for step in due:
+                if step in own:
+                    console.print(*_row(own[step]), markup=False, highlight=False)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(one, chosen))
+    found = {name: steps for name, steps in read(arguments.lines).items() if name in chosen}
+    published = table_of(found, chosen)
+    table = Table("type", "verdict", "difference", "collectives", "by hand", "CPU s", "why")
+    for name, own in published.items():
+        off = "" if own["difference"] is None else f"{own['difference']:.1e}"
+        counts = ", ".join(f"{count} on {mesh}" for mesh, count in own["collectives"].items())
+        by_hand = "" if own["by_hand"] is None else str(own["by_hand"])
+        table.add_row(name, own["verdict"], off, counts, by_hand, f"{own['cpu_seconds']:.0f}", own["reason"])
+    console.print(table)
+    if arguments.out is not None:
+        report = {
+            "benchmark": "benchmarks/causal.py",
+            "transformers": _version(),
+            "types": len(types),
+            "results": published,
+        }
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    by_name: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+    for name, own in published.items():
+        by_name[own["verdict"]].append(name)
+    counts = {verdict: len(names) for verdict, names in by_name.items()}
+    print(json.dumps({"types": len(published), **counts, "by_name": by_name}), flush=True)
+    return 1 if by_name["wrong"] or by_name["crash"] else 0
+
+
+def _row(own: Outcome) -> list[str]:
+    off = "" if own.difference is None else f"{own.difference:.1e}"
+    return [own.name, own.step, own.verdict, off, f"{own.cpu_seconds:.0f} s", own.reason[:200]]
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
