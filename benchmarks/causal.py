@@ -5,7 +5,9 @@ and random weights. Its steps:
 
 bfloat16     the model in bfloat16 is traced and planned on two devices.
 2, 3, 2x2    the model in float32 is traced, planned on the mesh with too little memory for all weights on each device,
-             compiled, and computed by all ranks in the simulator.
+             compiled, and computed by all ranks in the simulator. With ``--no-kernels`` nothing is compiled: the
+             programs of all ranks are evaluated by the definitions of their operators, which takes a fraction of the
+             time.
 processes    two processes compute the plan on two devices from artifacts.
 
 Results are compared with those of transformers. A step is ``right``, ``refused`` (with the reason), ``wrong`` (other
@@ -43,12 +45,15 @@ from rich.table import Table
 
 import hidet_dist
 from hidet_dist.errors import ConfigError, TraceError
+from hidet_dist.simulate import assemble
+from hidet_dist.soundness.plans import evaluate_program
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.testing.tiny_configurations import causal_types, tiny_causal_model
 
 # What most types need, imported once.
 SHARED = [
     "networkx",
+    "hidet_dist.soundness.plans",
     "hidet_dist.frontends.pytorch.module",
     "hidet_dist.phases",
     "hidet_dist.search.planner",
@@ -90,6 +95,7 @@ class Outcome:
     difference: the largest one from transformers, relative to the largest value of the output, or to 1.
     operators: of the graph as it is planned.
     collectives: of the program.
+    kernels: whether compiled kernels computed it.
     by_hand: the collectives of transformers' tensor-parallel plan; None where it has none.
     cpu_seconds: of all processes, compilers included.
     """
@@ -101,6 +107,7 @@ class Outcome:
     difference: float | None = None
     operators: int = 0
     collectives: int | None = None
+    kernels: bool = False
     by_hand: int | None = None
     cpu_seconds: float = 0.0
 
@@ -135,7 +142,15 @@ def made(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor], A
     return module, inputs, want
 
 
-def check(name: str, steps: Iterable[str]) -> Iterable[Outcome]:
+def evaluated(model: Model, plan: hidet_dist.Plan) -> tuple[float, int]:
+    """How far the ranks' programs are off, evaluated by the definitions of operators, and the number of collectives."""
+    program = hidet_dist.partition(model.graph, plan)
+    shards = zip(*evaluate_program(program, model.inputs), strict=True)
+    outputs = [assemble(y, program.mesh, parts) for y, parts in zip(program.outputs, shards, strict=True)]
+    return model.compare(outputs), len(program.communications())
+
+
+def check(name: str, steps: Iterable[str], kernels: bool = True) -> Iterable[Outcome]:
     """Take steps of a type; yields the outcome of each."""
     models: dict[torch.dtype, tuple[Model, int | None]] = {}
     plans: dict[str, hidet_dist.Plan] = {}
@@ -161,9 +176,10 @@ def check(name: str, steps: Iterable[str]) -> Iterable[Outcome]:
                 plans[mesh] = plan
             outcome.operators = len(plan.stages[0].operators)
             if step in MESHES:
-                outcome.difference, outcome.collectives = simulated(model, plan)
+                outcome.difference, outcome.collectives = (simulated if kernels else evaluated)(model, plan)
+                outcome.kernels = kernels
             elif step == "processes":
-                outcome.difference = served(model, plan)
+                outcome.difference, outcome.kernels = served(model, plan), True
             if outcome.difference is not None and not outcome.difference <= TOLERANCE:
                 outcome.verdict, outcome.reason = "wrong", f"off by {outcome.difference:.1e}"
         except _Outside as error:
@@ -186,7 +202,7 @@ def _cpu_seconds() -> float:
     return sum(own.ru_utime + own.ru_stime for own in used)
 
 
-def child(name: str, steps: list[str], results: Path, log: Path) -> None:
+def child(name: str, steps: list[str], kernels: bool, results: Path, log: Path) -> None:
     """Take steps of a type in this process, and append their outcomes to a file."""
     with log.open("wb") as file:
         for descriptor in (1, 2):
@@ -197,16 +213,16 @@ def child(name: str, steps: list[str], results: Path, log: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for outcome in check(name, steps):
+    for outcome in check(name, steps, kernels):
         append(outcome, results)
 
 
-def in_process(name: str, steps: list[str], results: Path, logs: Path | None) -> None:
+def in_process(name: str, steps: list[str], kernels: bool, results: Path, logs: Path | None) -> None:
     """Take steps of a type in a process of its own. Where it ends early, its first step that is missing crashed."""
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
         log = (logs or Path(folder)) / f"{name}.log"
-        process = context.Process(target=child, args=(name, steps, results, log))
+        process = context.Process(target=child, args=(name, steps, kernels, results, log))
         process.start()
         process.join(SECONDS)
         reason = f"it took more than {SECONDS} s"
@@ -236,6 +252,13 @@ def read(path: Path) -> dict[str, dict[str, Outcome]]:
     return found
 
 
+def is_due(outcome: Outcome | None, arguments: argparse.Namespace) -> bool:
+    """Whether a step is to be taken: again where it was taken without kernels, or has a verdict that is named."""
+    if outcome is None or outcome.verdict in arguments.again:
+        return True
+    return outcome.step in MESHES and outcome.verdict == "right" and not outcome.kernels and not arguments.no_kernels
+
+
 def verdict_of(outcomes: Mapping[str, Outcome]) -> Outcome:
     """The worst outcome of a type's steps."""
     order = ("wrong", "crash", "refused", "outside", "right")
@@ -256,6 +279,7 @@ def table_of(found: Mapping[str, Mapping[str, Outcome]], types: Mapping[str, str
             "verdict": worst.verdict,
             "reason": worst.reason and f"{worst.step}: {worst.reason}",
             "steps": [step for step in STEPS if step in steps],
+            "kernels": any(own.kernels for own in steps.values()),
             "difference": max(differences, default=None),
             "collectives": {step: own.collectives for step in MESHES if (own := steps.get(step)) is not None},
             "by_hand": next((own.by_hand for own in steps.values() if own.by_hand is not None), None),
@@ -271,6 +295,7 @@ def main() -> int:
     parser.add_argument(
         "--steps", nargs="*", choices=STEPS, default=STEPS, help="steps; all by default, and none to write --out"
     )
+    parser.add_argument("--no-kernels", action="store_true", help="evaluate programs, and compile nothing")
     parser.add_argument("--jobs", type=int, default=1, help="types at a time")
     parser.add_argument("--lines", type=Path, default=Path("build/causal.jsonl"), help="the file of outcomes")
     parser.add_argument("--again", nargs="+", choices=VERDICTS, default=(), help="repeat steps with these verdicts")
@@ -289,10 +314,9 @@ def main() -> int:
     found = read(arguments.lines)
 
     def one(name: str) -> None:
-        have = found.get(name, {})
-        due = [step for step in arguments.steps if step not in have or have[step].verdict in arguments.again]
+        due = [step for step in arguments.steps if is_due(found.get(name, {}).get(step), arguments)]
         if due:
-            in_process(name, due, arguments.lines, arguments.logs)
+            in_process(name, due, not arguments.no_kernels, arguments.lines, arguments.logs)
             own = read(arguments.lines)[name]
             for step in due:
                 if step in own:

@@ -13,7 +13,7 @@ from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
 from hidet_dist.cli.stages import print_plan
 from hidet_dist.errors import ConfigError, SearchLimitWarning
 from hidet_dist.files import write_text
-from hidet_dist.progress import report_console
+from hidet_dist.progress import Progress, report_console
 from hidet_dist.report.data import Report, report_beside
 from hidet_dist.spec import Plan
 
@@ -31,20 +31,22 @@ def quiet() -> None:
 
 def trace(request: PlanRequest, weights: str | None) -> Any:
     """Convert the model to a graph; ``weights`` as for :func:`hidet_dist.frontends.load.load_model`."""
-    from hidet_dist.frontends.load import load_model
+    with Progress() as progress, progress.task("Importing PyTorch and hidet") as task:
+        from hidet_dist.frontends.load import load_model
 
-    quiet()
-    return load_model(
-        request.model,
-        dtype=request.value("dtype"),
-        batch=request.value("batch", BATCH),
-        seq=request.value("seq", SEQ),
-        dims=request.value("dims", {}),
-        weights=weights,
-        architecture=request.value("architecture"),
-        logits=request.value("logits"),
-        dynamic=tuple(request.value("dynamic", {})),
-    )
+        quiet()
+        task.say(f"Tracing {request.title}")
+        return load_model(
+            request.model,
+            dtype=request.value("dtype"),
+            batch=request.value("batch", BATCH),
+            seq=request.value("seq", SEQ),
+            dims=request.value("dims", {}),
+            weights=weights,
+            architecture=request.value("architecture"),
+            logits=request.value("logits"),
+            dynamic=tuple(request.value("dynamic", {})),
+        )
 
 
 def plan(
@@ -68,10 +70,12 @@ def plan(
     for path in (out, html, export):
         check_destination(path)
 
+    distributed, optimization = request.configurations()
+    graph = trace(request, None)
+
     from hidet_dist.phases import Traced
 
-    distributed, optimization = request.configurations()
-    prepared = Traced.of(trace(request, None), distributed, optimization).prepare()
+    prepared = Traced.of(graph, distributed, optimization).prepare()
     if export is not None:
         # Before planning, so that a problem without a solution, or a slow one, can be exported.
         unit = prepared.export_problem(export)
@@ -117,10 +121,12 @@ def build(request: PlanRequest, out: Path, random_weights: bool, as_json: bool) 
     request.check()
     request.check_weights(random_weights)
 
+    distributed, optimization = request.configurations()
+    graph = trace(request, "random" if random_weights else "files")
+
     from hidet_dist.api import auto_parallel
 
-    distributed, optimization = request.configurations()
-    auto_parallel(trace(request, "random" if random_weights else "files"), distributed, optimization, out)
+    auto_parallel(graph, distributed, optimization, out)
     planned = Plan.load(out / "plan.json")
     print_plan(planned, [Report.load(out, stage) for stage in range(len(planned.stages))], as_json)
     if not as_json:

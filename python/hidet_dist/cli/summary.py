@@ -165,5 +165,5 @@ def _runner_up_text(runner_up: dict[str, Any] | None, seconds: float) -> str:
     bound = runner_up["at_least_seconds"]
     added = max(0.0, (runner_up["alone_seconds"] if bound is None else bound) - seconds)
     relation = "up to" if bound is None else "at least"
-    cost = f"{relation} {seconds_text(added)} more" if added > _EQUAL_SHARE * seconds else "no longer"
+    cost = f"{relation} {seconds_text(added)} more" if added > _EQUAL_SHARE * seconds else "equally fast"
     return f"{runner_up['operator']} as {runner_up['spec']}: {cost}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
-from hidet_dist.runtime.dlpack import DEVICE_NAMES
+from hidet_dist.runtime.arrays import raw_view
+from hidet_dist.runtime.dlpack import CPU, DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
@@ -24,20 +27,24 @@ class Signature:
     memory: Memory
         The memory that the program's tensors lie in.
     numbers: sequence of int, optional
-        The numbers of the inputs in error messages; from 0 on by default.
+        The numbers that the inputs have in the model; from 0 on by default. -1 is for an input that is none of the
+        model's.
     """
 
     def __init__(self, stage: StageManifest, memory: Memory, numbers: Sequence[int] | None = None):
         self._stage = stage
         self._memory = memory
         self._numbers = list(range(len(stage.inputs))) if numbers is None else list(numbers)
+        self._names = _names(stage, self._numbers)
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
-        self._index_checks = IndexChecks(stage)
+        self._index_checks = IndexChecks(stage, self._names)
         self._supported: set[str] = set()  # libraries known to have the dtypes of all outputs
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
         """Check the given inputs, and return their memory.
+
+        Integers in host memory of a dtype whose values the program's holds, such as int32 for int64, are copied to it.
 
         Raises
         ------
@@ -48,8 +55,10 @@ class Signature:
             raise InputError(f"The program takes {len(self._inputs)} inputs; {len(given)} were given.")
         buffers = []
         for number, (x, (dtype, shape)) in enumerate(zip(given, self._inputs, strict=True)):
-            buffer = buffer_of(x, f"Input {self._numbers[number]}")
+            buffer = buffer_of(x, self._names[number])
             if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
+                if buffer.device[0] == CPU and buffer.dtype in _HELD.get(dtype, ()):
+                    buffer = _widened(buffer, dtype)
                 self._check_input(number, buffer)
             buffers.append(buffer)
         return buffers
@@ -57,7 +66,7 @@ class Signature:
     def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
         """Return the inputs, with copies of those that are not contiguous. Raises InputError, MemoryError."""
         return [
-            buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {self._numbers[number]}")
+            buffer if buffer.contiguous else self._memory.packed(buffer, self._names[number])
             for number, buffer in enumerate(inputs)
         ]
 
@@ -168,7 +177,7 @@ class Signature:
             )
 
     def _check_input(self, number: int, buffer: Buffer) -> None:
-        what = f"Input {self._numbers[number]}"
+        what = self._names[number]
         dtype = self._inputs[number][0]
         self._check_device(what, buffer)
         if buffer.dtype != dtype:
@@ -179,8 +188,30 @@ class Signature:
         signature = self._stage.inputs[number]
         if not _fits(shape, signature):
             whole = "" if signature.shape == signature.whole_shape else f", a shard of {_text(signature.whole_shape)}"
-            what = f"Input {self._numbers[number]}"
+            what = self._names[number]
             raise InputError(f"{what} must have the shape {_text(signature.shape)}{whole}; got {_text(shape)}.")
+
+
+_HELD = {
+    "int64": ("int32", "int16", "int8", "uint32", "uint16", "uint8"),
+    "int32": ("int16", "int8", "uint16", "uint8"),
+}
+"""The dtypes of integers whose values are all values of another."""
+
+
+def _widened(buffer: Buffer, dtype: str) -> Buffer:
+    """Copy integers in host memory to a wider dtype."""
+    packed = buffer.packed()
+    return buffer_of(raw_view(packed.address, packed.shape, np.dtype(packed.dtype), packed).astype(dtype), "A copy")
+
+
+def _names(stage: StageManifest, numbers: Sequence[int]) -> list[str]:
+    """What messages call each input: by the name of the model's argument, or else by its number."""
+    known = () if stage.interface is None else stage.interface.input_names
+    return [
+        f"The input {known[number]!r}" if 0 <= number < len(known) else f"Input {place if number < 0 else number}"
+        for place, number in enumerate(numbers)
+    ]
 
 
 def _dtype(signature: TensorSignature) -> str:

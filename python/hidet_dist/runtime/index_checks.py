@@ -22,14 +22,22 @@ _LIMIT = 2**62  # greater than any index, and within int64
 class IndexChecks:
     """The index checks of a stage's inputs.
 
+    Parameters
+    ----------
+    stage: StageManifest
+        The stage.
+    names: sequence of str, optional
+        What messages call its inputs; by default by their numbers.
+
     Raises
     ------
     ArtifactError
         When a check does not fit the inputs.
     """
 
-    def __init__(self, stage: StageManifest):
+    def __init__(self, stage: StageManifest, names: Sequence[str] | None = None):
         self._checks = stage.index_checks
+        self._names = [f"Input {number}" for number in range(len(stage.inputs))] if names is None else names
         self._is_shard = [x.shape != x.whole_shape for x in stage.inputs]
         self._fixed: dict[int, _Range] = {}
         symbols = {symbol.name for symbol in stage.local_symbols}
@@ -39,14 +47,14 @@ class IndexChecks:
                     f"Index check {number} of {stage.folder} is of input {check.input}, which holds no integers. Build "
                     "the artifacts again."
                 )
-            names = {x for product in _products(check) for x in product if isinstance(x, str)}
-            if not names <= symbols or len(check.shape) != len(check.strides):
+            sizes = {x for product in _products(check) for x in product if isinstance(x, str)}
+            if not sizes <= symbols or len(check.shape) != len(check.strides):
                 raise ArtifactError(
                     f"Index check {number} of {stage.folder} uses symbolic sizes that the program does not have. Build "
                     "the artifacts again."
                 )
             signature = stage.inputs[check.input]
-            if not names and not signature.is_symbolic:
+            if not sizes and not signature.is_symbolic:
                 self._fixed[number] = _Range(check, signature.dtype, [int(n) for n in signature.shape], {})
 
     def check(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
@@ -70,8 +78,8 @@ class IndexChecks:
                 position = [int(i) for i in np.unravel_index(offset, buffer.shape)] if buffer.shape else []
                 shard = " of this rank's shard" if self._is_shard[check.input] else ""
                 raise InputError(
-                    f"Input {check.input} is {value} at {position}{shard}: it is used as an index into {allowed.rows} "
-                    f"rows, and must be from {allowed.least} to {allowed.greatest}."
+                    f"{self._names[check.input]} is {value} at {position}{shard}: it is used as an index into "
+                    f"{allowed.rows} rows, and must be from {allowed.least} to {allowed.greatest}."
                 )
 
 

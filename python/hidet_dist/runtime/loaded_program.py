@@ -229,14 +229,19 @@ class LoadedProgram:
         self._execute(number, lambda: program.prepare_zeros(sizes or {}), Purpose.WARM_UP, keeps_states=True)
 
     @numbered
-    def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
+    def profile(
+        self, number: int, /, *args: Any, outputs: Sequence[Any] | None = None, repeats: int = 1, **kwargs: Any
+    ) -> Profile:
         """Run, and return the time of each operator. All ranks call it together, like any call.
 
         It finds states of zeros, and leaves the states as they are.
 
         Parameters
         ----------
-        inputs, outputs:
+        args, kwargs:
+            The model's arguments, as for a call of the program; of a bare graph, its inputs by position. The flat
+            inputs of :meth:`run` are taken by position as well.
+        outputs:
             As for :meth:`run`.
         repeats: int
             The number of calls to make. The profile is that of the call of median duration (the shorter of two middle
@@ -254,7 +259,7 @@ class LoadedProgram:
         def prepare() -> tuple[Any, Mapping[str, int]]:
             if repeats < 1:
                 raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
-            return self._prepare(inputs, outputs)
+            return self._prepare(self._inputs_of(args, kwargs) if kwargs else args, outputs)
 
         profiles = [self._profile(number, prepare)]
         profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]

@@ -341,9 +341,9 @@ class LoadedPartition:
         """Run the only program once on zeros; see :meth:`LoadedProgram.warm_up`."""
         self.program().warm_up(sizes)
 
-    def profile(self, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
+    def profile(self, *args: Any, outputs: Sequence[Any] | None = None, repeats: int = 1, **kwargs: Any) -> Profile:
         """Run the only program, and return the time of each operator; see :meth:`LoadedProgram.profile`."""
-        return self.program().profile(*inputs, outputs=outputs, repeats=repeats)
+        return self.program().profile(*args, outputs=outputs, repeats=repeats, **kwargs)
 
     @property
     def states(self) -> Mapping[str, StateSignature]:

@@ -158,7 +158,9 @@ class PipelinedProgram:
         self._signature = Signature(self._call_signature(), memory, list(self._read))
         self._unread = self._unread_inputs()
         self._unread_signature = Signature(self._unread_call_signature(), memory, list(self._unread))
-        self._checks = Signature(self._stage, memory)
+        place_of = {own: place for place, own in self._read.items()}
+        own_inputs = range(len(self._stage.inputs))
+        self._checks = Signature(self._stage, memory, [place_of.get(own, -1) for own in own_inputs])
         self._sizes = Sizes(manifest, rank)
         self._ends = RankEnds(manifest, rank)
         self._receives = any(reader.stage == number for one in pipeline.boundaries for reader in one.readers)
