@@ -107,12 +107,21 @@ def causal_models() -> str:
     """The page of the causal language models of transformers, from the results of ``make models-causal``."""
     whole = json.loads((ROOT / "benchmarks" / "results" / "models-causal.json").read_text(encoding="utf-8"))
     outcomes = whole["results"]
-    rows = ["| type | | largest difference | collectives on (3) | of the plan by hand |", "|" + " --- |" * 5]
+    header = ("type", "", "meshes", "largest difference", "collectives on (3)", "of the plan by hand")
+    rows = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
     for name, own in outcomes.items():
         off = "" if own["difference"] is None else f"{own['difference']:.1e}"
         verdict = own["verdict"] if own["verdict"] == "right" else f"{own['verdict']}: {own['reason']}"
+        meshes = ", ".join(step.replace("x", " x ") for step in own["collectives"])
         counts = (own["collectives"].get("3"), own["by_hand"])
-        cells = (f"`{name}`", _escaped(verdict), off, *("" if count is None else count for count in counts))
+        how = "" if own["kernels"] or not meshes else ", evaluated"
+        cells = (
+            f"`{name}`",
+            _escaped(verdict),
+            meshes + how,
+            off,
+            *("" if count is None else count for count in counts),
+        )
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     verdicts = [own["verdict"] for own in outcomes.values()]
     compared = [
@@ -123,6 +132,7 @@ def causal_models() -> str:
     return (
         _CAUSAL_MODELS.format(
             all=len(outcomes),
+            left=f"; {left} others have not been run yet" if (left := whole["types"] - len(outcomes)) else "",
             by_hand=sum(own["by_hand"] is not None for own in outcomes.values()),
             compared=len(compared),
             fewer=sum(ours <= hand for ours, hand in compared),
@@ -172,6 +182,9 @@ _CAUSAL_MODELS = """# Causal language models of transformers
 class, with odd numbers of heads, experts, layers and tokens where the model allows it, and random weights. It is traced
 in bfloat16 and in float32, planned on meshes of (2), (3) and (2, 2) with too little memory for all weights on each
 device, and computed by all ranks in the simulator, then by two processes from artifacts.
+
+Where the meshes are followed by "evaluated", no kernels were compiled: the programs of all ranks were computed by the
+definitions of their operators.
 
 * **right**: no output is further from that of transformers than 1e-4 of the output's largest value (or of 1).
 * **refused**: an error says what is not supported.
