@@ -72,6 +72,22 @@ class Half(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Routed:
+    """The inputs, by their positions, of an operator whose rows use one of several matrices each.
+
+    Attributes
+    ----------
+    chosen: the numbers of the matrices that rows use, [tokens, choices].
+    labels: the numbers of the matrices on a device, [experts]; no row has the label of padding.
+    weights: the matrices, [experts, ...].
+    """
+
+    chosen: int
+    labels: int
+    weights: int
+
+
+@dataclass(frozen=True)
 class Traits:
     """The traits of an operator class.
 
@@ -88,6 +104,8 @@ class Traits:
         of its inputs and outputs; None if none contains a shape.
     updates: how its output, which has the shape of its first input, updates that in place; None if it does not. In a
         graph it is an operator like others. In a program it writes into the memory of the state.
+    routed: its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices that were
+        chosen for it, of all that the definition sums over. Its attribute ``count`` is their number on all devices.
     """
 
     kernel: str | None = None
@@ -97,6 +115,7 @@ class Traits:
     counted_dims: CountedDims | None = None
     local_attributes: LocalAttributes | None = None
     updates: Updates | None = None
+    routed: Routed | None = None
 
     @property
     def renames(self) -> bool:

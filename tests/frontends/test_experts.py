@@ -7,10 +7,21 @@ import pytest
 import torch
 
 import hidet_dist
-from hidet_dist.errors import InfeasibleError, UnsupportedModelError
+from hidet_dist.errors import InfeasibleError
+from hidet_dist.normalize import normalize
+from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.soundness.plans import evaluate_program
+from hidet_dist.traits import traits_of
 
 transformers = pytest.importorskip("transformers")
+ALL_EXPERTS_FUNCTIONS = pytest.importorskip("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+
+
+def filled(module: torch.nn.Module) -> torch.nn.Module:
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.normal_(0.0, 0.3)
+    return module.eval()
 
 
 def experts(implementation: str) -> torch.nn.Module:
@@ -18,23 +29,50 @@ def experts(implementation: str) -> torch.nn.Module:
 
     config = transformers.MixtralConfig(hidden_size=8, intermediate_size=12, num_local_experts=4)
     config._experts_implementation = implementation
-    module = MixtralExperts(config).eval()
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.normal_(0.0, 0.3)
-    return module
+    return filled(MixtralExperts(config))
 
 
-@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
-def test_experts_compute_what_pytorch_does(implementation):
+def biased() -> torch.nn.Module:
+    """Experts with biases, whose two projections are interleaved, and whose matrices are not transposed."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    return filled(GptOssExperts(transformers.GptOssConfig(hidden_size=8, intermediate_size=12, num_local_experts=4)))
+
+
+class Exported(torch.nn.Module):
+    """Experts by an implementation of transformers, which is called under another name than the one that is replaced."""
+
+    def __init__(self, implementation: str):
+        super().__init__()
+        self.experts = experts(implementation)
+        self.function = ALL_EXPERTS_FUNCTIONS[implementation]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.function(self.experts, *inputs)
+
+
+MODULES = {
+    "by the name that the configuration has": lambda: experts("grouped_mm"),
+    "one after the other": lambda: experts("eager"),
+    "with biases, interleaved": biased,
+    "by grouped products": lambda: Exported("grouped_mm").eval(),
+    "by gathered matrices": lambda: Exported("batched_mm").eval(),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_experts_compute_what_pytorch_does(name):
     torch.manual_seed(0)
-    module = experts(implementation)
+    module = MODULES[name]()
     tokens = torch.randn(6, 8)
     chosen = torch.tensor([[0, 1], [3, 0], [3, 1], [1, 3], [0, 3], [3, 0]])  # and none of them the third one
     inputs = (tokens, chosen, torch.rand(6, 2))
     with torch.no_grad():
         want = module(*inputs).numpy()
     graph = hidet_dist.from_torch(module, inputs)
+    products = [type(op) for op in normalize(graph).nodes if traits_of(op).is_product]
+    assert set(products) == {ExpertProductOp}
+    assert len(products) == (6 if name == "with biases, interleaved" else 3)  # both projections by themselves
     with pytest.raises(InfeasibleError) as refused:
         hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"mem_budget": 1})
     for budget in (None, refused.value.least_budget):
@@ -45,9 +83,3 @@ def test_experts_compute_what_pytorch_does(implementation):
         for rank, (y,) in enumerate(evaluate_program(program, arrays)):
             part = want[output.spec.slices(want.shape, program.mesh, program.mesh.coordinate(rank))]
             np.testing.assert_allclose(y, part, rtol=1e-4, atol=1e-5)
-
-
-def test_experts_one_by_one_are_refused():
-    inputs = (torch.randn(6, 8), torch.zeros(6, 2, dtype=torch.int64), torch.rand(6, 2))
-    with pytest.raises((UnsupportedModelError, hidet_dist.errors.TraceError)):
-        hidet_dist.from_torch(experts("eager"), inputs)

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "histc": (lambda t: operators.histc(t["x"], 5, -2, 2), lambda t: torch.histc(t["x"], 5, -2, 2)),
     "one_hot": (lambda t: operators.one_hot(t["r"], 4), lambda t: functional.one_hot(t["r"], 4)),
     "grouped": (
-        lambda t: operators.grouped_matmul(t["x"], t["w"], t["o"]),
+        lambda t: operators.grouped_product(t["x"], t["w"], t["o"], once=lambda _, make: make()),
         lambda t: torch.cat([t["x"][:1] @ t["w"][0], t["x"][1:3] @ t["w"][2], torch.zeros(1, 2)]),
     ),
     "reflect": (

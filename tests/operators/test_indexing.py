@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import hidet
 import pytest
 import torch
+from hidet.graph import Tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.against_torch import booleans, compare, floats, integers
@@ -193,16 +196,36 @@ def test_products_by_experts(ends):
     rows = floats(8, 3)
     rows[0] = float("inf")  # must not reach the rows of other experts
     offsets = torch.tensor(ends, dtype=torch.int32)
-    compare(operators.grouped_matmul, by_experts, rows, floats(4, 3, 5), offsets)
+    compare(lambda *x: operators.grouped_product(*x, once=unshared), by_experts, rows, floats(4, 3, 5), offsets)
 
 
-def test_products_by_experts_shard_by_experts_rows_and_columns():
+def unshared(_: object, make: Callable[[], Tensor]) -> Tensor:
+    return make()
+
+
+def test_products_by_experts_shard_by_experts_rows_columns_and_inner_dims():
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         x, weight = hidet.symbol([8, 4], "float32", "cpu"), hidet.symbol([4, 4, 6], "float32", "cpu")
-        y = operators.grouped_matmul(x, weight, hidet.symbol([4], "int32", "cpu"))
-    product = derive(y.op)
-    split = {spec.spec.in_specs[1].mesh_axes_per_dim for spec in product.choices(DeviceMesh((2,)))}
-    assert split == {((), ()), ((0,), ()), ((), (0,))}
-    stacked = derive(y.op.inputs[1].op)
-    assert any(own.spec.in_specs[0].mesh_axes_per_dim[0] == (0,) for own in stacked.choices(DeviceMesh((2,))))
+        chosen, scales = hidet.symbol([8, 2], "int32", "cpu"), hidet.symbol([8, 2], "float32", "cpu")
+        plain = operators.expert_product(x, weight, chosen)
+        summed = operators.expert_product(x, weight, chosen, scales)
+    for y in (plain, summed):
+        choices = [own.spec for own in derive(y.op).choices(DeviceMesh((2,)))]
+        split = {spec.in_specs[1].mesh_axes_per_dim for spec in choices}
+        assert split == {((), (), ()), ((0,), (), ()), ((), (0,), ()), ((), (), (0,))}
+        assert any(spec.in_specs[0].mesh_axes_per_dim[0] == (0,) for spec in choices)
+        for spec in choices:
+            experts, inner, _ = spec.in_specs[1].mesh_axes_per_dim
+            if experts or inner:
+                assert [fn.op for fn in spec.reduce_fns[0]] == ["sum"]
+
+
+def test_products_by_experts_that_do_not_fit_are_refused():
+    x, weight, chosen = floats(8, 4), floats(3, 4, 5), torch.zeros(8, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="do not fit"):
+        operators.expert_product(*map(hidet.from_torch, (x[:, :3].contiguous(), weight, chosen)))
+    with pytest.raises(ValueError, match="numbers of dims"):
+        operators.expert_product(*map(hidet.from_torch, (x, weight[0], chosen)))
+    with pytest.raises(ValueError, match="float32, float16, bfloat16"):
+        operators.expert_product(*map(hidet.from_torch, (x.int(), weight, chosen)))

@@ -54,8 +54,10 @@ class NativeCall:
         int64 variables that the statement may use, each with its value: an int, or an expression of symbolic dims.
     store: Function, optional
         Writes a tile of the output. Parameters: the float32 tile, its leading dimension, its first row, its rows, its
-        first column, its columns (int64), then the output and the inputs after the first two. The statement may call
+        first column, its columns (int64), then the output and the inputs behind the operands. The statement may call
         it as ``store(tile, ld, row, rows, column, columns)``.
+    operands: int
+        The number of the first inputs, which ``store`` does not read.
     """
 
     statement: str
@@ -65,6 +67,7 @@ class NativeCall:
     library: str | None = None
     values: Mapping[str, int | Expr] = field(default_factory=dict)
     store: Function | None = None
+    operands: int = 2
 
 
 def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
@@ -80,7 +83,7 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
     if native.store is not None:
         module.functions[STORE] = native.store
         tile = [Var("tile", ~float32), *(Var(f"at{number}", int64) for number in range(5))]
-        others = [parameters[-1], *parameters[2:-1]]
+        others = [parameters[-1], *parameters[native.operands : -1]]
         types = [parameter.type for parameter in native.store.params[len(tile) :]]
         arguments = [*tile, *(cast(p, dtype) for p, dtype in zip(others, types, strict=True))]
         text += f"auto {STORE} = [&](float *{{}}{', int64_t {}' * 5}) {{{{ {{}} ; }}}}; "

@@ -9,6 +9,7 @@ from hidet.graph import Operator, Tensor
 
 from hidet_dist.machine.kernels import Work
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
+from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
@@ -30,7 +31,8 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | 
     """Determine the work of a local operator.
 
     ``spared_bytes`` are not moved by the kernel that the operator shares with others; None if the operator has a
-    separate kernel. A batched product is one call per matrix, unless all share one operand.
+    separate kernel. A batched product is one call per matrix, unless all share one operand; a product
+    by experts is one call for each expert that has a row.
     """
     kernel = kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes
@@ -40,9 +42,20 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | 
             if x.storage is not None or is_weight(x):
                 weights += spec.local_nbytes([int(n) for n in x.shape], int(x.dtype.nbytes), mesh, choice.coordinate)
     calls = 1
+    routed = traits_of(op).routed
+    if routed is not None:
+        work = routed_work(
+            op,
+            routed,
+            [
+                spec.local_shape([int(n) for n in x.shape], mesh, choice.coordinate)
+                for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True)
+            ],
+        )
+        weights, calls = work.weight_bytes, work.experts
     if spared_bytes is not None:
         moved, calls = max(0, moved - spared_bytes), 0
-    elif kernel == "matmul" and len(op.inputs[1].shape) > 2:
+    elif kernel == "matmul" and routed is None and len(op.inputs[1].shape) > 2:
         y, spec = op.outputs[0], choice.spec.out_specs[0]
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])
     functions = choice.functions if kernel == "elementwise" else 0
@@ -63,6 +76,11 @@ def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
     fused = getattr(op.task, "fused_graph", None)
     operations = functions = 0
     kernel, calls = "elementwise", 1
+    routed = traits_of(op).routed
+    if routed is not None:
+        work = routed_work(op, routed, [[evaluate(n, sizes) for n in extents_of(x)] for x in op.inputs])
+        written = sum(local_nbytes(y, sizes) for y in op.outputs)
+        return Work("matmul", work.operations, work.read_bytes + written, work.weight_bytes, work.experts)
     for one in [op] if fused is None else fused.nodes:
         kind = kernel_class(one)
         kernel = kind if kind != "elementwise" else kernel

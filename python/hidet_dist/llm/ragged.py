@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hidet_dist.checks import shown
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import HidetDistError, TraceError
+from hidet_dist.frontends.pytorch.experts import experts_by_products
 from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
 
 NAME = "hidet_dist_rows"
@@ -244,7 +245,7 @@ def _pools_of(module: Any) -> dict[int, Pool]:
             raise TraceError(f"{kind} takes no {name}, without which its tokens cannot be of several sequences.")
     step = _Step(None)
     try:
-        with _without_data(module) as mode, torch.no_grad():
+        with _without_data(module) as mode, experts_by_products(), torch.no_grad():
             number = mode.from_tensor(torch.zeros(2, dtype=torch.int64))
             _run(module, step, number, number, number)
     except HidetDistError:

@@ -3,7 +3,8 @@
 ``q, k, v = split(x @ w + b, 3)`` cuts the columns of the product into three blocks. A shard of the columns would be a
 shard of one or two blocks, not of each, so the product would have to be gathered before it is cut. The projections
 ``q = x @ w[:, :n] + b[:n]`` and so on compute the same values, and each shards by its columns, and so by heads where
-these are split off later. (Megatron-LM permutes the columns of ``w`` for a number of devices instead.)
+these are split off later. (Megatron-LM permutes the columns of ``w`` for a number of devices instead.) Parts may be interleaved,
+and products may be those by experts.
 
 A cut is moved from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
 done only if the slices do not overlap and no other operator reads the tensor that they cut, so that nothing is computed
@@ -12,9 +13,8 @@ twice.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -28,6 +28,7 @@ from hidet.graph.ops.transform import (
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
+from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.rewriting import Repeated, rewrite, uses_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
@@ -37,11 +38,17 @@ from hidet_dist.weights import is_weight, part_of_weight
 
 @dataclass(frozen=True)
 class Cut:
-    """The elements ``start`` to ``stop`` of dim ``dim`` of a tensor."""
+    """Every ``step``-th of the elements ``start`` to ``stop`` of dim ``dim`` of a tensor."""
 
     dim: int
     start: int
     stop: int
+    step: int = 1
+
+    @property
+    def indices(self) -> range:
+        """The indices of the elements."""
+        return range(self.start, self.stop, self.step)
 
 
 def split_projections(graph: FlowGraph) -> FlowGraph:
@@ -63,19 +70,19 @@ def split_projections(graph: FlowGraph) -> FlowGraph:
 
 
 def cut_of(op: StridedSliceOp) -> Cut | None:
-    """Return the cut of a slice that takes all other dims whole and has step 1; None for any other."""
+    """Return the cut of a slice that takes all other dims whole; None for any other."""
     cuts = []
     shape = op.inputs[0].shape
     for start, stop, axis, stride in zip(
         *(op.attrs[key] for key in ("starts", "ends", "axes", "strides")), strict=True
     ):
-        if not is_constant(start, stride) or int(stride) != 1:
+        if not is_constant(start, stride) or int(stride) < 1:
             return None
-        if int(start) == 0 and same_extent(stop, shape[axis]):
+        if (int(start), int(stride)) == (0, 1) and same_extent(stop, shape[axis]):
             continue
         if not is_constant(stop, shape[axis]):
             return None
-        cuts.append(Cut(int(axis), int(start), int(stop)))
+        cuts.append(Cut(int(axis), int(start), int(stop), int(stride)))
     return cuts[0] if len(cuts) == 1 else None
 
 
@@ -101,7 +108,8 @@ class _Cutter:
                 return False
             cuts.add(cut)
         ordered = sorted(cuts, key=lambda cut: cut.start)
-        if any(a.dim != b.dim or a.stop > b.start for a, b in itertools.pairwise(ordered)):
+        indices = set().union(*(cut.indices for cut in ordered))
+        if len({cut.dim for cut in ordered}) > 1 or len(indices) < sum(len(cut.indices) for cut in ordered):
             return False
         return all(self.reaches_product(x, cut) for cut in ordered)
 
@@ -110,8 +118,9 @@ class _Cutter:
         op = x.op
         if op is None or not is_constant(x.shape[cut.dim]):
             return False
-        if isinstance(op, MatmulOp):
-            return _is_constant(op.inputs[1]) and len(op.inputs[1].shape) > 1 and cut.dim == len(x.shape) - 1
+        if isinstance(op, MatmulOp | ExpertProductOp):
+            weight = op.inputs[1]
+            return len(weight.shape) > 1 and cut.dim == len(x.shape) - 1 and _can_cut(weight, _of_weight(op, cut))
         reached = False
         for source, moved in zip(op.inputs, _through(op, cut) or (), strict=False):
             if moved is None or _is_constant(source):
@@ -129,16 +138,16 @@ class _Cutter:
 
     def make(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
         if is_weight(x):
-            return part_of_weight(x, cut.dim, cut.start, cut.stop)
+            return part_of_weight(x, cut.dim, cut.start, cut.stop, cut.step)
         if _is_constant(x):
-            index = tuple(slice(cut.start, cut.stop) if d == cut.dim else slice(None) for d in range(len(x.shape)))
+            kept = slice(cut.start, cut.stop, cut.step)
+            index = tuple(kept if d == cut.dim else slice(None) for d in range(len(x.shape)))
             return hidet.from_torch(x.torch()[index].contiguous())
         op = x.op
-        shape = tuple(cut.stop - cut.start if d == cut.dim else size for d, size in enumerate(extents_of(x)))
-        if isinstance(op, MatmulOp):
-            a, b = op.inputs
-            columns = len(b.shape) - (2 if op.attrs["transpose_b"] else 1)
-            inputs = [new.get(a, a), self.part(b, Cut(columns, cut.start, cut.stop), new)]
+        shape = tuple(len(cut.indices) if d == cut.dim else size for d, size in enumerate(extents_of(x)))
+        if isinstance(op, MatmulOp | ExpertProductOp):
+            a, b, *others = op.inputs
+            inputs = [new.get(a, a), self.part(b, _of_weight(op, cut), new), *(new.get(x, x) for x in others)]
         else:
             moves = _through(op, cut)
             assert moves is not None
@@ -167,12 +176,12 @@ def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
         for x in op.inputs:
             dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast aligned at their last dims
             broadcast = dim < 0 or same_extent(x.shape[dim], 1)
-            moves.append(None if broadcast else Cut(dim, cut.start, cut.stop))
+            moves.append(None if broadcast else replace(cut, dim=dim))
         return tuple(moves)
     if isinstance(op, PermuteDimsOp):
-        return (Cut(op.attrs["axes"][cut.dim], cut.start, cut.stop),)
+        return (replace(cut, dim=op.attrs["axes"][cut.dim]),)
     if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
-        return (Cut(op.attrs["plan"][cut.dim][0], cut.start, cut.stop),)
+        return (replace(cut, dim=op.attrs["plan"][cut.dim][0]),)
     if traits_of(op).moves is Moves.RESHAPE:
         moved = _reshaped(extents_of(op.inputs[0]), shape, cut)
         return None if moved is None else (moved,)
@@ -187,9 +196,27 @@ def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: Cut) -> Cu
             stride = prod(before[dim + 1 :])
             if not is_constant(inner, stride):
                 return None
+            if cut.step > 1:
+                return replace(cut, dim=dim) if inner == stride else None
             begin, end = cut.start * inner, cut.stop * inner
             return None if begin % stride or end % stride else Cut(dim, begin // stride, end // stride)
     return None
+
+
+def _of_weight(op: MatmulOp | ExpertProductOp, cut: Cut) -> Cut:
+    """The cut of a product's weight for one of its columns."""
+    transposed = op.attrs["transpose_b" if isinstance(op, MatmulOp) else "transposed"]
+    return replace(cut, dim=len(op.inputs[1].shape) - (2 if transposed else 1))
+
+
+def _can_cut(weight: Tensor, cut: Cut) -> bool:
+    """Whether a cut of a product's weight can be moved to a constant: the weight itself, or one that it is a view of."""
+    if _is_constant(weight):
+        return True
+    if weight.op is None or traits_of(weight.op).moves is not Moves.RESHAPE:
+        return False
+    moved = _through(weight.op, cut)
+    return moved is not None and moved[0] is not None and _can_cut(weight.op.inputs[0], moved[0])
 
 
 def _is_constant(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ built-in functions.
 from hidet_dist.operators.attention import scaled_dot_product_attention
 from hidet_dist.operators.convolution import conv_transpose, convolution, integer_convolution
 from hidet_dist.operators.dtypes import promoted_dtype, to_dtype
+from hidet_dist.operators.experts import expert_product, grouped_product
 from hidet_dist.operators.indexing import (
     bincount,
     embedding,
@@ -39,7 +40,7 @@ from hidet_dist.operators.normalization import (
     rms_norm,
 )
 from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from hidet_dist.operators.products import addmm, einsum, grouped_matmul, integer_matmul, linear, matmul
+from hidet_dist.operators.products import addmm, einsum, integer_matmul, linear, matmul
 from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
 from hidet_dist.operators.resampling import interpolate
 from hidet_dist.operators.row_attention import attention_over_rows
@@ -82,11 +83,12 @@ __all__ = [
     "einsum",
     "embedding",
     "embedding_bag",
+    "expert_product",
     "flip",
     "gather",
     "grid_sample",
     "group_norm",
-    "grouped_matmul",
+    "grouped_product",
     "histc",
     "im2col",
     "index",

@@ -1,11 +1,10 @@
-"""Matrix products, and products by experts."""
+"""Matrix products."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 
-import numpy as np
 from hidet import ops
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
@@ -16,7 +15,7 @@ from hidet.ir.expr import Expr, cast
 from hidet.ir.type import DataType, data_type
 
 from hidet_dist.operators import elementwise, reductions
-from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
+from hidet_dist.operators.dtypes import Scalar
 from hidet_dist.operators.shaping import diagonal, permuted, reshaped
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.traits import has_traits
@@ -206,45 +205,3 @@ def _summed_over_others(x: Tensor, letters: str, kept: set[str]) -> tuple[Tensor
     """Sum a tensor over the dims whose letters are not in ``kept``; return the sum and the letters of its dims."""
     summed = [dim for dim, letter in enumerate(letters) if letter not in kept]
     return (ops.sum(x, summed) if summed else x), "".join(letter for letter in letters if letter in kept)
-
-
-def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """Products of consecutive rows with a matrix each: ``out[s] = x[s] @ weight[e]`` for the expert e of row s.
-
-    Each expert's part of a row is masked, so that one product over all experts and inner dims gives the result: its
-    shape does not depend on data, and it shards by experts, inner dims, columns and rows alike. It takes as many
-    operations as if every expert computed every row.
-
-    Parameters
-    ----------
-    x: Tensor
-        [rows, inner]; the rows of expert 0 first, and so on.
-    weight: Tensor
-        [experts, inner, columns].
-    offs: Tensor
-        int[experts], ascending: the row behind the last one of each expert. Rows behind the last of all are zeros.
-
-    Returns
-    -------
-    Tensor
-        [rows, columns].
-
-    Raises
-    ------
-    ValueError
-        For operands of other ranks.
-    """
-    if (len(x.shape), len(weight.shape)) != (2, 3):
-        raise ValueError(
-            "Grouped products are supported of x[rows, inner] and weight[experts, inner, columns], and not of "
-            f"{list(x.shape)} and {list(weight.shape)}."
-        )
-    rows, inner = x.shape
-    experts, _, columns = weight.shape
-    ends = ops.reshape(to_dtype(offs, "int64"), [1, experts])
-    starts = ops.pad(ops.strided_slice(ends, [0], [experts - 1], [1]), [0, 1, 0, 0], value=0)
-    row = constant(np.arange(int(rows)).reshape(-1, 1), "int64", x)
-    in_group = elementwise.logical_and(elementwise.ge(row, starts), elementwise.lt(row, ends))
-    # Zeros by choice and not by multiplication: what is not a finite number must not reach the others.
-    masked = elementwise.where(ops.unsqueeze(in_group, 2), ops.unsqueeze(x, 1), 0)
-    return ops.matmul(ops.reshape(masked, [rows, experts * inner]), ops.reshape(weight, [experts * inner, columns]))

@@ -19,7 +19,7 @@ from hidet.ir.expr import if_then_else
 from hidet_dist.rules.access import Definition, Digit, Form
 from hidet_dist.rules.declared import DECLARED
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.traits import has_traits
+from hidet_dist.traits import has_traits, traits_of
 
 _DIVISIONS = ("Div", "FloorDiv", "Mod")
 _ARITHMETIC = (*_DIVISIONS, "Add", "Sub", "Multiply")
@@ -41,11 +41,17 @@ def paddable(
     if type(op) in DECLARED:
         return frozenset()  # its kernel treats padding differently from its definition
     reductions = [node for node in _nodes(definition.canonical) if node[0] in ("reduce", "arg")]
-    if reductions and not (len(reductions) == len(definition.reductions) == 1 and _is_product(reductions[0])):
+    routed = traits_of(op).routed
+    is_product = routed is not None or bool(reductions and _is_product(reductions[0]))
+    if reductions and not (len(reductions) == len(definition.reductions) == 1 and is_product):
         return frozenset()
     dims = [digits for layout in layouts for digits in layout if digits]
     together = {digit for digits in dims if len(digits) > 1 for digit in digits}
     alone = {digit for digits in dims for digit in digits} - together - set(_fragile(definition.canonical, op))
+    if routed is not None:
+        # No row has the label 0, so masked experts are no row's; and inner elements of rows and of experts are masked.
+        # A masked choice would be one of the first expert.
+        return frozenset(alone.difference(*(digits or () for digits in layouts[routed.chosen][1:])))
     return frozenset(
         digit for digit in alone if digit not in reduce_ops or _maskable(digit, reductions, reduce_ops[digit])
     )

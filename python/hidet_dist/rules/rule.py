@@ -19,6 +19,7 @@ from hidet_dist.rules.declared import REPLICATED, definition_of
 from hidet_dist.rules.local import localize, plain_value, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
+from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
@@ -402,6 +403,14 @@ class Rule:
         operations = functions = 0
         if self.definition is not None:
             operations, functions = self.definition.operations(extents), self.definition.functions(extents)
+        routed = traits_of(self.op).routed
+        if routed is not None:  # its definition sums over all experts, and a row uses its own
+            shapes = [
+                x_spec.local_shape(self._shape(x), mesh, coordinate)
+                for x, x_spec in zip(self.op.inputs, spec.in_specs, strict=True)
+            ]
+            work = routed_work(self.op, routed, shapes)
+            operations, read = work.operations, work.read_bytes
         updates = traits_of(self.op).updates
         if updates is not None:  # its definition says all of the new value, most of which is there already
             values = _local_nbytes(self.op.inputs[1], spec.in_specs[1], mesh, coordinate)

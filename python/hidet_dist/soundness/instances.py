@@ -53,6 +53,7 @@ from hidet.graph.ops.transpose2d import TransposeOp2D
 
 from hidet_dist.operators import elementwise as elementwise_operators
 from hidet_dist.operators.convolution import IntegerConvolutionOp
+from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.operators.indexing import HistogramOp, ScatterElementsOp, ScatterRowsOp
 from hidet_dist.operators.pooling import WindowPoolOp
 from hidet_dist.operators.products import IntegerMatmulOp
@@ -1036,6 +1037,24 @@ def _row_attention(rng: Rng, parts: list[int]) -> Instance:
 
 MAKERS[RowAttentionOp] = lambda rng: _row_attention(rng, [])
 MAKERS[RowAttentionPartsOp] = lambda rng: _row_attention(rng, [int(_pick(rng, (2, 3, 4)))])
+
+
+def _expert_product(rng: Rng) -> Instance:
+    tokens, inner, columns = (int(_pick(rng, (2, 3, 4, 6))) for _ in range(3))
+    experts, choices = int(_pick(rng, (2, 3, 4, 6))), int(rng.integers(1, 3))
+    transposed, is_summed = (bool(rng.integers(2)) for _ in range(2))
+    tensors = [
+        _symbol([tokens, choices, inner] if rng.integers(2) else [tokens, inner]),
+        _symbol([experts, columns, inner] if transposed else [experts, inner, columns]),
+        _symbol([tokens, choices], "int32"),
+        _symbol([experts], "int32"),
+        *[_symbol([tokens, choices])] * is_summed,
+    ]
+    op = ExpertProductOp(*tensors, count=experts, transposed=transposed, is_summed=is_summed)
+    return Instance(op, {2: (-1, experts), 3: (1, experts + 1)})
+
+
+MAKERS[ExpertProductOp] = _expert_product
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:

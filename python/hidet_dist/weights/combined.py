@@ -17,7 +17,7 @@ class Source(Protocol):
 
 
 class Part:
-    """A part of another source: ``part`` has a slice with integer bounds for each dim."""
+    """A part of another source: ``part`` has a slice with integer bounds for each dim, and a step where it is not 1."""
 
     def __init__(self, whole: Source, part: Sequence[slice]):
         self.whole = whole
@@ -25,12 +25,20 @@ class Part:
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region`` of the part; contiguous."""
-        return self.whole.read(
+        steps = [bounds.step or 1 for bounds in self.part]
+        begins = [
+            bounds.start + step * wanted.start for bounds, wanted, step in zip(self.part, region, steps, strict=True)
+        ]
+        counts = [max(0, wanted.stop - wanted.start) for wanted in region]
+        data = self.whole.read(
             [
-                slice(bounds.start + wanted_slice.start, bounds.start + wanted_slice.stop)
-                for bounds, wanted_slice in zip(self.part, region, strict=True)
+                slice(begin, begin + step * (count - 1) + 1 if count else begin)
+                for begin, count, step in zip(begins, counts, steps, strict=True)
             ]
         )
+        if all(step == 1 for step in steps):
+            return data
+        return data[tuple(slice(None, None, step) for step in steps)].contiguous()
 
 
 class Padded:

@@ -69,7 +69,7 @@ def _content(x: Tensor) -> Hashable:
     """Make a key of what a weight has: its part of a stored tensor, or the digest of its elements."""
     mark = mark_of(x)
     if mark is not None and not isinstance(mark.stored, InMemory):
-        part = tuple((bounds.start, bounds.stop) for bounds in mark.part)
+        part = tuple((bounds.start, bounds.stop, bounds.step) for bounds in mark.part)
         return mark.name, mark.stored, part, mark.dtype, _layout(x)
     digest = hashlib.sha256(repr(_layout(x)).encode())
     source, shape = source_of(x), [int(size) for size in x.shape]

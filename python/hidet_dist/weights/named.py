@@ -35,8 +35,8 @@ class InMemory:
 class Mark:
     """The mark of a weight: its name, the source of its data if known, and the part of it that the weight is.
 
-    ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements); the weight is zero
-    beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it is cast.
+    ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements), with a step where it
+    is not 1; the weight is zero beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it is cast.
     """
 
     name: str
@@ -47,7 +47,9 @@ class Mark:
 
     def __str__(self) -> str:
         bounds = [
-            ":" if (kept.start, kept.stop) == (0, size) else f"{kept.start}:{kept.stop}"
+            ":"
+            if (kept.start, kept.stop, kept.step) == (0, size, None)
+            else ":".join(str(bound) for bound in (kept.start, kept.stop, kept.step) if bound is not None)
             for kept, size in zip(self.part, self.shape, strict=True)
         ]
         return self.name if all(bound == ":" for bound in bounds) else f"{self.name}[{', '.join(bounds)}]"
@@ -187,13 +189,15 @@ def weights_from_safetensors(files: str | Path | Sequence[str | Path], device: s
     }
 
 
-def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
-    """Make a weight from the elements ``start`` to ``stop`` of dim ``dim`` of a weight."""
+def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int, step: int = 1) -> Tensor:
+    """Make a weight from every ``step``-th of the elements ``start`` to ``stop`` of dim ``dim`` of a weight."""
     mark = mark_of(tensor)
     assert mark is not None
     part = list(mark.part)
-    part[dim] = slice(part[dim].start + start, part[dim].start + stop)
-    shape = [stop - start if d == dim else int(size) for d, size in enumerate(tensor.shape)]
+    own, count = part[dim].step or 1, len(range(start, stop, step))
+    first = part[dim].start + own * start
+    part[dim] = slice(first, first + own * step * (count - 1) + 1, own * step if own * step > 1 else None)
+    shape = [count if d == dim else int(size) for d, size in enumerate(tensor.shape)]
     result = hidet.symbol(shape, tensor.dtype, tensor.device)
     return _mark(result, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
 

@@ -74,7 +74,7 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     source: Source = Part(stored, mark.part)
     if mark.dtype is not None:
         source = Cast(source, getattr(torch, tensor.dtype.name))
-    extents = [bounds.stop - bounds.start for bounds in mark.part]
+    extents = [len(range(bounds.start, bounds.stop, bounds.step or 1)) for bounds in mark.part]
     return source if extents == list(tensor.shape) else Padded(source, extents)
 
 

@@ -18,6 +18,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_statement
+from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
@@ -134,7 +135,7 @@ def pack_weights(
     known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
     for op in graph.nodes:
         inputs = [new.get(x, x) for x in op.inputs]
-        if isinstance(op, BlasMatmulOp) and op.inputs[1] in constant:
+        if isinstance(op, BlasMatmulOp | ExpertKernelOp) and op.inputs[1] in constant:
             how = panels.get(op.inputs[1])
             key = (op.task, how)
             if key not in known:
@@ -165,7 +166,12 @@ def _in_panels(
         for place, x in enumerate(op.inputs):
             if x not in candidates:
                 continue
-            panels = _panels_of(op, x, width) if isinstance(op, BlasMatmulOp) and place == 1 else None
+            panels = None
+            if place == 1 and isinstance(op, ExpertKernelOp):
+                experts, depth, columns = map(int, op.attrs["sizes"][2:])
+                panels = Panels(experts, depth, columns, op.attrs["transposed"], width)
+            elif place == 1 and isinstance(op, BlasMatmulOp):
+                panels = _panels_of(op, x, width)
             if panels is None or found.setdefault(x, panels) != panels:
                 excluded.add(x)
     return {x: panels for x, panels in found.items() if x not in excluded}
@@ -189,9 +195,13 @@ def _panels_of(op: BlasMatmulOp, weight: Tensor, width: int) -> Panels | None:
     return Panels(elements // size, depth, columns, right.transposed, width)
 
 
-def _product(op: BlasMatmulOp, inputs: Sequence[Tensor], panels: Panels | None) -> Operator:
-    left, right = op.attrs["operands"]
+def _product(op: BlasMatmulOp | ExpertKernelOp, inputs: Sequence[Tensor], panels: Panels | None) -> Operator:
     lower = {"width": 0, "precision": "", "group": 0}
+    if isinstance(op, ExpertKernelOp):
+        if panels is not None:
+            lower = {"width": panels.width, "precision": panels.precision, "group": panels.group, "transposed": False}
+        return ExpertKernelOp(*inputs, **{**op.attrs, **lower}).outputs[0].op
+    left, right = op.attrs["operands"]
     if panels is not None:
         steps, offset = right[0], right[3]
         if panels.precision in BITS:  # of bytes

@@ -76,7 +76,7 @@ class Epilogue:
 
 
 class TiledOp(NativeCallOp):
-    """A product of two tensors as a matrix that is cut into tiles; ``row_dims`` leading dims are its rows.
+    """A product of tensors as a matrix that is cut into tiles; ``row_dims`` leading dims are its rows.
 
     Parameters
     ----------
@@ -95,6 +95,8 @@ class TiledOp(NativeCallOp):
         The computation on each element.
     attributes: dict
         The other arguments of the operator's class.
+    further: sequence of Tensor
+        Operands behind the two.
 
     Attributes
     ----------
@@ -117,6 +119,7 @@ class TiledOp(NativeCallOp):
         stores: bool,
         epilogue: Epilogue | None,
         attributes: dict[str, Any],
+        further: Sequence[Tensor] = (),
     ):
         self.row_dims = row_dims
         store = store_of(shape, row_dims, epilogue or identity_epilogue(len(shape), a.dtype)) if stores else None
@@ -131,8 +134,10 @@ class TiledOp(NativeCallOp):
             "scipy_openblas" if self.calls_openblas else None,
             values,
             store,
+            2 + len(further),
         )
-        inputs = {"a": a, "b": b, **{f"other{number}": x for number, x in enumerate(others)}}
+        inputs = {"a": a, "b": b, **{f"operand{number}": x for number, x in enumerate(further)}}
+        inputs.update({f"other{number}": x for number, x in enumerate(others)})
         super().__init__(
             f"hidet_dist_{kernel}_{digest}",
             inputs,

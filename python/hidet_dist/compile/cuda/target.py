@@ -144,9 +144,10 @@ class CudaTarget:
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
+        from hidet_dist.compile.cuda.experts import define_experts
         from hidet_dist.compile.cuda.launches import fewer_launches
 
-        graph = blocks_in_place(fewer_launches(guard_graph(program, ())), WIDEST_READ_BYTES)
+        graph = blocks_in_place(fewer_launches(define_experts(guard_graph(program, ()))), WIDEST_READ_BYTES)
         check_kept(program.graph, graph)
         return graph
 

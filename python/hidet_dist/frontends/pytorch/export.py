@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
+from hidet_dist.frontends.pytorch.experts import experts_by_products
 from hidet_dist.frontends.pytorch.reasons import reason_of
 
 _ALLOCATED = 2**30  # bytes that PyTorch may allocate for a moment
@@ -67,6 +68,7 @@ def exported(
         # The graphs between PyTorch's passes are not run, so generating their code would be a waste.
         _use_lazy_graph_module(True),
         _assigned_attributes() as assigned,
+        experts_by_products(),
         quiet_logs(),
     ):
         # PyTorch warns of its own calls, and of its recurrent layers.

@@ -16,6 +16,7 @@ from hidet_dist.errors import TraceError, UnsupportedModelError
 from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register lowerings
     elementwise,
+    experts,
     indexing,
     norms,
     pairs,

@@ -10,6 +10,7 @@ from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
+from hidet_dist.frontends.pytorch.experts import by_gathered
 from hidet_dist.operators import attention, elementwise
 from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of
@@ -22,7 +23,8 @@ def _linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @lowers("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
 def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return operators.matmul(a, b)
+    y = by_gathered(call, a, b)
+    return operators.matmul(a, b) if y is None else y
 
 
 @lowers("_int_mm.default")
@@ -103,11 +105,6 @@ def _einsum(call: Call, equation: str, operands: Sequence[Tensor], **_: Any) -> 
         return operators.einsum(equation, operands)
     except NotImplementedError as error:
         raise Refused(str(error)) from error
-
-
-@lowers("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
-def _grouped_mm(call: Call, a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    return operators.matmul(a, b) if offs is None else operators.grouped_matmul(a, b, offs)
 
 
 @lowers("conv1d.default", "conv2d.default", "conv3d.default")

@@ -1,0 +1,102 @@
+"""The work of operators whose rows use the matrices that were chosen for them: experts of a mixture.
+
+Which ones will be chosen is not known. The numbers here are expected ones for choices that are uniform, independent of
+one another from token to token, and different ones of each token. Where experts are split, the device with the most rows
+decides how long all take.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hidet.graph import Operator
+
+from hidet_dist.traits import Routed
+
+_MOST_SUMMED = 4096  # rows up to which the distribution of the greatest number is summed up
+
+
+@dataclass(frozen=True)
+class RoutedWork:
+    """The work of a routed product on the device with the most rows.
+
+    Attributes
+    ----------
+    operations: scalar operations.
+    read_bytes: the bytes read: those of rows that have an expert there, and of experts that have a row.
+    weight_bytes: those of them that are the experts'.
+    experts: the expected number of experts that have a row.
+    """
+
+    operations: int
+    read_bytes: int
+    weight_bytes: int
+    experts: int
+
+
+def routed_work(op: Operator, routed: Routed, shapes: Sequence[Sequence[int]]) -> RoutedWork:
+    """Expect the work of a local operator whose inputs have these local shapes (elements)."""
+    tokens, choices = shapes[routed.chosen]
+    experts, inner, columns = shapes[routed.weights]
+    rows, used = expected_load(tokens, choices, experts, int(op.attrs["count"]))
+    sizes = [math.prod(shape) * int(x.dtype.nbytes) for x, shape in zip(op.inputs, shapes, strict=True)]
+    matrix = inner * columns * int(op.inputs[routed.weights].dtype.nbytes)
+    width = shapes[0][-1] * int(op.inputs[0].dtype.nbytes)
+    weights = min(sizes[routed.weights], math.ceil(used * matrix))
+    others = sum(size for number, size in enumerate(sizes) if number not in (0, routed.weights))
+    return RoutedWork(
+        math.ceil(rows * 2 * inner * columns),
+        weights + min(sizes[0], math.ceil(rows * width)) + others,
+        weights,
+        math.ceil(used),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def expected_load(tokens: int, choices: int, experts: int, count: int) -> tuple[float, float]:
+    """Expect the rows of the device that has the most, and the number of its experts that have any.
+
+    A token does not choose a given expert with a probability of ``1 - choices / count``, so all of ``tokens`` leave it
+    with that to the power of their number (the occupancy problem: W. Feller, An Introduction to Probability Theory
+    and Its Applications, vol. 1, II.5 and IV.2). The device with the most rows counts as if it had as many more tokens.
+
+    Parameters
+    ----------
+    tokens, choices: int
+        The tokens on a device, and the choices of each.
+    experts: int
+        The experts on a device.
+    count: int
+        The experts on all devices: as many as there are on a device if they are not split.
+    """
+    mean = tokens * choices * experts / count
+    if not mean:
+        return 0.0, 0.0
+    rows = max(mean, _expected_most(tokens * choices, max(1, round(count / experts))))
+    left = 1 - min(choices, count) / count
+    return rows, experts * (1 - left ** (tokens * rows / mean))
+
+
+def _expected_most(rows: int, parts: int) -> float:
+    """Expect the greatest of ``parts`` numbers of rows, each of which belongs to any part alike.
+
+    The numbers are taken for independent and binomial: ``E[max] = sum(1 - P(number <= k) ** parts)`` over k. Where they
+    are large, for normal, with G. Blom's approximation of the greatest of several (Statistical Estimates and
+    Transformed Beta-Variables, 1958).
+    """
+    if parts == 1:
+        return float(rows)
+    share = 1 / parts
+    if rows > _MOST_SUMMED:
+        deviation = math.sqrt(rows * share * (1 - share))
+        return rows * share + deviation * statistics.NormalDist().inv_cdf((parts - 0.375) / (parts + 0.25))
+    total, most = 0.0, 0.0
+    for k in range(rows):
+        ways = math.lgamma(rows + 1) - math.lgamma(k + 1) - math.lgamma(rows - k + 1)
+        total += math.exp(ways + k * math.log(share) + (rows - k) * math.log1p(-share))
+        most += 1 - min(total, 1.0) ** parts
+    return most
