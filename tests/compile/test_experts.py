@@ -58,9 +58,7 @@ def layer(case: Case) -> FlowGraph:
     x = hidet.symbol(["tokens", SIZE], case.dtype, "cpu")
     chosen = hidet.symbol(["tokens", 2], "int32", "cpu")
     scales = hidet.symbol(["tokens", 2], "float32", "cpu")
-    gate, up, down = (
-        hidet.from_torch((one.mT if case.transposed else one).contiguous()) for one in matrices(case)
-    )
+    gate, up, down = (hidet.from_torch((one.mT if case.transposed else one).contiguous()) for one in matrices(case))
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         y = ops.silu(operators.expert_product(x, gate, chosen, transposed=case.transposed))

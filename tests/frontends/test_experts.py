@@ -10,7 +10,7 @@ import hidet_dist
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.normalize import normalize
 from hidet_dist.operators.experts import ExpertProductOp
-from hidet_dist.soundness.plans import evaluate_program
+from hidet_dist.soundness.plans import evaluate_graph, evaluate_program
 from hidet_dist.traits import traits_of
 
 transformers = pytest.importorskip("transformers")
@@ -40,15 +40,15 @@ def biased() -> torch.nn.Module:
 
 
 class Exported(torch.nn.Module):
-    """Experts by an implementation of transformers, which is called under another name than the one that is replaced."""
+    """Experts by an implementation of transformers that is called as it is, and not by its name."""
 
     def __init__(self, implementation: str):
         super().__init__()
         self.experts = experts(implementation)
         self.function = ALL_EXPERTS_FUNCTIONS[implementation]
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(self.experts, *inputs)
+    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return self.function(self.experts, hidden, chosen, weights)
 
 
 MODULES = {
@@ -83,3 +83,19 @@ def test_experts_compute_what_pytorch_does(name):
         for rank, (y,) in enumerate(evaluate_program(program, arrays)):
             part = want[output.spec.slices(want.shape, program.mesh, program.mesh.coordinate(rank))]
             np.testing.assert_allclose(y, part, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [experts("grouped_mm"), Exported("grouped_mm").eval()], ids=["named", "sorted"])
+def test_the_number_of_tokens_may_be_symbolic(module):
+    tokens = torch.export.Dim("tokens", min=1)
+    example = (torch.zeros(4, 8), torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, 2))
+    graph = hidet_dist.from_torch(module, example, ({0: tokens}, {0: tokens}, {0: tokens}))
+    for count in (1, 9):
+        generator = torch.Generator().manual_seed(count)
+        chosen = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(count)])
+        inputs = torch.randn(count, 8, generator=generator), chosen, torch.rand(count, 2, generator=generator)
+        with torch.no_grad():
+            want = module(*inputs).numpy()
+        arrays = [x.double().numpy() if x.is_floating_point() else x.numpy() for x in inputs]
+        (y,) = evaluate_graph(graph, arrays)
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)

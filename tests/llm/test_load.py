@@ -18,7 +18,7 @@ import torch
 from tests.llm.gguf_made import model_of
 from tests.llm.tokenizers_made import byte_level, write_folder
 
-from hidet_dist.errors import ArtifactError, ConfigError, EngineError, UnsupportedModelError
+from hidet_dist.errors import ArtifactError, ConfigError, EngineError
 from hidet_dist.llm import LanguageModel, load
 from hidet_dist.llm.engine import Engine, Request, Sampling
 from hidet_dist.llm.options import LoadOptions
@@ -29,6 +29,7 @@ VOCABULARY = 341  # odd, so that no number of ranks but 11 and 31 divides it
 TOKENS = 64
 SIZES = {"context": 128, "cached_tokens": 256, "page": 4, "step_tokens": 24}
 KINDS = ("llama", "qwen3", "gemma3_text", "gpt2", "phi3", "olmo2")
+OF_EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 
 
 @functools.cache
@@ -77,6 +78,13 @@ def check_answers(model: LanguageModel, kind: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, kind: str, ranks: int):
+    check_answers(load(checkpoint(tmp_path / "model", kind), ranks=ranks, cache=tmp_path / "cache", **SIZES), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", OF_EXPERTS)
+def test_greedy_tokens_of_models_of_experts_are_those_of_transformers(tmp_path: Path, kind: str, ranks: int):
     check_answers(load(checkpoint(tmp_path / "model", kind), ranks=ranks, cache=tmp_path / "cache", **SIZES), kind)
 
 
@@ -133,12 +141,6 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="trained with sequences of 128"):
         LoadOptions(context=129).context_of(128)
     assert LoadOptions().context_of(128) == 128 and LoadOptions().context_of(10**6) == 4096
-
-
-@pytest.mark.slow
-def test_layers_of_experts_are_refused_by_name(tmp_path: Path):
-    with pytest.raises(UnsupportedModelError, match="grouped_mm"):
-        load(checkpoint(tmp_path / "model", "gpt_oss"), cache=tmp_path / "cache", **SIZES)
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 ``q, k, v = split(x @ w + b, 3)`` cuts the columns of the product into three blocks. A shard of the columns would be a
 shard of one or two blocks, not of each, so the product would have to be gathered before it is cut. The projections
 ``q = x @ w[:, :n] + b[:n]`` and so on compute the same values, and each shards by its columns, and so by heads where
-these are split off later. (Megatron-LM permutes the columns of ``w`` for a number of devices instead.) Parts may be interleaved,
-and products may be those by experts.
+these are split off later. (Megatron-LM permutes the columns of ``w`` for a number of devices instead.) Parts may be
+interleaved, and products may be those by experts.
 
 A cut is moved from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
 done only if the slices do not overlap and no other operator reads the tensor that they cut, so that nothing is computed
@@ -210,7 +210,7 @@ def _of_weight(op: MatmulOp | ExpertProductOp, cut: Cut) -> Cut:
 
 
 def _can_cut(weight: Tensor, cut: Cut) -> bool:
-    """Whether a cut of a product's weight can be moved to a constant: the weight itself, or one that it is a view of."""
+    """Whether a cut of a product's weight can be moved to a constant: the weight, or one that it is a view of."""
     if _is_constant(weight):
         return True
     if weight.op is None or traits_of(weight.op).moves is not Moves.RESHAPE:

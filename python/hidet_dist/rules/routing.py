@@ -1,8 +1,8 @@
 """The work of operators whose rows use the matrices that were chosen for them: experts of a mixture.
 
 Which ones will be chosen is not known. The numbers here are expected ones for choices that are uniform, independent of
-one another from token to token, and different ones of each token. Where experts are split, the device with the most rows
-decides how long all take.
+one another from token to token, and different ones of each token. Where experts are split, the device with the most
+rows decides how long all take.
 """
 
 from __future__ import annotations

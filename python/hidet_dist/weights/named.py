@@ -35,8 +35,9 @@ class InMemory:
 class Mark:
     """The mark of a weight: its name, the source of its data if known, and the part of it that the weight is.
 
-    ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements), with a step where it
-    is not 1; the weight is zero beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it is cast.
+    ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements), with a step where
+    it is not 1; the weight is zero beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it
+    is cast.
     """
 
     name: str

@@ -32,8 +32,8 @@ struct ExpertMatrices {
   int64_t scratch(int64_t) const { return hidet_dist_panels_scratch(kPanelLevel); }
 
   template <class L>
-  void multiply(int64_t expert, const L *left, int64_t step, int64_t rows, int64_t column, int64_t width,
-                void *memory, float *c, int64_t ldc) const {
+  void multiply(int64_t expert, const L *left, int64_t step, int64_t rows, int64_t column, int64_t width, void *memory,
+                float *c, int64_t ldc) const {
     const int64_t zero[] = {0};
     const Matrices<L> a = {left, false, step, zero};
     const Matrices<T> b = {data + expert * depth * columns, transposed, transposed ? depth : columns, zero};
@@ -57,8 +57,8 @@ struct QuantizedExperts {
     static_assert(Width == kPanelWidth, "the panels are those of another level");
     const int64_t column_bytes = divide_up(depth, Group) * (2 + Group * Bits / 8);
     const uint8_t *const matrix = data + expert * divide_up(columns, Width) * Width * column_bytes;
-    const hidet_dist_quantized_product part = {
-        left, step, 1, rows, width, depth, matrix + column * column_bytes, Bits, Group, c, ldc, memory};
+    const hidet_dist_quantized_product part = {left, step,  1, rows, width, depth, matrix + column * column_bytes,
+                                               Bits, Group, c, ldc,  memory};
     hidet_dist_multiply_quantized(kPanelLevel, &part);
   }
 };

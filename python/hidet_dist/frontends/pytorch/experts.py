@@ -1,4 +1,4 @@
-"""Layers of experts: products by experts as an operator of PyTorch, its lowering, and transformers' layers in its terms.
+"""Layers of experts: products by experts as an operator of PyTorch, its lowering, and layers of transformers by it.
 
 transformers has several implementations of a layer of experts, and finds the one to call by a name in the
 configuration. While a module is exported, this one is called, whatever the name is. It computes what they do, by
