@@ -64,6 +64,12 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
     return [y.tolist() for y in model.run(given)]
 
 
+def call_agreed(inputs: list[Any]) -> list[Any]:
+    """Call it without the exchange before the call, on float32 inputs."""
+    assert model is not None
+    return model.run_agreed(_arrays(inputs))[0].tolist()
+
+
 def call_program(name: str, inputs: list[Any]) -> list[Any]:
     """Call one of its programs, on float32 inputs."""
     assert model is not None
@@ -372,6 +378,7 @@ FUNCTIONS = (
     load,
     call,
     call_typed,
+    call_agreed,
     call_program,
     call_on_device,
     call_repeated,

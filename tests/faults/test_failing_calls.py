@@ -78,6 +78,19 @@ def test_a_warm_up_of_unknown_sizes(start: Start, symbolic: Path, victim: int) -
     call_all(ranks, X + 1)
 
 
+def test_a_call_that_ranks_agreed_to_themselves_ends_all_where_one_cannot_make_it(loaded: list[Rank]) -> None:
+    def agreed(x: np.ndarray) -> dict[str, Any]:
+        return {**on(x), "command": "call_agreed"}
+
+    for answer in ask(loaded, agreed(X), agreed(X)):
+        np.testing.assert_allclose(answer["result"], whole(X), rtol=1e-4)
+    call_all(loaded, X + 1)
+    wrong, right = ask(loaded, agreed(X[:3]), agreed(X))
+    assert wrong["error"] == "InputError", wrong
+    assert right["error"] == "CommunicationError", right
+    assert "rank 0" in right["message"] and "must have the shape" in right["message"]
+
+
 def test_a_warm_up_or_a_stream_on_one_rank_is_no_call_on_another(loaded: list[Rank]) -> None:
     others = {
         "warming up": {"command": "warm_up", "sizes": {}},

@@ -25,7 +25,7 @@ from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.runtime import session
 from hidet_dist.runtime.rendezvous import SECRET_VARIABLE, Settings
-from hidet_dist.runtime.threads import divide_cores
+from hidet_dist.runtime.threads import divide_cores, spin_between_kernels
 
 _LOOPBACK = "127.0.0.1"
 _BUILT = ("sequences", "step_tokens", "context", "cached_tokens", "page", "dtype", "distributed", "optimization")
@@ -70,6 +70,7 @@ def load(model: str | Path, *, cache: str | Path | None = None, **options: Any) 
     if session.current() is not None:
         raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
     divide_cores(wanted.ranks or 1)
+    spin_between_kernels()
     return LanguageModel(StoredModel.open(folder_of(Path(model), wanted, cache)), wanted.timeout_seconds)
 
 
@@ -138,7 +139,7 @@ class LanguageModel:
         self._ranks = stored.manifest.world_size
         try:
             self._start(stored, timeout_seconds)
-            part = PartitionModel(stored)
+            part = PartitionModel(stored, led=self._ranks > 1)
             self._model = part
             if self._ranks > 1:
                 self._model = LeadingModel(part, self._ranks)

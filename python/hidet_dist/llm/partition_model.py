@@ -23,6 +23,9 @@ class PartitionModel:
         The model.
     timeout_seconds: float, optional
         How long the ranks wait for one another; the session's time-out by default.
+    led: bool
+        Whether rank 0 checks the inputs of each step and tells them to the others, as
+        :class:`hidet_dist.llm.ranks.LeadingModel` does: the ranks then need not compare them again.
 
     Raises
     ------
@@ -30,7 +33,8 @@ class PartitionModel:
         As :func:`hidet_dist.load_partition`.
     """
 
-    def __init__(self, stored: StoredModel, timeout_seconds: float | None = None):
+    def __init__(self, stored: StoredModel, timeout_seconds: float | None = None, led: bool = False):
+        self._led = led
         self._sizes = stored.sizes
         self._partition = load_partition(stored.artifacts, timeout_seconds=timeout_seconds)
         self._thread = threading.get_ident()
@@ -60,7 +64,8 @@ class PartitionModel:
         CommunicationError, HidetDistError
             When a rank failed or died. Later steps are not possible.
         """
-        inputs.check(self._sizes)
+        if not self._led:
+            inputs.check(self._sizes)
         self._attach()
         if self._encodes:
             lengths = np.bincount(inputs.sequences)[inputs.sequences]
@@ -72,7 +77,8 @@ class PartitionModel:
         # A program's tensors have at least one element: a step that wants no logits computes those of one token.
         wanted = inputs.wanted if count else _NO_LOGITS
         per_token = (inputs.tokens, inputs.positions, inputs.slots, inputs.sequences, inputs.lengths)
-        logits: NDArray[np.float32] = self._partition.run([*per_token, inputs.tables, wanted])[0]
+        run = self._partition.run_agreed if self._led else self._partition.run
+        logits: NDArray[np.float32] = run([*per_token, inputs.tables, wanted])[0]
         return logits[:count]
 
     def reset(self) -> None:

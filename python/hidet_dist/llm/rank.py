@@ -27,7 +27,7 @@ def main(folder: str, timeout_seconds: str) -> int:
     try:
         session.init(timeout_seconds=float(timeout_seconds))
         stored = StoredModel.open(folder)
-        follow(PartitionModel(stored), stored.manifest.world_size)
+        follow(PartitionModel(stored, led=True), stored.manifest.world_size)
     except HidetDistError as error:
         print(f"rank {os.environ.get('RANK')}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from hidet_dist.errors import InputError
 from hidet_dist.runtime.arrays import raw_view
 from hidet_dist.runtime.dlpack import CPU, DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
+from hidet_dist.runtime.kept import Kept
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
 from hidet_dist.spec.symbols import bind, known_sizes
@@ -39,6 +40,9 @@ class Signature:
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
         self._index_checks = IndexChecks(stage, self._names)
+        # By the shapes of all inputs, which were found right: the sizes of symbolic dims.
+        self._sizes: Kept[tuple[tuple[int, ...], ...], dict[str, int]] = Kept()
+        self._right: list[tuple[int, ...] | None] = [None for _ in stage.inputs]  # the last shapes that were right
         self._supported: set[str] = set()  # libraries known to have the dtypes of all outputs
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
@@ -56,10 +60,12 @@ class Signature:
         buffers = []
         for number, (x, (dtype, shape)) in enumerate(zip(given, self._inputs, strict=True)):
             buffer = buffer_of(x, self._names[number])
-            if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
+            known = buffer.shape in (shape, self._right[number])
+            if not known or buffer.dtype != dtype or not self._memory.holds(buffer.device):
                 if buffer.device[0] == CPU and buffer.dtype in _HELD.get(dtype, ()):
                     buffer = _widened(buffer, dtype)
                 self._check_input(number, buffer)
+                self._right[number] = buffer.shape
             buffers.append(buffer)
         return buffers
 
@@ -70,13 +76,17 @@ class Signature:
             for number, buffer in enumerate(inputs)
         ]
 
-    def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
+    def sizes(self, inputs: Sequence[Buffer]) -> Mapping[str, int]:
         """Compute the local size of each symbolic dim. Raises InputError for a size that is not allowed."""
         if not self._stage.symbols:
             return {}
-        written = [x.shape for x in self._stage.inputs]
-        shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
-        return bind(self._stage.symbols, self._stage.local_symbols, shapes)
+        shapes = tuple(buffer.shape for buffer in inputs)
+
+        def computed() -> dict[str, int]:
+            written = [x.shape for x in self._stage.inputs]
+            return bind(self._stage.symbols, self._stage.local_symbols, zip(written, shapes, strict=True))
+
+        return self._sizes.get(shapes, computed)
 
     def known_sizes(self, shapes: Mapping[int, Sequence[int]]) -> dict[str, int]:
         """Compute the whole size of each symbolic dim that some inputs have, given their shapes by their numbers.

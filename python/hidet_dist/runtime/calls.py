@@ -67,6 +67,7 @@ class Calls:
         self._ready = ready
         self.numbers = itertools.count(1)
         self._asked = 0  # the number of the last call whose agreement this rank has entered
+        self._agreed = 0  # the number of the last call, if the ranks agreed to it by other messages
         self._refused = 0  # the number of the last call that all ranks agreed not to make
         self._owner = None if agreement is None else threading.get_ident()
         self._process = Owner()
@@ -82,6 +83,7 @@ class Calls:
         prepare: Callable[[], tuple[Prepared, Mapping[str, int]]],
         run: Callable[[Prepared], Result],
         program: int = 0,
+        agreed: bool = False,
     ) -> Result:
         """Make a call, within a function that is decorated with :func:`numbered`.
 
@@ -97,6 +99,9 @@ class Calls:
             The part that communicates, with the communicator bound to this thread.
         program: int
             The number of the program that is called, the same on all ranks.
+        agreed: bool
+            Whether the ranks have agreed to the call by other messages. A rank that fails in its local part then ends
+            the communicator.
 
         Raises
         ------
@@ -116,8 +121,11 @@ class Calls:
             if self._agreement is None:
                 return run(prepare()[0])
             self._communicator.begin_call(number)
+            self._agreed = number if agreed else 0
             prepared, sizes = prepare()
             self._asked = number
+            if agreed:
+                return run(prepared)
             refusal = self._agreement.ask(number, purpose, sizes, program)
             if refusal is not None:
                 self._refused = number
@@ -211,7 +219,7 @@ class Calls:
         if self._closed or self._owner != threading.get_ident() or self._lock.locked():
             return  # the call was refused for that reason, and another thread may be using the communicator
 
-        if self._asked != number and isinstance(error, Exception) and not self.streaming:
+        if number not in (self._asked, self._agreed) and isinstance(error, Exception) and not self.streaming:
             reason = error
 
             def tell() -> None:

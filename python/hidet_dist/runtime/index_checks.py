@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from hidet_dist import native
 from hidet_dist.artifacts.manifest import IndexCheck, Product, StageManifest
 from hidet_dist.errors import ArtifactError, InputError
 from hidet_dist.runtime import dlpack
+from hidet_dist.runtime.kept import Kept
 from hidet_dist.runtime.tensors import Buffer
 
 _INTEGERS = {f"{kind}{bits}": (bits // 8, kind == "int") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
@@ -40,6 +42,8 @@ class IndexChecks:
         self._names = [f"Input {number}" for number in range(len(stage.inputs))] if names is None else names
         self._is_shard = [x.shape != x.whole_shape for x in stage.inputs]
         self._fixed: dict[int, _Range] = {}
+        # By the check, the input's shape, and the sizes of symbolic dims.
+        self._ranges: Kept[tuple[int, tuple[int, ...], tuple[int, ...]], _Range] = Kept()
         symbols = {symbol.name for symbol in stage.local_symbols}
         for number, check in enumerate(self._checks):
             if not 0 <= check.input < len(stage.inputs) or stage.inputs[check.input].dtype not in _INTEGERS:
@@ -71,7 +75,9 @@ class IndexChecks:
             buffer = inputs[check.input]
             if buffer.device[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
                 continue
-            allowed = self._fixed.get(number) or _Range(check, buffer.dtype, buffer.shape, sizes)
+            allowed = self._fixed.get(number) or self._ranges.get(
+                (number, buffer.shape, tuple(sizes.values())), partial(_Range, check, buffer.dtype, buffer.shape, sizes)
+            )
             outside = allowed.first_outside(buffer)
             if outside is not None:
                 offset, value = outside

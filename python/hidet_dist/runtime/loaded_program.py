@@ -208,6 +208,21 @@ class LoadedProgram:
         return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
 
     @numbered
+    def run_agreed(self, number: int, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
+        """Run once as :meth:`run` does, where the ranks have agreed to the call by messages of their own.
+
+        :meth:`run` exchanges a message before each call, by which all ranks refuse it if one of them must. Callers that
+        tell all ranks the same inputs anyway, and have checked them, do without it. If a rank cannot make the call
+        nevertheless, the partition cannot be used any more, on any rank.
+
+        Raises
+        ------
+        InputError, CommunicationError, ArtifactError, ForkError, HidetDistError
+            As :meth:`run`, with these consequences.
+        """
+        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN, agreed=True)[0]
+
+    @numbered
     def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
         """Run the program once on zeros, so that the first request is not slower than later ones.
 
@@ -326,10 +341,12 @@ class LoadedProgram:
         purpose: Purpose,
         record: bool = False,
         keeps_states: bool = False,
+        agreed: bool = False,
     ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
         """Make a call. Returns the outputs and, with ``record``, the times of its kernels or of a pipeline's steps.
 
-        With ``keeps_states`` it finds states of zeros, and leaves the states as they are.
+        With ``keeps_states`` it finds states of zeros, and leaves the states as they are. With ``agreed`` the ranks
+        have agreed to it.
         """
 
         def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
@@ -341,7 +358,7 @@ class LoadedProgram:
             with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
                 return self._program.run(prepared, self._own, record)
 
-        return self._calls.make(number, purpose, prepare, run, self._number)
+        return self._calls.make(number, purpose, prepare, run, self._number, agreed)
 
     @contextmanager
     def _writing_states(self, number: int) -> Iterator[None]:

@@ -333,6 +333,10 @@ class LoadedPartition:
         """Run the only program once, on the rank's shards of the inputs; see :meth:`LoadedProgram.run`."""
         return self.program().run(inputs, outputs)
 
+    def run_agreed(self, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
+        """Run the only program once, as the ranks have agreed to; see :meth:`LoadedProgram.run_agreed`."""
+        return self.program().run_agreed(inputs, outputs)
+
     def stream(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Run the only program on one batch after another; see :meth:`LoadedProgram.stream`."""
         return self.program().stream(batches)

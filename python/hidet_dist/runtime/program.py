@@ -14,11 +14,10 @@ from hidet_dist.errors import HidetDistError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.kept import Kept
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import Buffer
-
-_MOST_SIZES = 1024  # the number of combinations of symbolic dims' sizes whose shapes are cached
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class Program:
         self._shares = dict(shares or {})
         self._signature = Signature(stage, memory)
         # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
-        self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        self._workspaces: dict[tuple[int, ...], int] = {}
+        self._shapes: Kept[tuple[int, ...], list[tuple[int, ...]]] = Kept()
+        self._workspaces: Kept[tuple[int, ...], int] = Kept()
         if not stage.symbols:
             self._shapes_at({})
             self._reserve_workspace({})
@@ -199,21 +198,11 @@ class Program:
         """Return the outputs' shapes, after passing the sizes of symbolic dims to hidet's runtime, for kernels."""
         for name, size in (*self._shares.items(), *sizes.items()):
             self._runtime.set_symbol_value(name.encode(), size)
-        key = tuple(sizes.values())
-        shapes = self._shapes.get(key)
-        if shapes is None:
-            if len(self._shapes) >= _MOST_SIZES:
-                self._shapes.clear()
-                self._workspaces.clear()
-            shapes = self._shapes[key] = self._output_shapes()
-        return shapes
+        return self._shapes.get(tuple(sizes.values()), self._output_shapes)
 
     def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
         """Reserve memory for the activations at these sizes, which hidet's runtime already has."""
-        key = tuple(sizes.values())
-        if key not in self._workspaces:
-            self._workspaces[key] = self._launcher.workspace_bytes()
-        self._launcher.reserve(self._workspaces[key])
+        self._launcher.reserve(self._workspaces.get(tuple(sizes.values()), self._launcher.workspace_bytes))
 
     def _output_shapes(self) -> list[tuple[int, ...]]:
         return [
