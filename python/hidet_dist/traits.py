@@ -40,6 +40,9 @@ Dims: TypeAlias = frozenset[tuple[int, int]]
 """Dims of inputs: (input, dim)."""
 
 CountedDims: TypeAlias = Callable[[Operator], Dims]
+ReadElements: TypeAlias = Callable[[Operator, Sequence[Sequence[int]]], dict[int, int]]
+"""The most elements that an operator reads of some inputs, by their numbers, from the local shapes of all inputs."""
+
 LocalAttributes: TypeAlias = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 
 
@@ -102,6 +105,7 @@ class Traits:
         whose extents the definition contains as numbers; None if it is no template.
     local_attributes: returns the attributes that change when the operator is rebuilt on shards, from the local shapes
         of its inputs and outputs; None if none contains a shape.
+    read_elements: bounds what it reads of inputs, where that is less than its definition tells; None if it is not.
     updates: how its output, which has the shape of its first input, updates that in place; None if it does not. In a
         graph it is an operator like others. In a program it writes into the memory of the state.
     routed: its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices that were
@@ -114,6 +118,7 @@ class Traits:
     half: Half = Half.NEVER
     counted_dims: CountedDims | None = None
     local_attributes: LocalAttributes | None = None
+    read_elements: ReadElements | None = None
     updates: Updates | None = None
     routed: Routed | None = None
 

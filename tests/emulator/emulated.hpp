@@ -656,6 +656,9 @@ inline void cvta_to_shared_u64(uint64_t &address, uint64_t pointer) {
 inline void cvt_u32_u64(uint32_t &to, uint64_t from) { to = static_cast<uint32_t>(from); }
 inline void mov_b32(uint32_t &to, uint32_t from) { to = from; }
 inline void mov_b16(uint16_t &to, uint32_t from) { to = static_cast<uint16_t>(from); }
+inline void mul_hi_s32(int &to, uint32_t x, uint32_t y) {
+  to = static_cast<int>(static_cast<int64_t>(static_cast<int32_t>(x)) * static_cast<int32_t>(y) >> 32);
+}
 template <class T, class U>
 void setp_ne_b32(bool &to, T x, U y) {
   to = static_cast<uint32_t>(x) != static_cast<uint32_t>(y);

@@ -37,9 +37,13 @@ class Emulator:
 
 
 def run(
-    library: Path, *arrays: np.ndarray, candidate: int = 0, environment: Mapping[str, str] | None = None
+    library: Path,
+    *arrays: np.ndarray,
+    candidate: int = 0,
+    environment: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Sequence[np.ndarray]:
-    """The arguments of a kernel after it ran on copies of them.
+    """The arguments of a kernel after it ran on copies of them; ``sizes`` are those of symbolic dims.
 
     Raises
     ------
@@ -49,6 +53,7 @@ def run(
     file = library.with_suffix(".npz")
     np.savez(file, *arrays)
     command = [sys.executable, str(HERE / "run_kernel.py"), str(library), str(file), str(candidate)]
+    command += [f"{name}={size}" for name, size in (sizes or {}).items()]
     own = {**os.environ, **(environment or {})}
     done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=1000)
     if done.returncode != 0:

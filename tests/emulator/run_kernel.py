@@ -1,4 +1,6 @@
-"""Runs a kernel library on arrays, in a process that a fault may end: ``run_kernel.py LIBRARY ARRAYS.npz [CANDIDATE]``.
+"""Runs a kernel library on arrays, in a process that a fault may end.
+
+``run_kernel.py LIBRARY ARRAYS.npz [CANDIDATE [SYMBOL=SIZE ...]]``
 
 The arrays are the kernel's arguments, in their order; the file has them again as the kernel left them. Each array ends
 where its pages do, and no page around them may be touched: what reads or writes further ends the process.
@@ -33,8 +35,11 @@ def guarded(array: np.ndarray) -> np.ndarray:
     return own
 
 
-def main(library: str, file: str, candidate: str = "0") -> None:
+def main(library: str, file: str, candidate: str = "0", *sizes: str) -> None:
     runtime = hidet_runtime()
+    for size in sizes:
+        name, _, value = size.partition("=")
+        runtime.set_symbol_value(name.encode(), int(value))
     runtime.use_torch_cuda_stream(False)
     with np.load(file) as data:
         arrays = [guarded(data[name]) for name in data.files]

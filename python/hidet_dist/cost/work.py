@@ -93,6 +93,11 @@ def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
         operations += definition.operations({})
         functions += definition.functions({})
     moved = sum(local_nbytes(x, sizes) for x in (*op.inputs, *op.outputs))
+    bounded = traits_of(op).read_elements
+    if bounded is not None:
+        shapes = [[evaluate(extent, sizes) for extent in extents_of(x)] for x in op.inputs]
+        for number, elements in bounded(op, shapes).items():
+            moved -= max(0, math.prod(shapes[number]) - elements) * int(op.inputs[number].dtype.nbytes)
     weights = sum(local_nbytes(x, sizes) for x in op.inputs if x.storage is not None or is_weight(x))
     weights = 0 if kernel == "lookup" else min(weights, moved)
     return Work(kernel, operations, moved, weights, calls, functions if kernel == "elementwise" else 0)

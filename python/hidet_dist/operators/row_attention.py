@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,27 @@ DTYPES = ("float32", "float16", "bfloat16")
 _NOTHING = LEAST["float32"]  # the logarithm of a sum of no exponentials: that of 0, as a finite number
 
 
-@has_traits(kernel="reduction")
+def rows_read(pools: int, page: int, shapes: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Bound the elements read of pools by the rows that the table has room for, each read once.
+
+    Parameters
+    ----------
+    pools: int
+        The number of pools: inputs from 1 on, behind which the table comes.
+    page: int
+        The rows of a page.
+    shapes: sequence of shapes
+        The inputs'.
+    """
+    rows = math.prod(shapes[1 + pools]) * page
+    return {number: rows * math.prod(shapes[number][-2:]) for number in range(1, 1 + pools)}
+
+
+def _rows_read(op: Operator, shapes: Sequence[Sequence[int]]) -> dict[int, int]:
+    return rows_read(1 if op.attrs["value_size"] else 2, op.attrs["page"], shapes)
+
+
+@has_traits(kernel="reduction", read_elements=_rows_read)
 class RowAttentionOp(Operator):
     """The softmax of ``queries @ keys``, times the values, over the rows that a token sees: [tokens, heads, size_v].
 
@@ -87,7 +108,7 @@ class RowAttentionOp(Operator):
         super().__init__(list(tensors), attributes, task)
 
 
-@has_traits(kernel="reduction")
+@has_traits(kernel="reduction", read_elements=_rows_read)
 class RowAttentionPartsOp(Operator):
     """Attention over the rows of each part of the pools: float32[parts, tokens, heads, size_v + 1].
 

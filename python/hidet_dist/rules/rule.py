@@ -393,8 +393,16 @@ class Rule:
         extents: Mapping[Digit, int],
         coordinate: tuple[int, ...] | None,
     ) -> Choice:
+        bounded = traits_of(self.op).read_elements
+        most = {}
+        if bounded is not None:
+            local = [
+                s.local_shape([int(size) for size in x.shape], mesh, coordinate)
+                for x, s in zip(self.op.inputs, spec.in_specs, strict=True)
+            ]
+            most = bounded(self.op, local)
         read = sum(
-            min(_local_nbytes(x, s, mesh, coordinate), self._most_read(i, extents) * x.dtype.nbytes)
+            min(_local_nbytes(x, s, mesh, coordinate), most.get(i, self._most_read(i, extents)) * x.dtype.nbytes)
             for i, (x, s) in enumerate(zip(self.op.inputs, spec.in_specs, strict=True))
         )
         written = sum(_local_nbytes(y, s, mesh, coordinate) for y, s in zip(self.op.outputs, partial, strict=True))

@@ -146,8 +146,10 @@ class CudaTarget:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
         from hidet_dist.compile.cuda.experts import define_experts
         from hidet_dist.compile.cuda.launches import fewer_launches
+        from hidet_dist.compile.cuda.row_attention import row_attention_kernels
 
-        graph = blocks_in_place(fewer_launches(define_experts(guard_graph(program, ()))), WIDEST_READ_BYTES)
+        guarded = row_attention_kernels(define_experts(guard_graph(program, ())), self.gpu.multiprocessors)
+        graph = blocks_in_place(fewer_launches(guarded), WIDEST_READ_BYTES)
         check_kept(program.graph, graph)
         return graph
 

@@ -1,0 +1,169 @@
+"""Attention over rows by kernels that read each row once; see ``hidet_dist/kernels/cuda/row_attention.h``.
+
+It is two launches. The first computes the results of chunks of rows, where a step has too few tokens to fill the device
+with one block for each; the second merges them, or computes everything where the first did nothing. What is between
+them is an activation, so the workspace has its place. Which it is depends on the number of tokens alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import if_then_else
+
+from hidet_dist import native
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.compile.guards import GuardedOp
+from hidet_dist.errors import CompileError
+from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionPartsOp, rows_read
+from hidet_dist.rewriting import rewrite
+from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.traits import has_traits
+
+_ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+_NAMESPACE = "hidet_dist::cuda::row_attention"
+_HEADER = "hidet_dist/kernels/cuda/row_attention.h"
+CHUNKS, RESULTS = "attend_chunks", "attend"
+CHUNK_ROWS = 128
+"""The rows of a chunk: ``kChunk`` of the header."""
+_MOST_SIZE = 1024  # elements of a row: with more, the sums of a thread would not be in registers
+
+
+def _rows_read(op: Operator, shapes: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Of the two launches, the first one is the one that reads rows where there are few tokens."""
+    pools, page = op.attrs["pools"], op.attrs["page"]
+    return rows_read(pools, page, shapes) if op.attrs["function"] == CHUNKS else dict.fromkeys(range(1, 1 + pools), 0)
+
+
+@has_traits(kernel="reduction", read_elements=_rows_read)
+class RowAttentionLaunchOp(NativeCallOp):
+    """One of the two launches.
+
+    Parameters
+    ----------
+    tensors: Tensor
+        The inputs of the operator, and for the second launch the results of chunks.
+    function: str
+        The function of the header.
+    call: NativeCall
+        The call of it.
+    shape, dtype:
+        Those of the output.
+    pools, page: int
+        The number of pools, and the rows of a page.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        function: str,
+        call: NativeCall,
+        shape: Sequence[Extent],
+        dtype: str,
+        pools: int,
+        page: int,
+    ):
+        parts = [call.statement, dtype, *map(str, shape), *(f"{name}={value}" for name, value in call.values.items())]
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        attributes = {
+            "function": function,
+            "call": call,
+            "shape": list(shape),
+            "dtype": dtype,
+            "pools": pools,
+            "page": page,
+        }
+        inputs = {f"x{number}": x for number, x in enumerate(tensors)}
+        super().__init__(f"hidet_dist_row_attention_{digest}", inputs, shape, call, attributes, dtype)
+        self.name = "RowAttentionChunks" if function == CHUNKS else "RowAttention"
+
+
+def _launches(
+    tensors: Sequence[Tensor], y: Tensor, options: Mapping[str, Any], has_parts: bool, multiprocessors: int
+) -> Tensor:
+    query, keys, *rest = tensors
+    value_size, page = int(options["value_size"]), int(options["page"])
+    values, table = (keys, rest[0]) if value_size else rest[:2]
+    tokens, heads, size_k = extents_of(query)
+    *lead, rows, groups, _ = extents_of(keys)
+    step = int(extents_of(values)[-1])
+    size_v = value_size or step
+    sequences, columns = extents_of(table)[0], extents_of(table)[-1]
+    parts = int(lead[0]) if has_parts else 1
+    if max(int(size_k), size_v) > _MOST_SIZE:
+        raise CompileError(
+            f"Attention over rows of {size_k} and {size_v} elements: on GPUs they have at most {_MOST_SIZE}."
+        )
+    flags = [int(heads), int(groups), int(size_k), size_v, step, page, str(has_parts).lower()]
+    types = [_ELEMENTS[query.dtype.name], _ELEMENTS[keys.dtype.name]]
+    static = f"{_NAMESPACE}::Static<{', '.join(map(str, [*types, *flags]))}>"
+    # Not by the names of symbolic dims, which are variables already.
+    extents: dict[str, Extent] = {
+        f"extent{number}": extent for number, extent in enumerate((tokens, parts, rows, sequences, columns))
+    }
+    pools = "(const Static::Pool *)({}), "
+    addresses = f"(const Static::Query *)({{}}), {pools}" + ("nullptr, " if value_size else pools)
+    addresses += "(const int32_t *)({}), " * 4
+    addresses += "(const float *)({})" if options.get("has_sinks") else "nullptr"
+    opened = (
+        f"typedef {static} Static; "
+        f"const {_NAMESPACE}::Shape shape = {{{{ {', '.join(extents)}, {float(options['scale'])!r}f, "
+        f"{float(options['softcap'])!r}f, {multiprocessors} }}}}; "
+        f"{_NAMESPACE}::Operands<Static> operands = {{{{ {addresses} }}}}; "
+        + ("operands.values = operands.keys; " if value_size else "")
+    )
+
+    def call(function: str, arguments: str) -> NativeCall:
+        statement = f"{opened}{_NAMESPACE}::{function}<Static>(shape, operands, {arguments});"
+        return NativeCall(statement, (_HEADER,), (str(native.include_dir()),), values=extents)
+
+    numbers = {"pools": 1 if value_size else 2, "page": page}
+    # As is_split and record of the header have it. Where a group's heads are several blocks, fewer are assumed here, so
+    # there is room whenever chunks have results.
+    blocks = tokens * (parts * int(groups))
+    chunks = (columns * page + (CHUNK_ROWS - 1)) // CHUNK_ROWS
+    records = tokens * (parts * int(heads)) * chunks
+    count = if_then_else(blocks < multiprocessors, records, 1) if not isinstance(records, int) else records
+    if isinstance(blocks, int) and blocks >= multiprocessors:
+        count = 1
+    between = RowAttentionLaunchOp(
+        *tensors,
+        function=CHUNKS,
+        call=call(CHUNKS, "(float *)({})"),
+        shape=[count, size_v + 2],
+        dtype="float32",
+        **numbers,
+    ).outputs[0]
+    result: Tensor = RowAttentionLaunchOp(
+        *tensors,
+        between,
+        function=RESULTS,
+        call=call(RESULTS, "(float *)({}), (void *)({})"),
+        shape=extents_of(y),
+        dtype=y.dtype.name,
+        **numbers,
+    ).outputs[0]
+    return result
+
+
+def row_attention_kernels(graph: FlowGraph, multiprocessors: int) -> FlowGraph:
+    """Give each attention over rows its kernels; return ``graph`` itself if there is none.
+
+    Raises
+    ------
+    CompileError
+        When rows are longer than the kernels take.
+    """
+
+    def kernels(node: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
+        op = node.attrs["guarded"] if isinstance(node, GuardedOp) else node
+        if not isinstance(op, RowAttentionOp | RowAttentionPartsOp):
+            return None
+        inputs = [replaced.get(x, x) for x in node.inputs]
+        has_parts = isinstance(op, RowAttentionPartsOp)
+        return _launches(inputs, node.outputs[0], op.attrs, has_parts, multiprocessors)
+
+    return rewrite(graph, kernels)
