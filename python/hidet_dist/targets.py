@@ -28,6 +28,8 @@ class Target:
     manifest_fields: the fields of a manifest, and of its stages, that only some targets have: ``gpu``, ``cuda_graph``
         and ``cublas``. Those of other targets are empty.
     precisions: the values of ``optimization_config["precision"]``.
+    stored_precisions: the lower precisions in which weights of products may be stored
+        (``optimization_config["weights"]["precision"]``), and ``quantized_dtypes`` those of such weights.
     shares: whether devices may have unequal parts of a dim.
     symbolic_pipelines: whether graphs with symbolic dims may be cut into stages.
     overlaps: whether collectives run beside computation.
@@ -48,6 +50,8 @@ class Target:
     machines: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     manifest_fields: frozenset[str] = frozenset()
     precisions: tuple[str, ...] = ()
+    stored_precisions: tuple[str, ...] = ()
+    quantized_dtypes: tuple[str, ...] = ("float32",)
     shares: bool = False
     symbolic_pipelines: bool = False
     overlaps: bool = False
@@ -73,6 +77,7 @@ TARGETS: dict[str, Target] = {
             device="hidet_dist.runtime.device:HOST",
             transport="hidet_dist.runtime.transports.choose:open_for_host",
             machine="cpu",
+            stored_precisions=("float16", "bfloat16", "int8", "int4"),
             shares=True,
             symbolic_pipelines=True,
             computes_constants=True,
@@ -89,6 +94,8 @@ TARGETS: dict[str, Target] = {
             machines=MappingProxyType({"sm_80": "dgx-a100", "sm_89": "pcie-l40s", "sm_90": "dgx-h100"}),
             manifest_fields=frozenset({"gpu", "cuda_graph", "cublas"}),
             precisions=("float16", "bfloat16"),
+            stored_precisions=("int8", "int4"),
+            quantized_dtypes=("float32", "float16", "bfloat16"),
             overlaps=True,
             keeps_states=True,
             resolves_locally=True,

@@ -49,7 +49,10 @@ def packed_graph(
     graph = normalize(hidet.trace_from(list(outputs), list(inputs)))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
     result, weights = TARGET.pack(
-        optimize_program(program, TARGET), program.weight_placeholders, (), stored_precisions(program, precision)
+        optimize_program(program, TARGET),
+        program.weight_placeholders,
+        (),
+        stored_precisions(program, precision, ("float32",)),
     )
     for weight in weights.values():
         assert weight.placeholder in result.inputs

@@ -91,8 +91,11 @@ class Backend(Protocol):
     def building(self) -> AbstractContextManager[None]:
         """Make the context in which kernels are built."""
 
-    def before_fusion(self, program: Program) -> FlowGraph:
-        """The program's graph, rewritten before hidet fuses its operators."""
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
+        """The program's graph, rewritten before hidet fuses its operators.
+
+        ``precisions`` are the lower ones in which weights may be stored, by name.
+        """
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """The graph, rewritten once its operators are fused."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import hidet
 from hidet.backend.build import CompilationFailed
@@ -114,8 +115,14 @@ def _compile_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise CompileError(f"A kernel does not compile: {' '.join(said[:_MOST_LINES] or lines)}") from error
 
 
-def optimize_program(program: Program, target: Backend | None = None) -> FlowGraph:
+def optimize_program(
+    program: Program,
+    target: Backend | None = None,
+    precisions: Mapping[str, StoredPrecision] = MappingProxyType({}),
+) -> FlowGraph:
     """Fuse a program's operators, for the default target if none is given.
+
+    ``precisions`` are the lower ones in which weights may be stored, by name.
 
     Raises
     ------
@@ -133,7 +140,7 @@ def optimize_program(program: Program, target: Backend | None = None) -> FlowGra
         )
     program = updates_in_place(program)
     with _hidet_options(target.optimizing()):
-        rewritten = target.before_fusion(program)
+        rewritten = target.before_fusion(program, precisions)
         with _compile_errors(CompilationFailed):  # constants are computed
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
@@ -190,9 +197,11 @@ def compile_program(
     """
     target = target or default_backend()
     build_target = target.record.memory
-    optimized = optimize_program(program, target)
+    lower = stored_precisions(program, precision, target.record.quantized_dtypes)
+    precisions = {name: own for name, own in lower.items() if name not in in_rows}
+    optimized = optimize_program(program, target, precisions)
     fused(optimized)
-    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, stored_precisions(program, precision))
+    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, precisions)
     check_kept(optimized, graph)
     graph.update_nodes()
     del graph.outputs[len(program.outputs) :]  # the new values of states are in their memory

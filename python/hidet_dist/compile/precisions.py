@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hidet.graph import Tensor
 
 from hidet_dist.cost.work import kernel_class
@@ -10,8 +12,10 @@ from hidet_dist.partitioning import Program
 from hidet_dist.weights.panels import StoredPrecision
 
 
-def stored_precisions(program: Program, precision: StoredPrecision | None) -> dict[str, StoredPrecision]:
-    """Map the float32 weights of a program that may be stored in a lower precision to it, by name.
+def stored_precisions(
+    program: Program, precision: StoredPrecision | None, dtypes: Collection[str]
+) -> dict[str, StoredPrecision]:
+    """Map the weights of a program that may be stored in a lower precision to it, by name: those of some ``dtypes``.
 
     Weights of routers may not: a small error of theirs changes which experts compute a token.
     """
@@ -22,7 +26,7 @@ def stored_precisions(program: Program, precision: StoredPrecision | None) -> di
     return {
         weight.name: precision
         for weight in program.weights
-        if weight.dtype == "float32" and placeholders[weight.name] not in routers
+        if weight.dtype in dtypes and placeholders[weight.name] not in routers
     }
 
 

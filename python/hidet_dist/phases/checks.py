@@ -11,15 +11,17 @@ from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.options.option import default_of, options_of
 from hidet_dist.spec import Plan
 from hidet_dist.spec.symbols import SymbolPlan
-from hidet_dist.targets import targets_with
+from hidet_dist.targets import TARGETS, targets_with
 
 
 def check_configurations(distributed: DistributedConfig, optimization: OptimizationConfig, target: Backend) -> None:
     """Refuse configurations that do not fit each other. Raises ConfigError."""
-    if optimization.weights.precision is not None and target.record.name != "cpu":
+    precision, known = optimization.weights.precision, target.record.stored_precisions
+    if precision is not None and precision.name not in known:
+        others = ", ".join(name for name, one in TARGETS.items() if precision.name in one.stored_precisions)
         raise ConfigError(
-            f"optimization_config['weights'] has the precision {optimization.weights.precision.name!r}, which is for "
-            f"the target 'cpu' so far, not for {target.record.name!r}."
+            f"optimization_config['weights'] has the precision {precision.name!r}, which is for the target {others!r}, "
+            f"not for {target.record.name!r}; that has {' and '.join(known) or 'none'}."
         )
     given = optimization.given_stages or ()
     if given and distributed.mesh.is_uneven():

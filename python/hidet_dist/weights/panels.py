@@ -1,9 +1,9 @@
-"""The layout of matrices in panels: the one in which kernels for the CPU read the weights of matrix products.
+"""The layout of matrices in panels: the one in which kernels read the weights of matrix products.
 
 A panel has some columns of a matrix, row after row, and the panels lie one after the other. The last panel of a matrix
 may have fewer columns. Elements may be of lower precision than the weight: of half precision, or of 8 or 4 bits in
 groups of rows, each with a float16 scale for each column. The native library multiplies by panels, and its header
-``hidet_dist/panels.h`` describes the bytes.
+``hidet_dist/panels.h`` describes the bytes. Kernels for GPUs read panels of few bits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from dataclasses import dataclass
 
 from hidet_dist.weights.header import Layout
 
-PANEL_WIDTHS = {"x86-64-v4": 32, "x86-64-v3": 16, "x86-64-v2": 8, "x86-64": 8}
-"""The columns of a panel at each level of x86-64: those whose sums the registers hold for a block of rows."""
+GPU_PANEL_WIDTH = 32
+"""The columns of a panel for GPUs: the lanes of a warp."""
 
+PANEL_WIDTHS = {
+    **{"x86-64-v4": 32, "x86-64-v3": 16, "x86-64-v2": 8, "x86-64": 8},
+    **dict.fromkeys(("sm_80", "sm_89", "sm_90"), GPU_PANEL_WIDTH),
+}
+"""The columns of a panel, by architecture. For a processor, those whose sums its registers hold for a block of rows."""
 
 BITS = {"int8": 8, "int4": 4}
 """The bits of an element of each precision with scales."""

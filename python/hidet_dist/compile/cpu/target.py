@@ -92,7 +92,7 @@ class CpuTarget:
         """Compile for the level."""
         return _in_force(self.level)
 
-    def before_fusion(self, program: Program) -> FlowGraph:
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
         """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks."""
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
         return define_attention(blocks_in_place(place_shards(guarded)))

@@ -142,13 +142,15 @@ class CudaTarget:
 
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
-    def before_fusion(self, program: Program) -> FlowGraph:
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
         from hidet_dist.compile.cuda.experts import define_experts
         from hidet_dist.compile.cuda.launches import fewer_launches
+        from hidet_dist.compile.cuda.quantized import quantized_products
         from hidet_dist.compile.cuda.row_attention import row_attention_kernels
 
         guarded = row_attention_kernels(define_experts(guard_graph(program, ())), self.gpu.multiprocessors)
+        guarded = quantized_products(guarded, program.weight_placeholders, precisions)
         graph = blocks_in_place(fewer_launches(guarded), WIDEST_READ_BYTES)
         check_kept(program.graph, graph)
         return graph
@@ -164,8 +166,10 @@ class CudaTarget:
         in_rows: Collection[str],
         precisions: Mapping[str, StoredPrecision],
     ) -> tuple[FlowGraph, dict[str, PackedWeight]]:
-        """Leave the graph as it is: kernels for GPUs read weights row by row."""
-        return graph, {}
+        """Give products by weights of few bits their panels; other kernels for GPUs read weights row by row."""
+        from hidet_dist.compile.cuda.quantized import pack_weights
+
+        return pack_weights(graph, weights)
 
     def before_build(self) -> None:
         """Do nothing."""

@@ -1,0 +1,141 @@
+/*
+ * Products of a matrix by a weight of 8 or 4 bits in panels, whose bytes ../../panels.h describes, on a CUDA device.
+ *
+ * Only the weight is rounded: its elements become floats, and what they are multiplied by is as it is. The products of a
+ * group are summed, then multiplied by the group's scale. A block has the columns of a panel, one in each lane, and its
+ * warps take the groups in turns; so a weight is read once, in whole cache lines. Each sum is in an order that does not
+ * depend on the number of rows.
+ */
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "hidet_dist/kernels/cuda/launch.h"
+
+namespace hidet_dist {
+namespace cuda {
+namespace quantized {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kMostRows = 8;     /* of a block: with more, sums would not be in registers */
+constexpr int kMostGrid = 65535; /* blocks along the second dim of a grid */
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline void put(float &to, float x) { to = x; }
+__device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
+__device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
+
+/* The weight's rows whose elements one word has. */
+constexpr int rows_of_word(int bits) { return 32 / bits; }
+
+/* The elements of a word of a column, in the order of their rows. */
+template <int kBits>
+__device__ inline void unpack(uint32_t word, float (&to)[32 / kBits]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int byte = static_cast<int>(word >> (8 * i) & 0xff);
+    if (kBits == 8) {
+      to[i] = static_cast<float>(static_cast<int8_t>(byte));
+    } else {
+      to[i] = static_cast<float>((byte & 15) - 8);
+      to[(4 + i) % rows_of_word(kBits)] = static_cast<float>((byte >> 4) - 8);
+    }
+  }
+}
+
+template <class Element, int kBits, int kGroup, int kRows>
+__global__ void __launch_bounds__(kThreads) product_kernel(const Element *left, const uint8_t *panels, Element *result,
+                                                           int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int kGroupBytes = kWarp * (2 + kGroup * kBits / 8);
+  constexpr int kWords = kGroup / rows_of_word(kBits), kRowsOfWord = rows_of_word(kBits);
+  extern __shared__ float4 quantized_memory[];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  float *const own = reinterpret_cast<float *>(quantized_memory) + warp * kRows * kGroup; /* a group of the rows */
+  const int64_t first = int64_t(blockIdx.y) * kRows, groups = (depth + kGroup - 1) / kGroup;
+  const uint8_t *const panel = panels + int64_t(blockIdx.x) * groups * kGroupBytes;
+  float sums[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sums[r] = 0.0f;
+  for (int64_t group = warp; group < groups; group += kWarps) {
+    const uint8_t *const at = panel + group * kGroupBytes;
+    const float scale = __half2float(reinterpret_cast<const __half *>(at)[lane]);
+    const uint32_t *const words = reinterpret_cast<const uint32_t *>(at + 2 * kWarp);
+    uint32_t elements[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) elements[w] = words[w * kWarp + lane];
+    __syncwarp(); /* all lanes have read the last group's */
+    for (int i = lane; i < kRows * kGroup; i += kWarp) {
+      const int64_t row = first + i / kGroup, k = group * kGroup + i % kGroup;
+      own[i] = row < rows && k < depth ? to_float(left[row * depth + k]) : 0.0f;
+    }
+    __syncwarp();
+    float of_group[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) of_group[r] = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      float weights[kRowsOfWord];
+      unpack<kBits>(elements[w], weights);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int quad = 0; quad < kRowsOfWord; quad += 4) {
+          const float4 x = *reinterpret_cast<const float4 *>(own + r * kGroup + w * kRowsOfWord + quad);
+          of_group[r] = fmaf(x.x, weights[quad], of_group[r]);
+          of_group[r] = fmaf(x.y, weights[quad + 1], of_group[r]);
+          of_group[r] = fmaf(x.z, weights[quad + 2], of_group[r]);
+          of_group[r] = fmaf(x.w, weights[quad + 3], of_group[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r] = fmaf(scale, of_group[r], sums[r]);
+  }
+  __syncthreads(); /* the warps' groups have been read: their memory is that of sums now */
+  float *const all = reinterpret_cast<float *>(quantized_memory);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) all[(warp * kRows + r) * kWarp + lane] = sums[r];
+  __syncthreads();
+  for (int r = warp; r < kRows; r += kWarps) {
+    const int64_t row = first + r, column = int64_t(blockIdx.x) * kWarp + lane;
+    float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) sum += all[(w * kRows + r) * kWarp + lane];
+    if (row < rows && column < columns) put(result[row * columns + column], sum);
+  }
+}
+
+template <class Element, int kBits, int kGroup, int kRows>
+inline void launch(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                   int64_t depth) {
+  constexpr size_t kBytes = sizeof(float) * kWarps * kRows * (kGroup < kWarp ? kWarp : kGroup);
+  const dim3 grid(static_cast<unsigned>(divide_up(columns, kWarp)), static_cast<unsigned>(divide_up(rows, kRows)));
+  product_kernel<Element, kBits, kGroup, kRows>
+      <<<grid, kThreads, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+  check(cudaGetLastError(), "quantized product");
+}
+
+/* result[rows, columns] = left[rows, depth] by a weight of [depth, columns]. */
+template <class Element, int kBits, int kGroup>
+inline void multiply(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                     int64_t depth) {
+  const int64_t most = int64_t(kMostGrid) * kMostRows;
+  for (; rows > 0; rows -= most, left += most * depth, result += most * columns) {
+    const int64_t part = rows < most ? rows : most;
+    if (part == 1) {
+      launch<Element, kBits, kGroup, 1>(left, panels, result, part, columns, depth);
+    } else if (part == 2) {
+      launch<Element, kBits, kGroup, 2>(left, panels, result, part, columns, depth);
+    } else if (part <= 4) {
+      launch<Element, kBits, kGroup, 4>(left, panels, result, part, columns, depth);
+    } else {
+      launch<Element, kBits, kGroup, kMostRows>(left, panels, result, part, columns, depth);
+    }
+  }
+}
+
+}  // namespace quantized
+}  // namespace cuda
+}  // namespace hidet_dist

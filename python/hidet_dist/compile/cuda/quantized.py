@@ -1,0 +1,142 @@
+"""Products by weights of few bits: kernels read their panels; see ``hidet_dist/kernels/cuda/quantized_product.h``.
+
+A product becomes such a kernel before operators are fused, as it takes part in no fusion. Its weight is the program's
+until :func:`pack_weights` puts panels in the place of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.matmul.matmul import MatmulOp
+
+from hidet_dist import native
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.compile.backend import PackedWeight
+from hidet_dist.rewriting import copy_operator, rewrite
+from hidet_dist.spec.extents import extents_of
+from hidet_dist.weights.panels import BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
+
+_ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+class QuantizedMatmulOp(NativeCallOp):
+    """``c[..., n] = a[..., k] @ b[k, n]``, of the dtype of ``a``, summed in float32.
+
+    Parameters
+    ----------
+    a: Tensor
+        The left operand: float32, float16 or bfloat16.
+    b: Tensor
+        The bytes of the panels, or the weight that they will be made of.
+    panels: Panels
+        The arrangement.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, panels: Panels):
+        outer = extents_of(a)[:-1]
+        element = _ELEMENTS[a.dtype.name]
+        types = f"<{element}, {BITS[panels.precision]}, {panels.group}>"
+        statement = (
+            f"hidet_dist::cuda::quantized::multiply{types}((const {element} *)({{}}), (const uint8_t *)({{}}), "
+            f"({element} *)({{}}), left_rows, {panels.columns}, {panels.depth});"
+        )
+        rows = math.prod(outer)
+        digest = hashlib.sha256(f"{statement}\n{rows}\n{panels}".encode()).hexdigest()[:16]
+        headers = ("hidet_dist/kernels/cuda/quantized_product.h",)
+        call = NativeCall(statement, headers, (str(native.include_dir()),), values={"left_rows": rows})
+        shape = [*outer, panels.columns]
+        super().__init__(f"hidet_dist_quantized_{digest}", {"a": a, "b": b}, shape, call, {"panels": panels})
+        self.name = "QuantizedMatmul"
+
+
+def quantized_products(
+    graph: FlowGraph, weights: Mapping[str, Tensor], precisions: Mapping[str, StoredPrecision]
+) -> FlowGraph:
+    """Replace the products by weights of few bits that nothing else reads; return ``graph`` itself if there are none.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph, before operators are fused.
+    weights: mapping
+        Its inputs that are weights, by name.
+    precisions: mapping
+        The lower precisions in which weights may be stored, by name.
+    """
+    wanted = {weights[name]: precision for name, precision in precisions.items() if precision.name in BITS}
+    found: dict[Tensor, Panels] = {}
+    excluded = set(graph.outputs)
+    for op in graph.nodes:
+        for place, x in enumerate(op.inputs):
+            if x not in wanted:
+                continue
+            panels = _panels_of(op, x, wanted[x]) if place == 1 else None
+            if panels is None or found.setdefault(x, panels) != panels:
+                excluded.add(x)
+
+    def product(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
+        weight = op.inputs[1] if isinstance(op, MatmulOp) else None
+        if weight not in found or weight in excluded:
+            return None
+        left = op.inputs[0]
+        y: Tensor = QuantizedMatmulOp(replaced.get(left, left), weight, found[weight]).outputs[0]
+        return y
+
+    return rewrite(graph, product)
+
+
+def _panels_of(op: Operator, weight: Tensor, precision: StoredPrecision) -> Panels | None:
+    """Arrange a matrix that is the right operand of a product of one left matrix; None if it is anything else."""
+    if not isinstance(op, MatmulOp) or op.attrs.get("transpose_a", False) or op.inputs[0] is weight:
+        return None
+    left, extents = op.inputs[0], extents_of(weight)
+    if len(extents) != 2 or len(left.shape) < 2 or not all(isinstance(extent, int) for extent in extents):
+        return None
+    if left.dtype.name not in _ELEMENTS or op.outputs[0].dtype != left.dtype:
+        return None
+    transposed = bool(op.attrs.get("transpose_b", False))
+    columns, depth = (int(x) for x in (extents if transposed else extents[::-1]))
+    return Panels(1, depth, columns, transposed, GPU_PANEL_WIDTH, precision.name, precision.group)
+
+
+def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowGraph, dict[str, PackedWeight]]:
+    """Let the products of few bits read panels in place of their weights.
+
+    Returns
+    -------
+    The graph, and the weights in panels by name.
+    """
+    panels = {op.inputs[1]: op.attrs["panels"] for op in graph.nodes if isinstance(op, QuantizedMatmulOp)}
+    packed = {
+        name: PackedWeight(hidet.symbol(list(panels[x].shape), "uint8", x.device), panels[x])
+        for name, x in weights.items()
+        if x in panels
+    }
+    if not packed:
+        return graph, {}
+    new: dict[Tensor, Tensor] = {weights[name]: weight.placeholder for name, weight in packed.items()}
+    known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
+    for op in graph.nodes:
+        inputs = [new.get(x, x) for x in op.inputs]
+        if isinstance(op, QuantizedMatmulOp):
+            key = op.task
+            if key not in known:
+                left, right = inputs
+                known[key] = QuantizedMatmulOp(left, right, op.attrs["panels"])
+                outputs = known[key].outputs
+            else:
+                outputs = copy_operator(known[key], inputs)
+        elif any(x in new for x in op.inputs):
+            outputs = copy_operator(op, inputs)
+        else:
+            continue
+        new.update(zip(op.outputs, outputs, strict=True))
+    result = FlowGraph([new.get(y, y) for y in graph.outputs], [new.get(x, x) for x in graph.inputs])
+    result.update_nodes()
+    return result, packed

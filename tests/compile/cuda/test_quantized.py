@@ -1,0 +1,120 @@
+"""CUDA's products by weights of 8 and 4 bits, on the emulator, beside products by the rounded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tests.emulator import emulated
+from tests.emulator.emulated import Emulator
+
+import hidet_dist
+from hidet_dist.compile import compile_program
+from hidet_dist.compile.cuda.target import CudaTarget
+from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
+from hidet_dist.normalize.precision import in_precision
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.weights.packing import packed
+from hidet_dist.weights.panels import StoredPrecision
+
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
+DEPTH, COLUMNS = 200, 72  # neither whole groups nor whole panels
+
+
+def rounded(weight: torch.Tensor, precision: StoredPrecision) -> torch.Tensor:
+    """A weight [columns, depth] as its groups of few bits say it; ties are rounded as GGUF's rules have it."""
+    group = precision.group
+    padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+    if precision.name == "int8":
+        scales = (padded.abs().amax(2, keepdim=True) / 127).half().float()
+        multiples = (padded * (1 / scales)).round().clamp(-127, 127)
+    else:
+        scales = (padded.gather(2, padded.abs().argmax(2, keepdim=True)) / -8).half().float()
+        multiples = (padded * (1 / scales) + 8.5).floor().clamp(0, 15) - 8
+    return (multiples.double() * scales.double()).flatten(1)[:, : weight.shape[1]]
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture
+def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor, StoredPrecision], Product]:
+    """A product by a weight [columns, depth] of few bits: of any number of rows."""
+    monkeypatch.setenv("CUDA_HOME", str(emulator.home))
+
+    def build(weight: torch.Tensor, precision: StoredPrecision) -> Product:
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False).eval()
+        linear.weight.data = weight.float()
+        rows = torch.export.Dim("rows", min=1)
+        traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
+        graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, "float16").graph)
+        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
+        program = partition_graph(graph, plan.stages[0], target=H100)
+        compiled = compile_program(program, H100, precision=precision)
+        assert "QuantizedMatmul" in compiled.kernel_names
+        ((_, panels),) = compiled.stage.panels.items()
+        assert (panels.precision, panels.group) == (precision.name, precision.group)
+        held = packed(weight, panels).numpy()
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            values = {compiled.graph.inputs[0]: x.numpy()}
+            for node, kernel in zip(compiled.graph.nodes, compiled.kernel_of_node, strict=True):
+                (y,) = node.outputs
+                shape = [len(x), int(y.shape[-1])]
+                if node.share_map:
+                    values[y] = values[node.inputs[0]].reshape(shape)
+                    continue
+                given = [values.get(one, held) for one in node.inputs]
+                empty = np.full(shape, np.nan, y.dtype.name)
+                found = emulated.run(compiled.kernels[kernel], *given, empty, sizes={"rows": len(x)})
+                values[y] = found[-1]
+            return torch.from_numpy(values[compiled.graph.outputs[0]])
+
+        return run
+
+    return build
+
+
+def check(run: Product, weight: torch.Tensor, precision: StoredPrecision, counts: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(max(counts), weight.shape[1], generator=generator)
+    results = [run(x[:count]) for count in counts]
+    exact = x.to(weight.dtype).double() @ rounded(weight, precision).T
+    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-3
+    for count, y in zip(counts, results, strict=True):
+        assert (y.double() - exact[:count]).abs().max() <= tolerance * exact.abs().max()
+        assert torch.equal(y, results[-1][:count])  # whatever rows are beside it
+
+
+def random(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(COLUMNS, DEPTH, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_products_are_those_of_the_rounded_weight(
+    product: Callable[[torch.Tensor, StoredPrecision], Product], name: str, group: int
+) -> None:
+    precision = StoredPrecision(name, group)
+    check(product(random(), precision), random(), precision, (1, 2, 3, 19))
+
+
+@pytest.mark.slow
+def test_products_are_those_of_the_rounded_weight_in_half_precision(
+    product: Callable[[torch.Tensor, StoredPrecision], Product],
+) -> None:
+    precision, weight = StoredPrecision("int4", 32), random(torch.float16)
+    check(product(weight, precision), weight, precision, (1, 9))
+
+
+def test_a_row_by_a_weight_of_four_bits(product: Callable[[torch.Tensor, StoredPrecision], Product]) -> None:
+    precision = StoredPrecision("int4", 32)
+    check(product(random(), precision), random(), precision, (1, 5))
