@@ -1,6 +1,6 @@
 # Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
-# gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# bench-state, bench-llm, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -140,6 +140,15 @@ bench-rules: setup
 # States, and several programs over one storage; ARGS="--cases programs" takes some. The last line is JSON.
 bench-state: setup
 	$(BIN)/python benchmarks/state.py $(ARGS)
+
+# Language models beside llama.cpp, OpenVINO GenAI and transformers; ARGS="--models smollm2 --rounds 1 --new 16" is
+# short. A peer that does not install is left out, and named. The last line is JSON.
+bench-llm: setup $(STAMPS)/smollm2 $(STAMPS)/bench-llm
+	$(BIN)/python benchmarks/llm.py $(ARGS)
+
+$(STAMPS)/bench-llm: $(STAMPS)/installed
+	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench-llm]"
+	@touch $@
 
 # Pipelines: planned beside other ways to cut a graph; ARGS="gpt3_39b_8x8" takes some cases. The last line is JSON.
 bench-stages: setup
