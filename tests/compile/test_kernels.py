@@ -15,6 +15,7 @@ from hidet_dist.compile import compile_program, optimize_program
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.kernels.index import Axis, Index, Size, SplitNeeded
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
+from hidet_dist.compile.cpu.kernels.terms import Compare
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -283,6 +284,64 @@ def test_the_same_graph_gives_the_same_kernels():
         return [node.task.kernel.text for node in optimize_program(program).nodes]
 
     assert texts() == texts()
+
+
+def test_halves_that_are_exchanged_are_read_without_divisions():
+    tokens, data = 5, numbers(5, 24)
+    x = symbol("tokens", 24)
+    heads = ops.transpose(ops.reshape(x, [1, x.shape[0], 3, 8]), [0, 2, 1, 3])
+    turned = ops.concat([-heads[:, :, :, 4:], heads[:, :, :, :4]], 3)
+    y = ops.transpose(heads * 2.0 + turned, [0, 2, 1, 3])
+    graph = normalize(hidet.trace_from(y, [x]))
+    program = partition_graph(
+        graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols={"tokens": SymbolSize(8)}).stages[0]
+    )
+    texts = [node.task.kernel.text for node in optimize_program(program).nodes if not node.share_map]
+    assert len(texts) == 1
+    assert "%" not in texts[0]
+    (result,), _ = computed([y], [x], [data])
+    own = torch.from_numpy(data).reshape(1, tokens, 3, 8)
+    expected = own * 2.0 + torch.cat([-own[..., 4:], own[..., :4]], -1)
+    np.testing.assert_allclose(result, expected.numpy(), rtol=2e-5, atol=2e-5)
+
+
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 12), st.sampled_from(["<", "<="]))
+def test_a_comparison_bounds_its_axis(factor, offset, extent, operator):
+    axis = Axis(Size(extent))
+    comparison = Compare(operator, Index.of(axis).times(Size(factor)), Index.of(-offset))
+    for holds in (True, False):
+        bound = comparison.bound(holds)
+        if factor == 0:
+            assert bound is None
+            continue
+        assert bound is not None
+        found, first, end = bound
+        assert found is axis
+        assert first >= 0
+        assert end <= extent
+        holding = [
+            place
+            for place in range(extent)
+            if (factor * place + offset < 0 or (operator == "<=" and factor * place + offset == 0)) == holds
+        ]
+        assert list(range(first, end)) == holding
+
+
+@given(st.integers(0, 7), st.integers(1, 8), st.integers(-40, 40), st.integers(1, 9))
+def test_division_of_an_index_within_a_part(first, length, offset, divisor):
+    axis, other = Axis(Size(16)), Axis(Size(3))
+    index = Index.of(axis) + Index.of(other).times(Size(16)) + Index.of(offset)
+    both = index.divided_within(Size(divisor), {axis: (first, first + length)})
+    for i in range(first, first + length) if both is not None else ():
+        for j in range(3):
+            places = {axis: i, other: j}
+            value = i + 16 * j + offset
+            assert value >= 0 or divisor == 1  # as C divides
+            got = [
+                sum(number * (places[atom] if atom is not None else 1) for (atom, _), number in part.terms.items())
+                for part in both
+            ]
+            assert got == [value // divisor, value % divisor]
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.integers(1, 40))

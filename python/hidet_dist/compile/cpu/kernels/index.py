@@ -168,6 +168,28 @@ class Index:
         ((atom, symbols), value) = next(iter(self.terms.items()))
         return atom if isinstance(atom, Axis) and not symbols and value == 1 else None
 
+    def divided_within(self, size: Size, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[Index, Index] | None:
+        """Compute the quotient and the remainder as :meth:`divided` does, where axes run over a part of their extent.
+
+        ``ranges`` has the first place of each such axis, and that behind its last. None if they are not linear.
+        """
+        moved = {axis: Axis(Size(end - first)) for axis, (first, end) in ranges.items()}  # from 0 on
+        back = {moved[axis]: Index.of(axis) + Index.of(-first) for axis, (first, _) in ranges.items()}
+        from_zero = {axis: Index.of(moved[axis]) + Index.of(first) for axis, (first, _) in ranges.items()}
+        try:
+            both = self._with(from_zero).divided(size)
+        except SplitNeeded:
+            return None
+        return None if both is None else (both[0]._with(back), both[1]._with(back))
+
+    def _with(self, replaced: Mapping[Axis, Index]) -> Index:
+        """Replace axes by indices."""
+        total = Index()
+        for (atom, symbols), value in self.terms.items():
+            new = replaced.get(atom) if isinstance(atom, Axis) else None
+            total = total + (Index({(atom, symbols): value}) if new is None else new.times(Size(value, symbols)))
+        return total
+
     def divided(self, size: Size) -> tuple[Index, Index] | None:
         """Compute the quotient and the remainder by a size; None if they are not linear.
 

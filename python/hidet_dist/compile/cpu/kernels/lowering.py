@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ from hidet_dist.compile.cpu.kernels.terms import (
     Test,
     Value,
     axes_of,
+    conjuncts,
 )
 from hidet_dist.spec.extents import factors_of
 
@@ -96,6 +98,7 @@ class Lowering:
     types: Types = field(default_factory=Types)
     origin: dict[Axis, Any] = field(default_factory=dict)
     _known: dict[Any, Term] = field(default_factory=dict)
+    _ranges: dict[Axis, tuple[int, int]] = field(default_factory=dict)  # of axes, in the branch that is lowered
 
     def size(self, extent: Any) -> Size:
         """Convert an extent to a product; an extent that is not a product becomes a new variable.
@@ -177,7 +180,9 @@ class Lowering:
             size = self._size_of(e.b)
             if a is None or size is None:
                 return None
-            both = a.divided(size)
+            ranges = {axis: self._ranges[axis] for axis in a.axes & self._ranges.keys()}
+            both = a.divided_within(size, ranges) if ranges else None
+            both = both or a.divided(size)
             return None if both is None else both[isinstance(e, ir.Mod)]
         return None
 
@@ -221,12 +226,12 @@ class Lowering:
         if isinstance(e, ir.Cast):
             return self._cast(e, scope)
         if isinstance(e, ir.IfThenElse):
-            kinds = [self._dtype(e.then_expr), self._dtype(e.else_expr)]
-            then, other = (
-                self._as(self.term(x, scope), kind, dtype)
-                for x, kind in zip((e.then_expr, e.else_expr), kinds, strict=True)
-            )
-            return Choice(self.term(e.cond, scope), then, other)
+            condition = self.term(e.cond, scope)
+            branches = []
+            for x, holds in ((e.then_expr, True), (e.else_expr, False)):
+                with self._where(condition, holds):
+                    branches.append(self._as(self.term(x, scope), self._dtype(x), dtype))
+            return Choice(condition, *branches)
         if isinstance(e, ir.LogicalAnd | ir.LogicalOr):
             kind = And if isinstance(e, ir.LogicalAnd) else Or
             return kind(self.term(e.a, scope), self.term(e.b, scope))
@@ -253,6 +258,22 @@ class Lowering:
             name = e.func_var.name or e.func_var.hint
             return self._call(name.removeprefix("generic_"), list(e.args), dtype, scope)
         raise UnsupportedComputationError(type(e).__name__)
+
+    @contextmanager
+    def _where(self, condition: Term, holds: bool) -> Iterator[None]:
+        """Lower what is computed where a condition holds, or does not: axes that it bounds run over a part alone."""
+        before = dict(self._ranges)
+        for each in conjuncts(condition) if holds else [condition]:
+            bound = each.bound(holds) if isinstance(each, Compare) else None
+            if bound is not None:
+                axis, first, end = bound
+                low, high = self._ranges.get(axis, (first, end))
+                self._ranges[axis] = (max(first, low), min(end, high))
+        empty = any(first >= end for first, end in self._ranges.values())
+        if empty:  # the branch is never computed
+            self._ranges = before
+        yield
+        self._ranges = before
 
     def _promoted(self, arguments: Sequence[Any], scope: Mapping[Var, Index]) -> list[Term]:
         kinds = [self._dtype(x) for x in arguments]
@@ -306,7 +327,8 @@ class Lowering:
             return Load(buffer, self.decomposed(e.base, indices))
         if not isinstance(e.base, GridCompute):
             raise UnsupportedComputationError(f"the tensor {e.base.name}")
-        key = (id(e.base), tuple(frozenset(index.terms.items()) for index in indices))
+        ranges = frozenset(self._ranges.items())
+        key = (id(e.base), tuple(frozenset(index.terms.items()) for index in indices), ranges)
         if key not in self._known:
             self._known[key] = self.term(e.base.value, dict(zip(e.base.axes, indices, strict=True)))
         return self._known[key]

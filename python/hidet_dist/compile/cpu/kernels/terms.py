@@ -96,6 +96,31 @@ class Compare:
     left: Index
     right: Index
 
+    def bound(self, holds: bool) -> tuple[Axis, int, int] | None:
+        """Bound an axis where the comparison holds, or where it does not.
+
+        Returns
+        -------
+        The axis, its first place there, and the place behind its last one, which may come before the first. None if the
+        comparison is no inequality of one axis of a known extent.
+        """
+        difference = self.left - self.right
+        axes = [atom for atom, _ in difference.terms if atom is not None]
+        if self.operator not in ("<", "<=") or len(axes) != 1 or not isinstance(axes[0], Axis):
+            return None
+        axis, step = axes[0], difference.step(axes[0])
+        offset = (difference - Index.of(axis).times(step)).constant if step is not None else None
+        extent = axis.extent.constant
+        if step is None or step.constant is None or offset is None or extent is None:
+            return None
+        # step * i + offset < 0, in whole numbers
+        factor, rest = step.number, offset - (self.operator == "<=")
+        if not holds:
+            factor, rest = -factor, -rest - 1
+        if factor > 0:
+            return axis, 0, min(extent, -(rest // factor))
+        return axis, max(0, rest // -factor + 1), extent
+
 
 # Operations
 
