@@ -176,7 +176,7 @@ def measure(model: str, given: argparse.Namespace, console: Console) -> dict[str
             for one in running.values():
                 one.end()
     for name, reason in missing.items():
-        console.print(f"{name}: not measured: {reason}")
+        console.print(f"{name}: not measured: {reason}", markup=False)
     medians = {
         name: {"first_token_s": one.first_seconds, **{key: statistics.median(x) for key, x in one.times.items()}}
         for name, one in running.items()
