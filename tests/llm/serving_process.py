@@ -1,5 +1,6 @@
-"""A server of the model that tests step, as a process. It prints its port. The argument is JSON: options, and delays.
+"""A server of the model that tests step, as a process. It prints its port. The argument is JSON.
 
+``options`` are those of the server, ``queue`` and ``context`` the engine's and the model's,
 ``load_seconds`` is how long the model loads, ``step_seconds`` how long a step takes, ``fails_at`` the step at which the
 model fails.
 """
@@ -41,7 +42,7 @@ def load(failed: Callable[[BaseException], None]) -> Engine:
     time.sleep(given.get("load_seconds", 0))
     letters = Letters()
     letters.chat_template = TEMPLATE
-    sizes = sizes_for(letters, context=4096, pages=600, page=16, states=16, tokens=128)
+    sizes = sizes_for(letters, context=given.get("context", 4096), pages=600, page=16, states=16, tokens=128)
     return Engine(Slow(sizes), letters, EngineOptions(queue=given.get("queue", 64)), failed)
 
 

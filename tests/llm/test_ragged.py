@@ -131,6 +131,43 @@ def test_long_rope_takes_the_factors_of_the_context(context: int, length: int):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("llama", {"rope_type": "linear", "factor": 2.0}),
+        ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}),
+        (
+            "qwen3",
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        ("phi3", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        ("gpt_neox", {"rope_type": "default", "partial_rotary_factor": 0.25}),
+        ("stablelm", {"rope_type": "default", "partial_rotary_factor": 0.25}),
+    ],
+)
+def test_rotary_scalings_are_those_of_the_configuration(kind: str, rope: dict[str, Any]):
+    model = model_of(kind, rope_parameters={"rope_theta": 10000.0, **rope})
+    tokens = list(range(3, 53))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0]
+        sequence = Sequences(tokens)
+        sequence.tables[0] = np.arange(16)
+        step = ragged(model)
+        logits = torch.cat([step(**sequence.step({0: count}, list(range(count)))) for count in (30, 1, 19)])
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    plain = model_of(kind, rope_parameters={"rope_theta": 10000.0, "rope_type": "default"})
+    with torch.no_grad():
+        other = plain(input_ids=torch.tensor([tokens])).logits[0]
+    assert (other - expected).abs().max() > 1e-3 or kind in ("gpt_neox", "stablelm")  # these have it by default
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gemma2", "qwen3_moe")]
 )

@@ -158,6 +158,10 @@ def test_a_stream_of_completions_is_the_completion_in_parts(served: Served):
             assert [value for part in parts for value in part["logprobs"][key]] == values
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["stop"]
     assert all(event["usage"] is None for event in events[:-1])
+    always = served.events("/v1/completions", stream_options={"continuous_usage_stats": True}, **given)
+    counts = [event["usage"]["completion_tokens"] for event in always]
+    assert counts == sorted(counts) and counts[-1] == whole["usage"]["completion_tokens"]
+    assert {event["usage"]["prompt_tokens"] for event in always} == {whole["usage"]["prompt_tokens"]}
 
 
 def test_a_chat_is_made_by_the_template_and_answered(served: Served):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from hidet_dist.llm import load
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.checkpoint import Checkpoint
+from hidet_dist.llm.engine import Engine, Request
 from hidet_dist.weights.sources import source_of
 
 pytestmark = pytest.mark.slow
@@ -52,3 +55,23 @@ def test_text_and_chats_become_the_tokens_that_the_model_was_trained_on(path: Pa
     tokens = tokenizer.encode(prompt)
     assert tokens[0] == 1 and tokens.count(1) == 3 and tokens.count(2) == 2
     assert b"".join(map(tokenizer.piece, tokens)).decode() == prompt
+
+
+def test_the_perplexity_of_a_text_is_that_of_transformers(path: Path, tmp_path: Path):
+    """Of 511 tokens behind the first one, in float32; each log-probability is within 1e-4."""
+    tokenizer = Checkpoint.open(path).tokenizer()
+    prompt = tokenizer.encode((Path(__file__).parents[2] / "LICENSE").read_text())[:512]
+    module, _ = Checkpoint.open(path).module("float32")
+    weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=module)["tensors"]
+    module.load_state_dict(weights, strict=False, assign=True)
+    module.tie_weights()
+    with torch.no_grad():
+        logits = module(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    theirs = logits[torch.arange(511), torch.tensor(prompt[1:])].numpy()
+    with load(path, ranks=2, context=544, cache=tmp_path) as model, Engine(model, model.tokenizer) as engine:
+        stream = engine.submit(Request(tuple(prompt), max_tokens=0, prompt_logprobs=0))
+        stream.answers()
+    assert stream.prompt is not None
+    ours = np.array([told.logprob for told in stream.prompt[1:]])
+    assert abs(np.exp(-ours.mean()) - np.exp(-theirs.mean())) < 1e-3
+    assert np.abs(ours - theirs).max() < 1e-4

@@ -238,6 +238,12 @@ def serve(
     dtype: ElementType = None,
     machine: Machine = None,
     cache: Cache = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that ranks wait for one another; 60 by default.", show_default=False)
+    ] = None,
+    nnodes: Annotated[int, typer.Option(help="The number of hosts; start the command on each of them.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0, which serves.")] = None,
+    rdzv: Annotated[str | None, typer.Option(help="An address and port of host 0, such as 10.0.0.1:29500.")] = None,
     queue: Annotated[int, typer.Option(help="Answers that may wait; requests past them are refused.")] = 256,
     drain: Annotated[float, typer.Option(help="Seconds that requests may run on after a signal to stop.")] = 30.0,
 ) -> None:
@@ -245,9 +251,11 @@ def serve(
     with errors():
         from hidet_dist.cli.language_models import Loading
         from hidet_dist.cli.language_models import serve as command
+        from hidet_dist.llm.loading import Hosts
 
         sizes = {"sequences": sequences, "step_tokens": step_tokens, "cached_tokens": cached_tokens}
-        loading = Loading(model, cache, {"ranks": ranks, "context": context, "dtype": dtype, **sizes}, machine)
+        given = {"ranks": ranks, "context": context, "dtype": dtype, "timeout_seconds": timeout, **sizes}
+        loading = Loading(model, cache, given, machine, Hosts(nnodes, node_rank, rdzv))
         raise typer.Exit(command(loading, name, host, port, drain, queue))
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
 from hidet_dist.llm.engine.embedding import EmbeddingEngine
-from hidet_dist.llm.loading import LanguageModel, load, name_of
+from hidet_dist.llm.loading import ONE_HOST, Hosts, LanguageModel, join, load, name_of
 from hidet_dist.llm.options import LoadOptions
+from hidet_dist.llm.stored import StoredModel
 
 KEY_VARIABLE = "HIDET_DIST_API_KEY"
 """The environment variable with the key that requests to the server must bring. Arguments end up in process lists."""
@@ -36,16 +39,23 @@ class Loading:
         The fields of :class:`LoadOptions`; None for those that were left out.
     machine: str, optional
         The machine that costs are predicted for.
+    hosts: Hosts
+        The hosts of the ranks. ``given`` has the ranks of each.
     """
 
     model: Path
     cache: Path | None
     given: Mapping[str, Any]
     machine: str | None = None
+    hosts: Hosts = ONE_HOST
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of :func:`hidet_dist.llm.load` that were given."""
         options = {name: value for name, value in self.given.items() if value is not None}
+        if "ranks" in options:
+            options["ranks"] *= self.hosts.count
+        elif self.hosts.count > 1 and not StoredModel.is_in(self.model):
+            options["ranks"] = self.hosts.count
         return options if self.machine is None else {**options, "distributed": {"machine": self.machine}}
 
     def load(self) -> LanguageModel:
@@ -59,7 +69,7 @@ class Loading:
             As :func:`hidet_dist.llm.load`.
         """
         try:
-            return load(self.model, cache=self.cache, **self.options())
+            return load(self.model, cache=self.cache, hosts=self.hosts, **self.options())
         except ImportError as error:
             raise ConfigError(f"Language models need {error.name}: install hidet_dist[llm].") from error
 
@@ -168,8 +178,31 @@ def _line() -> str | None:
         return None
 
 
+def join_hosts(loading: Loading) -> int:
+    """Be the ranks of another host than that of the server, and return the exit status.
+
+    Raises
+    ------
+    HidetDistError
+        As :func:`hidet_dist.llm.loading.join`.
+    """
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        return join(loading.model, loading.hosts, cache=loading.cache, **loading.options())
+    except ImportError as error:
+        raise ConfigError(f"Language models need {error.name}: install hidet_dist[llm].") from error
+    except KeyboardInterrupt:
+        return 1
+
+
+def _interrupted(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def serve(loading: Loading, name: str | None, host: str, port: int, drain_seconds: float, queue: int) -> int:
     """Serve a model over HTTP until a signal to stop, and return the exit status.
+
+    On another host than the first one, its ranks follow those of the first host, until the server there ends.
 
     Raises
     ------
@@ -177,13 +210,17 @@ def serve(loading: Loading, name: str | None, host: str, port: int, drain_second
         When an option is wrong, or the address cannot be listened on.
     """
     try:
+        if loading.hosts.number:
+            return join_hosts(loading)
         from hidet_dist.llm.server.run import ServerOptions
         from hidet_dist.llm.server.run import serve as run
     except ImportError as error:
         raise ConfigError(f"The server needs {error.name}: install hidet_dist[llm,serve].") from error
     options = EngineOptions(queue=queue)
     options.check()
-    LoadOptions(**loading.options()).check()
+    checked = LoadOptions(**loading.options())
+    checked.check()
+    loading.hosts.place(checked.ranks or loading.hosts.count)
 
     def start(failed: Callable[[BaseException], None]) -> Engine | EmbeddingEngine:
         model = loading.load()

@@ -1,4 +1,8 @@
-"""``load``: a checkpoint in, a model over several ranks out, with its tokenizer."""
+"""``load``: a checkpoint in, a model over several ranks out, with its tokenizer.
+
+The ranks may be on several hosts. Rank 0 is the process that loads on the first host; on the others, :func:`join`
+starts the ranks, which follow rank 0.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hidet_dist.errors import ConfigError, RendezvousError
-from hidet_dist.launch import TERMINATE_SECONDS, Place, environment_of, free_port
+from hidet_dist.launch import TERMINATE_SECONDS, Place, environment_of, hosts_problem, place_on_host
 from hidet_dist.llm.cached import found_or_built
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.partition_model import PartitionModel
@@ -27,13 +32,50 @@ from hidet_dist.runtime import session
 from hidet_dist.runtime.rendezvous import SECRET_VARIABLE, Settings
 from hidet_dist.runtime.threads import divide_cores, spin_between_kernels
 
-_LOOPBACK = "127.0.0.1"
 _BUILT = ("sequences", "step_tokens", "context", "cached_tokens", "page", "dtype", "distributed", "optimization")
 """Options that decide what is built, and mean nothing for a model that was built."""
 
 
-def load(model: str | Path, *, cache: str | Path | None = None, **options: Any) -> LanguageModel:
-    """Load a language model over ranks of this machine. This process is rank 0; it starts the others.
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a model's ranks. Each has equally many.
+
+    Attributes
+    ----------
+    count: int
+        The number of hosts.
+    number: int, optional
+        The number of this host, from 0.
+    rendezvous: str, optional
+        An address and port of host 0, such as ``10.0.0.1:29500``, at which the ranks meet.
+    """
+
+    count: int = 1
+    number: int | None = None
+    rendezvous: str | None = None
+
+    def place(self, world_size: int) -> Place:
+        """Return the ranks of this host.
+
+        Raises
+        ------
+        ConfigError
+            When the hosts are not described in whole, lack a common secret, or cannot have equally many ranks.
+        """
+        if problem := hosts_problem(self.count, self.number, self.rendezvous):
+            raise ConfigError(f"{problem}.")
+        if world_size % self.count:
+            raise ConfigError(f"{world_size} ranks cannot be on {self.count} hosts: each has equally many.")
+        return place_on_host(world_size // self.count, self.count, self.number, self.rendezvous)
+
+
+ONE_HOST = Hosts()
+
+
+def load(
+    model: str | Path, *, cache: str | Path | None = None, hosts: Hosts = ONE_HOST, **options: Any
+) -> LanguageModel:
+    """Load a language model over ranks of this machine, or of several. This process is rank 0; it starts the others.
 
     A checkpoint is built first: a plan is searched that shards it over the ranks, and the program of a step is
     compiled. What was built is kept in the cache, by content, so that a second start only loads.
@@ -46,6 +88,8 @@ def load(model: str | Path, *, cache: str | Path | None = None, **options: Any) 
     cache: str or Path, optional
         The folder of models that were built; by default ``$XDG_CACHE_HOME/hidet_dist/models``, or
         ``~/.cache/hidet_dist/models``.
+    hosts: Hosts
+        The hosts of the ranks. On each other host than the first one, call :func:`join` with equal options.
     options:
         The fields of :class:`hidet_dist.llm.options.LoadOptions`, such as ``ranks``, ``context`` and ``dtype``.
 
@@ -61,17 +105,83 @@ def load(model: str | Path, *, cache: str | Path | None = None, **options: Any) 
     HidetDistError
         As :func:`hidet_dist.llm.building.build` and :func:`hidet_dist.load_partition`.
     """
+    wanted = _checked(options)
+    if hosts.number:
+        raise ConfigError(f"This is host {hosts.number}: rank 0 is on host 0. Call join here.")
+    if session.current() is not None:
+        raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
+    divide_cores(hosts.place(wanted.ranks or hosts.count).count)
+    spin_between_kernels()
+    stored = StoredModel.open(folder_of(Path(model), wanted, cache))
+    place = hosts.place(stored.manifest.world_size)
+    return LanguageModel(stored, wanted.timeout_seconds, place)
+
+
+def join(model: str | Path, hosts: Hosts, *, cache: str | Path | None = None, **options: Any) -> int:
+    """Be the ranks of another host than that of rank 0, until rank 0 closes the model.
+
+    Parameters
+    ----------
+    model, cache, hosts, options:
+        As for :func:`load` on host 0, with equal options; the model is built on each host that does not have it.
+
+    Returns
+    -------
+    int
+        0, or the exit status of a rank that failed.
+
+    Raises
+    ------
+    ConfigError, HidetDistError
+        As :func:`load`.
+    """
+    wanted = _checked(options)
+    if not hosts.number:
+        raise ConfigError("This is host 0, on which rank 0 is: call load here.")
+    hosts.place(wanted.ranks or hosts.count)
+    stored = StoredModel.open(folder_of(Path(model), wanted, cache))
+    place = hosts.place(stored.manifest.world_size)
+    secret = os.environ[SECRET_VARIABLE]
+    processes = [_started(stored, wanted.timeout_seconds, place, local, secret) for local in range(place.count)]
+    try:
+        return max(abs(process.wait()) for process in processes)
+    finally:
+        _end(processes, 0.0)
+
+
+def _checked(options: Mapping[str, Any]) -> LoadOptions:
+    """Make options of their names and values. Raises ConfigError."""
     if unknown := sorted(options.keys() - LoadOptions.__dataclass_fields__.keys()):
         raise ConfigError(
             f"load has no option {unknown[0]!r}; those that it has are {', '.join(LoadOptions.__dataclass_fields__)}."
         )
     wanted = LoadOptions(**options)
     wanted.check()
-    if session.current() is not None:
-        raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
-    divide_cores(wanted.ranks or 1)
-    spin_between_kernels()
-    return LanguageModel(StoredModel.open(folder_of(Path(model), wanted, cache)), wanted.timeout_seconds)
+    return wanted
+
+
+def _started(
+    stored: StoredModel, timeout_seconds: float, place: Place, local_rank: int, secret: str
+) -> subprocess.Popen[bytes]:
+    """Start a rank of this host that follows rank 0. It ends when the pipe does, and thus when this process does."""
+    command = [sys.executable, "-m", "hidet_dist.llm.rank", str(stored.folder), repr(timeout_seconds)]
+    env = environment_of(place, local_rank, secret)
+    # In a session of its own, so that a signal of the terminal reaches this process alone, which decides.
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], patience_seconds: float) -> None:
+    """Wait for processes of ranks, and end those that do not end by themselves."""
+    for wait, end in ((patience_seconds, "terminate"), (TERMINATE_SECONDS, "kill")):
+        for process in processes:
+            try:
+                process.wait(wait)
+            except subprocess.TimeoutExpired:
+                getattr(process, end)()
+    for process in processes:
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def folder_of(path: Path, options: LoadOptions, cache: str | Path | None = None) -> Path:
@@ -102,7 +212,7 @@ def name_of(path: Path) -> str:
 
 
 class LanguageModel:
-    """A language model over the ranks of this machine: a ``StepModel`` with a tokenizer.
+    """A language model over several ranks, as rank 0 has it: a ``StepModel`` with a tokenizer.
 
     Parameters
     ----------
@@ -110,6 +220,8 @@ class LanguageModel:
         The model.
     timeout_seconds: float
         How long ranks wait for one another.
+    place: Place
+        The ranks of this host, rank 0 among them.
 
     Attributes
     ----------
@@ -120,16 +232,16 @@ class LanguageModel:
     pooling: Pooling, optional
         For an encoder, how the vectors of a text's tokens become one; None for a model that generates texts.
     on_death: function, optional
-        What is called with the number and the exit status of a rank that ends while the model is open, from another
-        thread.
+        What is called with the number and the exit status of a rank of this host that ends while the model is open,
+        from another thread.
 
     Raises
     ------
     HidetDistError
-        As :func:`hidet_dist.load_partition`. The processes of other ranks were ended.
+        As :func:`hidet_dist.load_partition`. The processes of other ranks of this host were ended.
     """
 
-    def __init__(self, stored: StoredModel, timeout_seconds: float = 60.0):
+    def __init__(self, stored: StoredModel, timeout_seconds: float, place: Place):
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
         self.tokenizer: CheckpointTokenizer = stored.tokenizer()
@@ -138,7 +250,7 @@ class LanguageModel:
         self._model: StepModel | None = None
         self._ranks = stored.manifest.world_size
         try:
-            self._start(stored, timeout_seconds)
+            self._start(stored, timeout_seconds, place)
             part = PartitionModel(stored, led=self._ranks > 1)
             self._model = part
             if self._ranks > 1:
@@ -153,10 +265,9 @@ class LanguageModel:
             self.close()
             raise
 
-    def _start(self, stored: StoredModel, timeout_seconds: float) -> None:
-        """Become rank 0, and start the other ranks."""
+    def _start(self, stored: StoredModel, timeout_seconds: float, place: Place) -> None:
+        """Become rank 0, and start the other ranks of this host."""
         secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
-        place = Place(self._ranks, 0, self._ranks, _LOOPBACK, free_port())
         session.start(
             Settings(
                 0,
@@ -164,16 +275,12 @@ class LanguageModel:
                 place.address,
                 place.port if self._ranks > 1 else None,
                 timeout_seconds,
-                one_host=True,
+                one_host=place.count == place.world_size,
                 secret=secret.encode(),
             )
         )
-        command = [sys.executable, "-m", "hidet_dist.llm.rank", str(stored.folder), repr(timeout_seconds)]
-        for rank in range(1, self._ranks):
-            env = environment_of(place, rank, secret)
-            # In sessions of their own, so that a signal of the terminal reaches rank 0 alone, which decides. The pipe
-            # ends when this process does.
-            process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True)
+        for rank in range(1, place.count):
+            process = _started(stored, timeout_seconds, place, rank, secret)
             self._processes.append(process)
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
@@ -219,28 +326,15 @@ class LanguageModel:
         return [(rank, status) for rank, status in ended if status is not None]
 
     def close(self) -> None:
-        """End the other ranks, and release memory. It may be called twice."""
+        """End the other ranks, and release memory. It may be called twice. Ranks of other hosts end by themselves."""
         model, self._model = self._model, None
         try:
             if model is not None:
                 model.close()
         finally:
             session.shutdown()
-            self._end(TERMINATE_SECONDS if model is not None else 0.0)
-
-    def _end(self, patience_seconds: float) -> None:
-        """Wait for the processes of the other ranks, and end those that do not end by themselves."""
-        for wait, end in ((patience_seconds, "terminate"), (TERMINATE_SECONDS, "kill")):
-            for process in self._processes:
-                try:
-                    process.wait(wait)
-                except subprocess.TimeoutExpired:
-                    getattr(process, end)()
-        for process in self._processes:
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-        self._processes = []
+            processes, self._processes = self._processes, []
+            _end(processes, TERMINATE_SECONDS if model is not None else 0.0)
 
     def __enter__(self) -> LanguageModel:
         """Return the model; it is closed at the end of the block."""

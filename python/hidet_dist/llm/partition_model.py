@@ -67,9 +67,10 @@ class PartitionModel:
         if not self._led:
             inputs.check(self._sizes)
         self._attach()
+        run = self._partition.run_agreed if self._led else self._partition.run
         if self._encodes:
             lengths = np.bincount(inputs.sequences)[inputs.sequences]
-            vectors: NDArray[np.float32] = self._partition.run(
+            vectors: NDArray[np.float32] = run(
                 [inputs.tokens, inputs.positions, inputs.sequences, lengths, inputs.tables]
             )[0]
             return vectors[inputs.wanted]
@@ -77,7 +78,6 @@ class PartitionModel:
         # A program's tensors have at least one element: a step that wants no logits computes those of one token.
         wanted = inputs.wanted if count else _NO_LOGITS
         per_token = (inputs.tokens, inputs.positions, inputs.slots, inputs.sequences, inputs.lengths)
-        run = self._partition.run_agreed if self._led else self._partition.run
         logits: NDArray[np.float32] = run([*per_token, inputs.tables, wanted])[0]
         return logits[:count]
 

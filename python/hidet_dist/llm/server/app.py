@@ -27,22 +27,21 @@ from hidet_dist.llm.server.embeddings import embed
 from hidet_dist.llm.server.errors import add_handlers, error_object, response
 from hidet_dist.llm.server.metrics import CONTENT_TYPE, Metrics
 from hidet_dist.llm.server.prompts import chat_prompt, check_model, encode
+from hidet_dist.llm.server.responses import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    Embeddings,
+    Health,
+    Model,
+    Models,
+    Tokens,
+    describe_as,
+    told,
+)
 from hidet_dist.llm.server.service import Service
 
 _OPEN_PATHS = ("/health",)
-_STATUSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text}
-    for status, text in {
-        400: "The request is wrong.",
-        401: "The API key is missing or wrong.",
-        403: "The host that the request names is not served without an API key.",
-        404: "The model is not served here.",
-        413: "The body is too large.",
-        429: "Too many requests wait.",
-        500: "The answer failed.",
-        503: "The model loads, or the server stops.",
-    }.items()
-}
 
 
 class _BoundedRequest(Request):
@@ -141,14 +140,15 @@ def create_app(service: Service) -> FastAPI:
     service.observe = metrics.observe
     app.add_middleware(_Gate, service=service, metrics=metrics)
     add_handlers(app, service)
+    describe_as(app, service.name)
 
-    @app.get("/health", responses={503: _STATUSES[503]})
+    @app.get("/health", responses={200: {"model": Health}, 503: {"model": Health, "description": "They are not."}})
     async def health() -> JSONResponse:
         """Say whether requests are taken: not while the model loads, the server stops, or after a failure."""
         status = service.status
         return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=told(None, ()))
     async def show_metrics() -> Response:
         """Return metrics in the text format of Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
@@ -157,38 +157,38 @@ def create_app(service: Service) -> FastAPI:
         about = {"id": service.name, "object": "model", "created": service.created, "owned_by": "hidet_dist"}
         return about if service.engine is None else {**about, "max_model_len": service.engine.sizes.context}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=told(Models, ()))
     async def models() -> JSONResponse:
         """List the models."""
         return JSONResponse({"object": "list", "data": [model()]})
 
-    @app.get("/v1/models/{name:path}", responses={404: _STATUSES[404]})
+    @app.get("/v1/models/{name:path}", responses=told(Model, (404,)))
     async def one_model(name: str) -> JSONResponse:
         """Describe a model."""
         check_model(service, name)
         return JSONResponse(model())
 
-    @app.post("/v1/completions", responses=_STATUSES)
+    @app.post("/v1/completions", responses=told(Completion, streams=True))
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Go on with prompts."""
         return await complete(service, body, request)
 
-    @app.post("/v1/chat/completions", responses=_STATUSES)
+    @app.post("/v1/chat/completions", responses=told(ChatCompletion, streams=True))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer the messages of a chat."""
         return await chat(service, body, request)
 
-    @app.post("/v1/embeddings", responses=_STATUSES)
+    @app.post("/v1/embeddings", responses=told(Embeddings))
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
         """Return the vectors of texts."""
         return await embed(service, body, request)
 
-    @app.post("/tokenize", responses=_STATUSES)
+    @app.post("/tokenize", responses=told(Tokens))
     async def tokenize(body: TokenizeBody) -> JSONResponse:
         """Return the tokens of a text, or of the messages of a chat."""
         return JSONResponse(await asyncio.to_thread(_tokens, service, body))
 
-    @app.post("/detokenize", responses=_STATUSES)
+    @app.post("/detokenize", responses=told(Detokenized))
     async def detokenize(body: DetokenizeBody) -> JSONResponse:
         """Return the text of tokens."""
         return JSONResponse(await asyncio.to_thread(_text, service, body))

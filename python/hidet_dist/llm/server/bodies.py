@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hidet_dist.errors import RequestError
 from hidet_dist.llm.engine import Grammar, Sampling
@@ -17,12 +17,11 @@ _MOST_PROMPTS = 1024
 _MOST_MESSAGES = 65536
 _JSON_OBJECT = json.dumps({"type": "object"})
 
-Text = Annotated[str, StringConstraints(strict=True)]
-Token = Annotated[int, Field(strict=True, ge=0)]
+Token = Annotated[int, Field(ge=0)]
 Texts = (
-    Text
+    str
     | Annotated[list[Token], Field(min_length=1)]
-    | Annotated[list[Text], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
     | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_PROMPTS)]
 )
 """One text or several, each as a text or as tokens."""
@@ -33,9 +32,9 @@ def _each(texts: Any) -> list[str | list[int]]:
 
 
 class Body(BaseModel):
-    """A body of JSON."""
+    """A body of JSON. Values of other types are refused: false is no number, and "1" neither."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     @field_validator("*", mode="after")
     @classmethod
@@ -91,6 +90,7 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False  # beyond OpenAI's interface, as load generators ask for it
 
 
 class Generation(Body):
@@ -141,6 +141,14 @@ class Generation(Body):
             bias=bias,
             seed=self.seed,
         )
+
+    def tells_usage(self) -> bool:
+        """Whether a stream tells the usage at its end."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def tells_usage_always(self) -> bool:
+        """Whether each event of a stream tells the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""

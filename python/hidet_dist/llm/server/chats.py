@@ -79,17 +79,16 @@ class _Chat:
     async def whole(self) -> dict[str, Any]:
         """Wait for all answers, and return the body of the response."""
         choices = gather([each async for each in self._stream])
-        self._usage.add(self._stream)
         told = []
         for number, choice in sorted(choices.items()):
             message = {"role": "assistant", "content": choice.text, "refusal": None}
             told.append({"index": number, "message": message, **self._end(choice)})
-        return {**self._head("chat.completion"), "choices": told, "usage": self._usage.object()}
+        return {**self._head("chat.completion"), "choices": told, "usage": self._used()}
 
     async def chunks(self) -> AsyncIterator[str]:
         """Give the events of the stream."""
-        usage = self._body.stream_options is not None and self._body.stream_options.include_usage
-        head = {**self._head("chat.completion.chunk"), **({"usage": None} if usage else {})}
+        usage = self._body.tells_usage()
+        head: dict[str, Any] = {**self._head("chat.completion.chunk"), **({"usage": None} if usage else {})}
         begun: set[int] = set()
         async for events in self._stream.batches():
             text = ""
@@ -99,11 +98,12 @@ class _Chat:
                     delta: dict[str, Any] = {"role": "assistant", "content": ""}
                     text += event({**head, "choices": [{"index": number, "delta": delta, **self._end(Choice())}]})
                 delta = {"content": choice.text} if choice.text or choice.tokens else {}
-                text += event({**head, "choices": [{"index": number, "delta": delta, **self._end(choice)}]})
+                choices = [{"index": number, "delta": delta, **self._end(choice)}]
+                told = {"usage": self._used()} if self._body.tells_usage_always() else {}
+                text += event({**head, "choices": choices, **told})
             yield text
         if usage:
-            self._usage.add(self._stream)
-            yield event({**head, "choices": [], "usage": self._usage.object()})
+            yield event({**head, "choices": [], "usage": self._used()})
         yield event(DONE)
 
     def _end(self, choice: Choice) -> dict[str, Any]:
@@ -112,6 +112,11 @@ class _Chat:
         wanted = self._body.logprobs and choice.tokens
         logprobs = chat_logprobs(self._engine.tokenizer, choice.tokens) if wanted else None
         return {"logprobs": logprobs, "finish_reason": finish_reason(choice.finish)}
+
+    def _used(self) -> dict[str, Any]:
+        used = Usage(generated=self._usage.generated)
+        used.add(self._stream)
+        return used.object()
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}

@@ -116,12 +116,11 @@ class _Completions:
         for place, (asked, events) in enumerate(zip(self._asked, all_events, strict=True)):
             for number, choice in sorted(gather(events).items()):
                 choices.append(self._choice(place, number, choice, self._echo(asked)))
-            self._usage.add(asked.stream)
-        return {**self._head, "choices": choices, "usage": self._usage.object()}
+        return {**self._head, "choices": choices, "usage": self._used()}
 
     async def chunks(self) -> AsyncIterator[str]:
         """Give the events of the stream."""
-        usage = self._body.stream_options is not None and self._body.stream_options.include_usage
+        usage = self._body.tells_usage()
         begun: set[tuple[int, int]] = set()
         async for place, events in _merged([each.stream for each in self._asked]):
             text = ""
@@ -130,13 +129,21 @@ class _Completions:
                 begun.add((place, number))
                 before = self._echo(self._asked[place]) if first else Choice()
                 part = self._choice(place, number, choice, before)
-                text += event({**self._head, "choices": [part], **({"usage": None} if usage else {})})
+                text += event({**self._head, "choices": [part], **self._usage_so_far(usage)})
             yield text
         if usage:
-            for asked in self._asked:
-                self._usage.add(asked.stream)
-            yield event({**self._head, "choices": [], "usage": self._usage.object()})
+            yield event({**self._head, "choices": [], "usage": self._used()})
         yield event(DONE)
+
+    def _used(self) -> dict[str, Any]:
+        used = Usage(generated=self._usage.generated)
+        for asked in self._asked:
+            used.add(asked.stream)
+        return used.object()
+
+    def _usage_so_far(self, at_end: bool) -> dict[str, Any]:
+        """Return what an event before the last one tells of the usage."""
+        return {"usage": self._used()} if self._body.tells_usage_always() else {"usage": None} if at_end else {}
 
     def _echo(self, asked: _Asked) -> Choice:
         return Choice(asked.echo, list(asked.stream.prompt or ())) if self._body.echo else Choice()
