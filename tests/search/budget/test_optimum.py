@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, peak, problems, resident
 
 from hidet_dist.errors import InfeasibleError
+from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
@@ -18,17 +20,21 @@ from hidet_dist.search.elimination.eliminate import Tables, eliminate, fix_requi
 from hidet_dist.search.elimination.presolve import Presolve, undominated
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import (
     Activations,
     ConvertedTensor,
     Edge,
     LiveInterval,
     Problem,
+    Sharing,
     evaluate,
     held_bytes,
     readers,
 )
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing import models
 
 FREE = Prices([0.0])
 
@@ -288,3 +294,12 @@ def test_choices_with_which_no_plan_fits_leave_no_gap() -> None:
     solution = optimize(problem, SolveOptions(solver_gap=1e-6, prove=False))
     assert solution.seconds == 100 + entities
     assert solution.gap <= 1e-6 * (1 + 1e-9)  # the bound is rounded
+
+
+def test_a_search_begins_with_shares_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another search of the same problem learnt of shares leads to no other plan and no other bound."""
+    monkeypatch.setattr(tuning, "READERS_LIMITS", (0, 1))  # nearly all tensors are relaxed, whose readers share costs
+    problem = formulate_problem(normalize(models.gpt2(1)[0]), builtin("cpu", DeviceMesh((2, 2))))
+    learnt = replace(problem, sharing=Sharing(version=9, steps=1000, paired=0, wide=True))
+    assert optimize(learnt) == optimize(problem)
+    assert problem.sharing == Sharing()

@@ -16,6 +16,7 @@ On the way, choices that no better plan can contain are dropped (:mod:`hidet_dis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.combination import combine_plans, search_below_limits
@@ -31,7 +32,7 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pairwise import wide
-from hidet_dist.search.problem import Problem, Solution, restricted
+from hidet_dist.search.problem import Problem, Sharing, Solution, restricted
 from hidet_dist.search.problem.descent import descend
 from hidet_dist.search.steps import step
 
@@ -51,7 +52,9 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
     """
     options = SolveOptions() if options is None else options
     charged = charge_collectives(problem, options.solver_gap)
-    return charged.solution(_optimize(charged.problem, charged.options(options), like))
+    # What one search learns of shares would lead another one, of other choices or costs, to worse bounds.
+    own = replace(charged.problem, sharing=Sharing())
+    return charged.solution(_optimize(own, charged.options(options), like))
 
 
 def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) -> Solution:

@@ -148,8 +148,8 @@ class Problem:
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
     ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
-    an elimination turns out to be too wide, and ``sharing`` where equal shares leave a gap; problems made from this one
-    by :func:`dataclasses.replace` have the same.
+    an elimination turns out to be too wide. ``sharing`` is filled in where equal shares leave a gap, and belongs to one
+    search, which begins with its own. Problems made from this one by :func:`dataclasses.replace` have the same of both.
     """
 
     cost: Sequence[Sequence[float]]
