@@ -260,8 +260,8 @@ def test_gated_heads_are_right():
 class Doubled(CpuTarget):
     """A target that leaves the graph before its last rewrite in place for one of two outputs."""
 
-    def after_fusion(self, graph):
-        rewritten = super().after_fusion(graph)
+    def after_fusion(self, graph, frugal):
+        rewritten = super().after_fusion(graph, frugal)
         again = rewrite(rewritten, lambda op, new: None if op.inputs[0] in new else copy_operator(op, op.inputs)[0])
         return FlowGraph([rewritten.outputs[0], again.outputs[1]], graph.inputs)
 

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hidet
+import numpy as np
 import pytest
 from hidet import ops
 
-from hidet_dist.compile import compile_program
+from hidet_dist.compile import compile_program, optimize_program
+from hidet_dist.errors import OverBudgetError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 
@@ -45,3 +48,35 @@ def test_shards_of_inner_dims_are_placed_without_buffers() -> None:
     workspace = compile_program(partition_graph(graph, stage)).workspace_bytes
     assert workspace is not None
     assert max(live_bytes(view, stage, cluster.device.places_shards)) - ends == workspace["cpu"]
+
+
+def test_a_program_over_its_budget_fuses_fewer_operators() -> None:
+    """A kernel that reads two tensors and makes a third one holds all of them; two kernels hold two at a time."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape, np.float32) for shape in ([8, 32, 16], [8, 16, 32], [8, 16, 32])]
+    x, u, v = (hidet.symbol(list(value.shape), "float32", "cpu") for value in values)
+    scores = ops.matmul(x, v)
+    y = ops.exp(scores - ops.max(ops.matmul(x, u), 2, keep_dim=True))
+    graph = normalize(hidet.trace_from([ops.max(ops.matmul(y, x), 1), ops.max(scores, 1)], [x, u, v]))
+    stage = search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0]
+    told: list[int] = []
+
+    def fits(nbytes: int) -> None:
+        told.append(nbytes)
+        if len(told) == 1:
+            raise OverBudgetError("too much", nbytes, 1)
+
+    program = partition_graph(graph, stage)
+    compiled = compile_program(program, fits=fits)
+    assert compiled.held_bytes == told[1] <= told[0] - 8 * 32 * 32 * 4 + 8 * 32 * 4
+    assert len(compiled.graph.nodes) > len(optimize_program(program).nodes)
+    largest, other = values[0] @ values[1], values[0] @ values[2]
+    expected = [(np.exp(other - largest.max(2, keepdims=True)) @ values[0]).max(1), other.max(1)]
+    for actual, own in zip(simulate(program, values, compiled.graph), expected, strict=True):
+        np.testing.assert_allclose(actual, own, rtol=1e-4)
+
+    def refuses(nbytes: int) -> None:
+        raise OverBudgetError("too much", nbytes, 1)
+
+    with pytest.raises(OverBudgetError):
+        compile_program(program, fits=refuses)

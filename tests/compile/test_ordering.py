@@ -40,6 +40,19 @@ def test_what_depends_on_weights_alone_is_computed_when_it_is_read() -> None:
     assert after <= 1024 + 4 * 128 < 4 * 1024 <= before
 
 
+def test_what_waits_while_most_is_live_is_made_later() -> None:
+    """Two weights are read one after the other; what is made of the second is not there while the first takes most."""
+    x, w = symbol(4, 32), symbol(64, 32)
+    large = ops.concat([ops.concat([x] * 8, 0)] * 8, 0)
+    late = ops.transpose(w)
+    graph = hidet.trace_from(ops.matmul(ops.sum(large, [0], keep_dim=True), late), [x, w])
+    before = list(graph.nodes)
+    at = next(n for n, node in enumerate(before) if node.outputs[0] is late)
+    graph._nodes = [before[at], *before[:at], *before[at + 1 :]]
+    most, least = bytes_in_order(graph, [x], [w])
+    assert most - least >= 64 * 32 * 4
+
+
 def test_an_order_is_found_for_the_planned_sizes_of_symbolic_dims() -> None:
     x, w = symbol("rows", 32), symbol(8, 32)
     y = ops.relu(ops.exp(ops.relu(x)))

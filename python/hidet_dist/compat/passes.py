@@ -13,7 +13,8 @@ Kernels are lowered by a fixed list of passes, too; those for CUDA's tensor core
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,15 +135,19 @@ class _ResolvePresent(GraphPass):
 class _UntilFull:
     """hidet's map from operators to fusion groups; once a group is full, every operator appears to have a group.
 
-    hidet adds an operator to a group only if it has none.
+    hidet adds an operator to a group only if it has none. If ``frugal``, those appear to have one, too, that would need
+    more memory within the group than by themselves.
     """
 
-    def __init__(self, groups: dict[Operator, Any], group: Any):
+    def __init__(self, groups: dict[Operator, Any], group: Any, frugal: bool):
         self.groups = groups
         self.group = group
+        self.frugal = frugal
 
     def __contains__(self, op: Operator) -> bool:
-        return op in self.groups or len(self.group.operators) >= MOST_FUSED
+        if op in self.groups or len(self.group.operators) >= MOST_FUSED:
+            return True
+        return self.frugal and takes_memory(op, self.group.input_tensors, self.group.output_tensors)
 
     def __getitem__(self, op: Operator) -> Any:
         return self.groups.get(op)
@@ -151,13 +156,34 @@ class _UntilFull:
         self.groups[op] = group
 
 
+def takes_memory(op: Operator, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
+    """Tell whether a group that reads ``inputs`` and makes ``outputs`` holds more with a neighbour, ``op``, in it.
+
+    The tensor between them is not held then. In its place, an operator before the group has its inputs held until the
+    group is done, and one behind has its result held from where the group begins. Weights, graph inputs and constants
+    are held anyway. Tensors of symbolic sizes count as too large.
+    """
+    read = set(inputs)
+    between = read.intersection(op.outputs)
+    held = {x for x in op.inputs if x.op is not None} - read
+    if not between:
+        between, held = set(outputs).intersection(op.inputs), set(op.outputs)
+    if not all(isinstance(extent, int) for x in (*held, *between) for extent in x.shape):
+        return True
+    return sum(map(_nbytes, held)) > sum(map(_nbytes, between))
+
+
+def _nbytes(x: Tensor) -> int:
+    return math.prod(x.shape) * int(x.dtype.nbytes)
+
+
 Fuse = Callable[[Sequence[Operator], Any, Any], None]
 
 
-def _bounded(fuse: Fuse) -> Fuse:
+def _bounded(fuse: Fuse, frugal: bool) -> Fuse:
     def fuse_until_full(anchors: Sequence[Operator], usage: Any, groups: dict[Operator, Any]) -> None:
         for anchor in anchors:
-            fuse([anchor], usage, _UntilFull(groups, groups[anchor]))
+            fuse([anchor], usage, _UntilFull(groups, groups[anchor], frugal))
 
     return fuse_until_full
 
@@ -214,12 +240,13 @@ def _distinct_tasks(operators: Sequence[Operator]) -> Iterator[None]:
 
 
 @contextmanager
-def layered_passes() -> Iterator[None]:
+def layered_passes(frugal: bool = False) -> Iterator[None]:
     """Let hidet's passes of graphs treat equal layers once while the block runs, and fuse at most so many operators.
 
-    At most :data:`MOST_FUSED` operators become one.
+    At most :data:`MOST_FUSED` operators become one. If ``frugal``, operators stay apart whose kernel would hold more
+    than they do one after the other.
     """
-    by = {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}
+    by = {name: _bounded(getattr(fuse_operator, name), frugal) for name in _FUSED_BY}
     with (
         replaced(fuse_operator, {**by, "operator_from_sub_graph": _Fused().operator}),
         replaced(Task, {"is_injective": _is_injective}),

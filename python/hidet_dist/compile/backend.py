@@ -97,8 +97,11 @@ class Backend(Protocol):
         ``precisions`` are the lower ones in which weights may be stored, by name.
         """
 
-    def after_fusion(self, graph: FlowGraph) -> FlowGraph:
-        """The graph, rewritten once its operators are fused."""
+    def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
+        """The graph, rewritten once its operators are fused.
+
+        If ``frugal``, operators stay apart whose kernel would hold more memory than they do one after the other.
+        """
 
     def pack(
         self,

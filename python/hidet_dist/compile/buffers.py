@@ -10,10 +10,8 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compile.blocks import BlockOp
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.targets import KINDS_OF_MEMORY
-
-ALIGNMENT = 128
-"""Bytes to whose multiples buffers are rounded up; ``kBufferAlignment`` in ``hidet_dist/launcher.h``."""
 
 
 class Buffers:
@@ -76,7 +74,7 @@ class Buffer:
     ----------
     made: the tensor whose operator needs the buffer first.
     first, last: the numbers of the first and the last node that use it.
-    nbytes: its bytes at given sizes of symbolic dims, rounded up to ``ALIGNMENT``.
+    nbytes: its bytes at given sizes of symbolic dims, rounded up as :func:`hidet_dist.spec.buffers.buffer_nbytes` does.
     memory: the kind of memory, by its number in ``KINDS_OF_MEMORY``.
     """
 
@@ -125,4 +123,4 @@ def _aligned_nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
         nbytes = local_nbytes(x, sizes)
     except ValueError as error:
         raise CompileError(f"A tensor of the program has no size: {error}.") from error
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return buffer_nbytes(nbytes)

@@ -24,7 +24,7 @@ from hidet_dist.compat.passes import layered_passes
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
-from hidet_dist.compile.backend import Backend
+from hidet_dist.compile.backend import Backend, PackedWeight
 from hidet_dist.compile.cache import mark_used, prune
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
@@ -36,7 +36,7 @@ from hidet_dist.compile.renamings import renamings_in_place
 from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.work import local_nbytes
-from hidet_dist.errors import CompileError
+from hidet_dist.errors import CompileError, OverBudgetError
 from hidet_dist.files import parse_json
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
@@ -93,11 +93,11 @@ class CompiledProgram:
 
 
 @contextmanager
-def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
+def _hidet_options(target: AbstractContextManager[None], frugal: bool = False) -> Iterator[None]:
     """Set hidet's options, and the target's, while a program is optimized and built, whatever the user has set."""
     # g++ looks for its linker in PATH. Others look in the default where there is none, as in an empty environment.
     os.environ.setdefault("PATH", os.defpath)
-    with hidet.option.context(), quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks():
+    with hidet.option.context(), quiet_builds(), sound_rewrites(), layered_passes(frugal), shared_tasks():
         hidet.option.save_lower_ir(False)
         hidet.option.debug_cache_tuning(False)
         with target:
@@ -119,10 +119,12 @@ def optimize_program(
     program: Program,
     target: Backend | None = None,
     precisions: Mapping[str, StoredPrecision] = MappingProxyType({}),
+    frugal: bool = False,
 ) -> FlowGraph:
     """Fuse a program's operators, for the default target if none is given.
 
-    ``precisions`` are the lower ones in which weights may be stored, by name.
+    ``precisions`` are the lower ones in which weights may be stored, by name. If ``frugal``, operators stay apart whose
+    kernel would hold more memory than they do one after the other.
 
     Raises
     ------
@@ -139,13 +141,13 @@ def optimize_program(
             f"{targets_with('keeps_states')}."
         )
     program = updates_in_place(program)
-    with _hidet_options(target.optimizing()):
+    with _hidet_options(target.optimizing(), frugal):
         rewritten = target.before_fusion(program, precisions)
         with _compile_errors(CompilationFailed):  # constants are computed
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
     with shared_tasks():
-        graph = target.after_fusion(renamings_in_place(fused))
+        graph = target.after_fusion(renamings_in_place(fused), frugal)
     check_kept(fused, graph)
     return graph
 
@@ -182,7 +184,8 @@ def compile_program(
         Called once, with the layouts of the data of a rank, while other processes compile kernels: when the first
         kernel is done. If there is nothing to compile, it is called all the same. Its errors are raised unchanged.
     fits: callable, optional
-        Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged.
+        Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged. After an
+        OverBudgetError fewer operators are fused, where the program then holds less, and it is called with that.
     fused: callable, optional
         Called before that with the program's graph, whose operators are fused to kernels.
     in_rows: collection of str, optional
@@ -197,35 +200,21 @@ def compile_program(
     """
     target = target or default_backend()
     build_target = target.record.memory
-    lower = stored_precisions(program, precision, target.record.quantized_dtypes)
-    precisions = {name: own for name, own in lower.items() if name not in in_rows}
-    optimized = optimize_program(program, target, precisions)
-    fused(optimized)
-    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, precisions)
-    check_kept(optimized, graph)
-    graph.update_nodes()
-    del graph.outputs[len(program.outputs) :]  # the new values of states are in their memory
-    inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
-    named = {**program.weight_placeholders, **{name: weight.placeholder for name, weight in packed.items()}}
-    if program.coordinate is not None:
-        named[COORDINATE] = program.coordinate
-    used = {x for node in graph.nodes for x in node.inputs}
-    data = {name: tensor for name, tensor in named.items() if tensor in used}
-    # In the order of their first use, so that the same program has the same names.
-    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-    constants = {f"c{number}": x for number, x in enumerate(computed)}
-    states = program.state_placeholders
-    # Initial values are read from the file once, but have their place among the data.
-    initial = {program.initial_name(name): symbol_like(states[name]) for name in program.initial}
-    weights = [*data.values(), *initial.values(), *constants.values(), *states.values()]
-    earlier = run_before(graph)
-    order_for_memory(graph, inputs, weights, sizes, earlier)
-    if overlap is not None:
-        overlap_graph(graph, overlap, sizes, room, earlier)
-    workspace = Workspace(graph, inputs, weights, sizes)
-    in_memory = {*inputs, *graph.outputs, *weights} - set(initial.values())
-    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in in_memory)
-    fits(held)
+
+    def laid_out(frugal: bool) -> _LaidOut:
+        return _lay_out(program, target, frugal, overlap, room, in_rows, precision)
+
+    laid = laid_out(frugal=False)
+    try:
+        fits(laid.held_bytes)
+    except OverBudgetError:
+        other = laid_out(frugal=True)
+        if other.held_bytes >= laid.held_bytes:
+            raise
+        fits(other.held_bytes)
+        laid = other
+    fused(laid.optimized)
+    graph, packed, data, initial, constants = laid.graph, laid.packed, laid.data, laid.initial, laid.constants
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     texts: dict[Task, str] = {}
@@ -276,7 +265,7 @@ def compile_program(
         panels,
     )
     description = description_of(stage, layouts, target)
-    launcher = build_launcher(graph, workspace, kernel_of_node, description)
+    launcher = build_launcher(graph, laid.workspace, kernel_of_node, description)
     mark_used([launcher, *(folder / "lib.so" for folder in folders)])
     if missing:
         prune(Path(hidet.option.get_cache_dir()))
@@ -296,8 +285,71 @@ def compile_program(
         by_kind,
         replace(stage, workspace_bytes=by_kind),
         layouts,
-        held,
+        laid.held_bytes,
     )
+
+
+@dataclass(frozen=True)
+class _LaidOut:
+    """A program whose operators are fused, in the order in which they run, and its memory.
+
+    Attributes
+    ----------
+    optimized, graph: the fused graph, without and with weights in the layouts that kernels read.
+    packed: the weights in such layouts.
+    data, initial, constants: the tensors of weights and the coordinate, of states' initial values, and of constants.
+    workspace: the memory of its activations.
+    held_bytes: the bytes that a device holds for it.
+    """
+
+    optimized: FlowGraph
+    graph: FlowGraph
+    packed: Mapping[str, PackedWeight]
+    data: Mapping[str, Tensor]
+    initial: Mapping[str, Tensor]
+    constants: dict[str, Tensor]
+    workspace: Workspace
+    held_bytes: int
+
+
+def _lay_out(
+    program: Program,
+    target: Backend,
+    frugal: bool,
+    overlap: Cluster | None,
+    room: int | None,
+    in_rows: Collection[str],
+    precision: StoredPrecision | None,
+) -> _LaidOut:
+    """Fuse a program's operators, order them, and place its activations; arguments as of :func:`compile_program`."""
+    lower = stored_precisions(program, precision, target.record.quantized_dtypes)
+    precisions = {name: own for name, own in lower.items() if name not in in_rows}
+    optimized = optimize_program(program, target, precisions, frugal)
+    graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, precisions)
+    check_kept(optimized, graph)
+    graph.update_nodes()
+    del graph.outputs[len(program.outputs) :]  # the new values of states are in their memory
+    inputs, sizes = graph.inputs[: len(program.inputs)], program.planned_sizes()
+    named = {**program.weight_placeholders, **{name: weight.placeholder for name, weight in packed.items()}}
+    if program.coordinate is not None:
+        named[COORDINATE] = program.coordinate
+    used = {x for node in graph.nodes for x in node.inputs}
+    data = {name: tensor for name, tensor in named.items() if tensor in used}
+    # In the order of their first use, so that the same program has the same names.
+    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+    constants = {f"c{number}": x for number, x in enumerate(computed)}
+    states = program.state_placeholders
+    # Initial values are read from the file once, but have their place among the data.
+    initial = {program.initial_name(name): symbol_like(states[name]) for name in program.initial}
+    weights = [*data.values(), *initial.values(), *constants.values(), *states.values()]
+    earlier = run_before(graph)
+    order_for_memory(graph, inputs, weights, sizes, earlier)
+    if overlap is not None:
+        overlap_graph(graph, overlap, sizes, room, earlier)
+    workspace = Workspace(graph, inputs, weights, sizes)
+    in_memory = {*inputs, *graph.outputs, *weights} - set(initial.values())
+    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in in_memory)
+    return _LaidOut(optimized, graph, packed, data, initial, constants, workspace, held)
 
 
 class _Once:

@@ -1,11 +1,13 @@
 """The order of an optimized graph's operators in which its activations take little memory.
 
-hidet orders operators by breadth: what depends on weights alone comes first, and stays in memory until it is read.
+hidet orders operators by breadth: what depends on weights alone comes first, and stays in memory until it is read. Of
+some orders the best is taken. Operators are then moved in it one by one away from the peak, as long as that lowers it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -49,7 +51,10 @@ def order_for_memory(
     place = {node: number for number, node in enumerate(nodes)}
     if any(place[one] > place[node] for node, ones in earlier.items() for one in ones):
         del orders[0]
-    graph._nodes = min(orders, key=backwards.peak)
+    graph._nodes = backwards.lowered(min(orders, key=backwards.peak))
+
+
+_MOST_WORK = 1_000_000  # operators looked at by moves from peaks: some seconds at most
 
 
 class _Backwards:
@@ -112,3 +117,105 @@ class _Backwards:
                 if not readers[maker]:
                     ready.append(maker)
         return chosen[::-1]
+
+    def lowered(self, order: Sequence[Operator]) -> list[Operator]:
+        """Move operators away from the moment at which most bytes are live, as long as that lowers them there."""
+        number = {node: n for n, node in enumerate(self.nodes)}
+        numbers = [number[node] for node in order]
+        outputs = self._local(self.outputs)
+        readers: list[list[int]] = [[] for _ in self.nodes]
+        for n, makers in enumerate(self.makers):
+            for maker in makers:
+                readers[maker].append(n)
+        work = 0
+        while work < _MOST_WORK:
+            lives = _Lifetimes(self, numbers, outputs)
+            moved = self._moved(lives, readers)
+            work += lives.work
+            if moved is None:
+                break
+            numbers = moved
+        return [self.nodes[n] for n in numbers]
+
+    def _moved(self, lives: _Lifetimes, readers: Sequence[Sequence[int]]) -> list[int] | None:
+        """Move one operator away from the first peak; None if no move lowers it."""
+        order, at = lives.order, lives.peak_at
+        if not lives.peak:
+            return None
+        busy = self.read[order[at]] | self.made[order[at]]
+        idle = [b for b, begin in lives.first.items() if begin < at <= lives.last[b] and b not in busy]
+        place = {n: position for position, n in enumerate(order)}
+        for buffer in sorted(idle, key=lambda b: (-self.nbytes[b], b)):
+            maker, last = lives.first[buffer], lives.last[buffer]
+            until = min((place[n] for n in readers[order[maker]]), default=len(order))
+            if until > at:  # it can be made later
+                other = [*order[maker + 1 : until], order[maker]]
+                if lives.peak_within(other, maker) < lives.peak:
+                    return [*order[:maker], *other, *order[until:]]
+            if last < len(order):  # it may be read for the last time earlier
+                since = max((place[n] for n in self.makers[order[last]]), default=-1) + 1
+                if since <= at:
+                    other = [order[last], *order[since:last]]
+                    if lives.peak_within(other, since) < lives.peak:
+                        return [*order[:since], *other, *order[last + 1 :]]
+        return None
+
+
+class _Lifetimes:
+    """The live intervals of local buffers in an order of operators, which are given by number.
+
+    Attributes
+    ----------
+    first, last: for each buffer, the positions of the operators that first make it and that last read it; ``last`` is
+        the number of operators where it is held to the end.
+    peak, peak_at: the most bytes that are live during an operator, and the position of the first such operator.
+    work: the operators that were looked at.
+    """
+
+    def __init__(self, graph: _Backwards, order: Sequence[int], outputs: set[int]):
+        self.graph, self.order = graph, order
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        for position, n in enumerate(order):
+            for buffer in graph.made[n]:
+                self.first.setdefault(buffer, position)
+            self.last.update(dict.fromkeys(graph.read[n], position))
+        self.last.update(dict.fromkeys(outputs, len(order)))
+        for buffer in self.first:
+            self.last.setdefault(buffer, len(order))
+        change = [0] * (len(order) + 2)
+        for buffer, begin in self.first.items():
+            change[begin] += graph.nbytes[buffer]
+            change[self.last[buffer] + 1] -= graph.nbytes[buffer]
+        self.live = list(accumulate(change))[: len(order)]
+        self.peak = max(self.live, default=0)
+        self.peak_at = self.live.index(self.peak) if self.live else 0
+        self.work = len(order)
+
+    def peak_within(self, other: Sequence[int], begin: int) -> int:
+        """Compute the most bytes that are live if ``other`` takes the place of the operators from ``begin`` on.
+
+        They are the same operators in another order. Elsewhere nothing changes.
+        """
+        graph, end = self.graph, begin + len(other)
+        self.work += len(other)
+        left: dict[int, int] = {}
+        for n in other:
+            for buffer in graph.read[n] | graph.made[n]:
+                left[buffer] = left.get(buffer, 0) + 1
+        held = {b for b in left if self.first[b] < begin}
+        live = self.live[begin - 1] if begin else 0
+        if begin:
+            before = self.order[begin - 1]
+            live -= sum(graph.nbytes[b] for b in graph.read[before] | graph.made[before] if self.last[b] == begin - 1)
+        most = 0
+        for n in other:
+            own = graph.read[n] | graph.made[n]
+            live += sum(graph.nbytes[b] for b in own - held)
+            held |= own
+            most = max(most, live)
+            for buffer in own:
+                left[buffer] -= 1
+                if not left[buffer] and self.last[buffer] < end:
+                    live -= graph.nbytes[buffer]
+        return most

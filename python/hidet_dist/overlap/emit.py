@@ -17,6 +17,7 @@ from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
 from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
+from hidet_dist.spec.buffers import buffer_nbytes
 
 
 def overlap_graph(
@@ -117,7 +118,8 @@ def _tasks(
         if node.share_map:
             source = node.inputs[node.share_map[0]].op
             shares = number.get(source)
-        nbytes = 0 if node.share_map else sum(local_nbytes(y, sizes) for y in node.outputs if y not in outputs)
+        made = () if node.share_map else [y for y in node.outputs if y not in outputs]
+        nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in made)
         communicates = isinstance(node, CommunicationOp)
         tasks.append(Task(model.seconds(node), communicates, reads, nbytes, shares))
     return tasks

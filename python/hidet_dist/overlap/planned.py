@@ -15,6 +15,7 @@ from hidet_dist.overlap.streams import START, Schedule, Task, schedule, serial
 from hidet_dist.reshard import Element, Step, StepSeconds, step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.overlap import HiddenPlan, OverlapPlan
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan
@@ -126,10 +127,11 @@ class PlannedTasks:
         return [root(number) for number in range(len(kernel))]
 
     def size(self, name: str, spec: TensorShardSpec) -> int:
-        """Bytes of a shard."""
+        """Bytes of a shard's buffer."""
         key = name, spec
         if key not in self._sizes:
-            self._sizes[key] = spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.cluster.mesh)
+            nbytes = spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.cluster.mesh)
+            self._sizes[key] = buffer_nbytes(nbytes)
         return self._sizes[key]
 
     def converting(self, conversion: ConversionPlan) -> tuple[_Part, ...]:
@@ -163,7 +165,7 @@ class PlannedTasks:
             result = split_of(after).local_nbytes(shape, element_bytes, mesh)
             source = after
             if not step.collective.communicates:
-                parts.append(_Part(seconds.pack, result, None))
+                parts.append(_Part(seconds.pack, buffer_nbytes(result), None))
                 continue
             exchanges = step.exchanges(self.cluster.device.places_shards)
             nbytes_of = step.exchanged_nbytes if exchanges else step.received_nbytes
@@ -171,10 +173,10 @@ class PlannedTasks:
             if seconds.pack:
                 scatters = step.is_uneven(mesh) and not step.collective.joins
                 packed = step.whole_nbytes(sent, result, mesh) if scatters else sent
-                parts.append(_Part(seconds.pack, packed, None))
-            parts.append(_Part(seconds.communicate, received, str(step)))
+                parts.append(_Part(seconds.pack, buffer_nbytes(packed), None))
+            parts.append(_Part(seconds.communicate, buffer_nbytes(received), str(step)))
             if seconds.unpack:
-                parts.append(_Part(seconds.unpack, result, None))
+                parts.append(_Part(seconds.unpack, buffer_nbytes(result), None))
         return tuple(parts)
 
 

@@ -1,4 +1,7 @@
-"""The memory that conversions and reductions take while they run: buffers between steps, and packed copies."""
+"""The memory that conversions and reductions take while they run: buffers between steps, and packed copies.
+
+Bytes of buffers are counted as they are placed (:mod:`hidet_dist.spec.buffers`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 
 from hidet_dist.reshard.steps import Step
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import split_of
 
 
@@ -21,11 +25,12 @@ def conversion_nbytes(
     places_shards: bool = False,
 ) -> int:
     """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
-    shape, source_nbytes, spec, most = tuple(shape), source.local_nbytes(shape, itemsize, mesh), source, 0
+    shape, spec, most = tuple(shape), source, 0
+    source_nbytes = buffer_nbytes(source.local_nbytes(shape, itemsize, mesh))
     for number, step in enumerate(steps):
         spec, during = _taken(step, spec, shape, itemsize, mesh, places_shards)
         most = max(most, during.beside(source_nbytes, number == 0))
-    return max(0, most - source_nbytes - spec.local_nbytes(shape, itemsize, mesh))
+    return max(0, most - source_nbytes - buffer_nbytes(spec.local_nbytes(shape, itemsize, mesh)))
 
 
 @functools.lru_cache(maxsize=2**13)  # equal layers convert equal tensors
@@ -66,13 +71,13 @@ def step_bytes(
     uneven = step.is_uneven(mesh)
     places = places_shards and not uneven
     unpacks = step.unpacks(local, result, mesh, places)
-    received = after if places and not unpacks else step.received_nbytes(before, after, mesh)
-    working = before + received
+    received = buffer_nbytes(after if places and not unpacks else step.received_nbytes(before, after, mesh))
+    working = buffer_nbytes(before) + received
     if uneven:
         working = max(working, uneven_nbytes(step, before, after, mesh))
     if step.packs(local, places):
-        working = max(working, 2 * before)
-    return StepBytes(working, received + after if unpacks else 0)
+        working = max(working, 2 * buffer_nbytes(before))
+    return StepBytes(working, received + buffer_nbytes(after) if unpacks else 0)
 
 
 def reduction_nbytes(
@@ -85,20 +90,23 @@ def reduction_nbytes(
 ) -> int:
     """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included."""
     spec = partial
-    before = most = partial.local_nbytes(shape, itemsize, mesh)
+    before = partial.local_nbytes(shape, itemsize, mesh)
+    most = buffer_nbytes(before)
     for fn in fns:
         step, local = Step.of(fn), spec.local_shape(shape, mesh)
         if fn.dim is not None:
             spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
         after, uneven = spec.local_nbytes(shape, itemsize, mesh), step.is_uneven(mesh)
         packs = step.packs(local, places_shards and not uneven)
-        copies: tuple[int, ...] = (2 * before if packs else 0, 2 * after if fn.op == "average" else 0)
+        sent, result = buffer_nbytes(before), buffer_nbytes(after)
+        copies: tuple[int, ...] = (2 * sent if packs else 0, 2 * result if fn.op == "average" else 0)
         if uneven:
             copies = (*copies, uneven_nbytes(step, before, after, mesh))
         if step.exchanges(places_shards):
             stacked = step.whole_nbytes(before, after, mesh)
-            copies = (*copies, stacked + step.exchanged_nbytes(before, after, mesh))
-        most = max(most, before + after, *copies)
+            exchanged = step.exchanged_nbytes(before, after, mesh)
+            copies = (*copies, buffer_nbytes(stacked) + buffer_nbytes(exchanged))
+        most = max(most, sent + result, *copies)
         before = after
     return most
 
@@ -107,4 +115,4 @@ def uneven_nbytes(step: Step, before: int, after: int, mesh: DeviceMesh) -> int:
     """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included."""
     whole = step.whole_nbytes(before, after, mesh)
     block = before if step.collective.joins else after
-    return whole + max(before, block, after)
+    return buffer_nbytes(whole) + buffer_nbytes(max(before, block, after))

@@ -15,6 +15,7 @@ from hidet_dist.reshard.buffers import StepBytes, step_bytes
 from hidet_dist.reshard.cost import Element, itemsize, step_seconds
 from hidet_dist.reshard.steps import Step, moves
 from hidet_dist.spec import TensorShardSpec
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
 
 T = TypeVar("T")
@@ -214,10 +215,10 @@ class _LayoutGraph:
         return self._edges[node]
 
     def nbytes(self, node: int) -> int:
-        """Compute the bytes of a shard in a layout."""
+        """Compute the bytes of a shard's buffer in a layout."""
         if node not in self._nbytes:
             spec = split_of(self._layouts[node])
-            self._nbytes[node] = spec.local_nbytes(*self._elements, self._cluster.mesh)
+            self._nbytes[node] = buffer_nbytes(spec.local_nbytes(*self._elements, self._cluster.mesh))
         return self._nbytes[node]
 
     def step_bytes(self, node: int, after: int, step: Step) -> StepBytes:

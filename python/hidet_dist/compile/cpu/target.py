@@ -97,9 +97,9 @@ class CpuTarget:
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
         return define_attention(blocks_in_place(place_shards(guarded)))
 
-    def after_fusion(self, graph: FlowGraph) -> FlowGraph:
+    def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
         """Give operators the kernels of this target."""
-        graph = lower_to_kernels(graph)
+        graph = lower_to_kernels(graph, frugal)
         if _needs_openblas(graph):
             openblas.load_openblas()  # the kernels need it when they are loaded
         return graph

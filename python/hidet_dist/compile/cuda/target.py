@@ -155,7 +155,7 @@ class CudaTarget:
         check_kept(program.graph, graph)
         return graph
 
-    def after_fusion(self, graph: FlowGraph) -> FlowGraph:
+    def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
         """Return the graph unchanged."""
         return graph
 

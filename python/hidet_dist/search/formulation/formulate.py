@@ -23,6 +23,7 @@ from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights.named import is_weight
@@ -439,7 +440,7 @@ class _Conversions:
 
 
 class _Sizes:
-    """The bytes of shards; those in the buffer of a graph output count as 0.
+    """The bytes of shards' buffers; those in the buffer of a graph output count as 0.
 
     Where the spec of an output is open, it is unknown whether the operator writes into the output's buffer: another
     buffer is counted.
@@ -452,11 +453,11 @@ class _Sizes:
         self.known: dict[Hashable, int] = {}
 
     def shard(self, name: str, spec: TensorShardSpec) -> int:
-        """Compute the bytes of a shard."""
+        """Compute the bytes of a shard's buffer."""
         shape, itemsize = self.view.shape(name), self.view.itemsize(name)
         key = shape, itemsize, spec
         if key not in self.known:
-            self.known[key] = spec.local_nbytes(shape, itemsize, self.mesh)
+            self.known[key] = buffer_nbytes(spec.local_nbytes(shape, itemsize, self.mesh))
         return self.known[key]
 
     def held(self, name: str, spec: TensorShardSpec) -> int:
@@ -506,7 +507,8 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
         at = POINTS * number
         for o, y in enumerate(op.outputs):
             name = view.names[y]
-            key = id(choices[number]), o, name if name in sizes.outputs else ""
+            computed = name in lifetimes.computed
+            key = id(choices[number]), o, name if name in sizes.outputs else "", computed
             if key not in known:
                 kept, run, reduce = [], [], []
                 for choice in choices[number]:
@@ -518,12 +520,13 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
                         whole = view.shape(name), view.itemsize(name)
                         reduce.append(reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards))
                     else:
-                        run.append(kept[-1])
-                        reduce.append(kept[-1])
-                known[key] = tuple(kept), tuple(run), tuple(reduce), run == kept == reduce
+                        run.append(0 if computed else kept[-1])
+                        reduce.append(run[-1])
+                plain = not any(run + reduce) if computed else run == kept == reduce
+                known[key] = tuple(kept), tuple(run), tuple(reduce), plain
             kept_, run_, reduce_, plain = known[key]
             begin, end = lifetimes.after(number, name)
-            if name in lifetimes.viewed:
+            if name in lifetimes.viewed or (computed and plain):
                 if begin <= end:
                     intervals.append(LiveInterval(number, begin, end, kept_))
             elif plain:

@@ -12,8 +12,11 @@ point the graph outputs are converted. Live intervals, before kernels are fused:
 * A partial result lives until it is reduced, together with the buffers of its reduce functions.
 * A view (an operator whose output shares memory with its input, such as a reshape) takes no memory while the tensor
   that it views is live. After that, the view keeps the memory. The new value of a state is such a view of the state.
+* What operators compute from nothing (a causal mask, positions) is computed when the program is built. The results that
+  other operators read are constants of the program, and held during the whole run; those between take no memory.
 
-The figures are upper bounds: an allocator may need less where fused kernels keep intermediate results in registers.
+Buffers count as they are placed (:mod:`hidet_dist.spec.buffers`). Where fused kernels keep intermediate results in
+registers, a program mostly holds less; it may hold more where a kernel's inputs are read for longer than an operator's.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from itertools import accumulate
 from hidet_dist.reshard import PlannedSteps
 from hidet_dist.reshard.buffers import conversion_nbytes, reduction_nbytes
 from hidet_dist.spec import StagePlan, TensorShardSpec
+from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
@@ -39,6 +43,9 @@ class Lifetimes:
     count: the number of program points.
     end: the last point at which a tensor is read in any spec; a tensor without readers is not in it.
     viewed: for each view, the name of the tensor that it views; for the result of a state's update, of the state.
+    computed: the results of operators that depend on no weight, state or graph input: they are computed beforehand,
+        unless there are symbolic dims.
+    constants: those of them that other operators read, or that are graph outputs.
     """
 
     def __init__(self, view: GraphView):
@@ -55,9 +62,19 @@ class Lifetimes:
             self.viewed[result] = state
             self.end[result] = self.count - 1
         self.end.update(dict.fromkeys(view.states, self.count - 1))
+        self.computed: set[str] = set()
+        for op in () if view.symbols else view.operators:
+            if all(view.names[x] in self.computed for x in op.inputs):
+                self.computed.update(view.names[y] for y in op.outputs)
+        self.constants = self.computed.intersection(view.outputs)
+        for op in view.operators:
+            if view.names[op.outputs[0]] not in self.computed:
+                self.constants.update(self.computed.intersection(view.names[x] for x in op.inputs))
 
     def after(self, operator: int, name: str) -> tuple[int, int]:
         """Return the first and last point at which an output is live after its operator; none if last < first."""
+        if name in self.computed:
+            return (0, self.count - 1) if name in self.constants else (0, -1)
         begin = POINTS * (operator + 1)
         if name in self.viewed:
             begin = max(begin, self.end[self.viewed[name]] + 1)
@@ -127,6 +144,9 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
             sizes[key] = spec.local_nbytes(*key[:2], mesh)
         return sizes[key]
 
+    def buffer(name: str, spec: TensorShardSpec) -> int:
+        return buffer_nbytes(size(name, spec))
+
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     spec_of: dict[str, TensorShardSpec] = {}
     kinds = ((WEIGHT, stage.weights), (STATE, stage.states), (INPUT, stage.inputs), (OUTPUT, stage.outputs))
@@ -140,12 +160,12 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
         for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):
             name = view.names[y]
             spec_of[name] = spec
-            kept = 0 if (name, spec) in resident else size(name, spec)
+            kept = 0 if (name, spec) in resident else buffer(name, spec)
             hold(name, ACTIVATION, *lifetimes.after(number, name), kept)
-            if name in lifetimes.viewed:
+            if name in lifetimes.viewed or (name in lifetimes.computed and not fns):
                 continue
             partial = plan.spec.partial_spec(o)
-            hold(name, ACTIVATION, at + RUN, at + RUN, size(name, partial) if fns else kept)
+            hold(name, ACTIVATION, at + RUN, at + RUN, buffer(name, partial) if fns else kept)
             most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh, places_shards)
             hold(name, ACTIVATION, at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
@@ -155,7 +175,7 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
             spans[name, target] = min(first, begin), max(last, end)
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
-            hold(name, CONVERTED, begin, end, size(name, target))
+            hold(name, CONVERTED, begin, end, buffer(name, target))
         steps = conversions.take(name, view.pieces(name)[0], spec_of[name], target)
         working = conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh, places_shards)
         hold(name, BUFFER, begin, begin, working)

@@ -19,6 +19,7 @@ from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
 
 from hidet_dist.compat.definitions import bound_in, renamed
+from hidet_dist.compat.passes import takes_memory
 from hidet_dist.compile.cpu.kernels.emit import kernel_text
 from hidet_dist.compile.cpu.kernels.lowering import Types, UnsupportedComputationError, shape_of
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
@@ -180,12 +181,14 @@ def _elements(tensor: TensorNode) -> int:
     return math.prod(int(n) if isinstance(n, int | Constant) else USUAL_SIZE for n in shape_of(tensor))
 
 
-def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
+def lower_to_kernels(graph: FlowGraph, frugal: bool = False) -> FlowGraph:
     """Replace operators of an optimized graph on the CPU by kernels, each of which computes one or several operators.
 
     Operators that the kernels do not support stay as they are: opaque operators (so matrix products by a library, and
     communication), those with a handwritten implementation in hidet, and unsupported computations. A reshape computes
     nothing and stays, too, unless it is between operators of one kernel.
+
+    If ``frugal``, operators stay apart whose kernel would hold more memory than they do one after the other.
     """
     nodes = graph.nodes
     readers: dict[Tensor, list[Operator]] = {}
@@ -201,7 +204,8 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         users = {groups.get(reader) for reader in readers.get(result, ())}
         if len(users) == 1 and not any(result is y for y in graph.outputs):
             (group,) = users
-            if group is not None and group.with_producer(node, schedules):
+            apart = group is None or (frugal and takes_memory(node, group.inputs, [group.tensor]))
+            if group is not None and not apart and group.with_producer(node, schedules):
                 groups[node] = group
                 continue
         if node.task.share_map:
