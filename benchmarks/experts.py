@@ -4,8 +4,9 @@
 
 A layer has two projections, an activation, a projection back, and the weighted sum of each token's choices. Its time is
 compared with that of the products alone: of each chosen expert's rows, which lie one after the other already, with its
-three matrices in panels, by the library's product of panels. So what is compared is the sorting of rows, the activation,
-the sum, and what copies of rows take. PyTorch's are transformers' implementations of the layer, the fastest of them.
+three matrices in panels, by the library's product of panels. So what is compared is the sorting of rows, the
+activation, the sum, and what copies of rows take. PyTorch's time is that of the fastest of transformers'
+implementations of the layer.
 
 Each call takes other experts' weights from memory where there are few tokens: choices are uniform, and change from call
 to call. Times are of the processor, medians of calls in turns. The last line is JSON.
@@ -153,7 +154,11 @@ class Layer:
 
 def _in_turns(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     turns: Iterator[Callable[[], Any]] = itertools.cycle(calls)
-    return lambda: next(turns)()
+
+    def one() -> Any:
+        return next(turns)()
+
+    return one
 
 
 def medians(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:

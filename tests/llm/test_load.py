@@ -19,12 +19,8 @@ import torch
 from tests.llm.gguf_made import model_of
 from tests.llm.tokenizers_made import byte_level, write_folder
 
-<<<<<<< HEAD
 from hidet_dist.errors import ArtifactError, ConfigError, EngineError
-=======
-from hidet_dist.errors import ArtifactError, ConfigError, EngineError, UnsupportedModelError
 from hidet_dist.launch import free_port
->>>>>>> 7c736507 (The server tested from outside: forms of answers in /openapi.json, usage in each event, strict types of bodies; serve over several hosts; tests of rotary scalings, fewer bits, the perplexity of SmolLM2)
 from hidet_dist.llm import LanguageModel, load
 from hidet_dist.llm.engine import Engine, Request, Sampling
 from hidet_dist.llm.loading import Hosts, join
@@ -90,12 +86,13 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, kind: str, rank
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", OF_EXPERTS)
 def test_greedy_tokens_of_models_of_experts_are_those_of_transformers(tmp_path: Path, kind: str, ranks: int):
     check_answers(load(checkpoint(tmp_path / "model", kind), ranks=ranks, cache=tmp_path / "cache", **SIZES), kind)
-=======
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "options", "most"),
     [
@@ -126,7 +123,6 @@ def test_checkpoints_and_weights_of_fewer_bits(tmp_path: Path, stored: str, opti
     ours = np.array([told.logprob for told in stream.prompt[1:]])
     theirs = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].numpy()
     assert np.abs(ours - theirs).max() < most
->>>>>>> 7c736507 (The server tested from outside: forms of answers in /openapi.json, usage in each event, strict types of bodies; serve over several hosts; tests of rotary scalings, fewer bits, the perplexity of SmolLM2)
 
 
 @pytest.mark.slow

@@ -118,8 +118,8 @@ def _tasks(
         if node.share_map:
             source = node.inputs[node.share_map[0]].op
             shares = number.get(source)
-        made = () if node.share_map else [y for y in node.outputs if y not in outputs]
-        nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in made)
+        written = [] if node.share_map else [y for y in node.outputs if y not in outputs]
+        nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in written)
         communicates = isinstance(node, CommunicationOp)
         tasks.append(Task(model.seconds(node), communicates, reads, nbytes, shares))
     return tasks
