@@ -126,16 +126,19 @@ def test_symbolic_dims_without_a_size_are_refused_by_name(tmp_path):
 
 
 def test_an_infeasible_budget_states_the_least_that_would_do(tmp_path):
-    mesh = {"mesh_shape": [2]}
+    rng = np.random.default_rng(0)
+    x = hidet.symbol([4, 64], "float32", "cpu")
+    w, b = (hidet.asarray(rng.standard_normal(shape).astype(np.float32)) for shape in ((64, 96), (96,)))
+    arguments = hidet.trace_from(hidet.ops.matmul(x, w) + b, [x]), {"mesh_shape": [2]}
     with pytest.raises(InfeasibleError, match=r"at least [0-9]+ bytes") as caught:
-        hidet.distributed.auto_parallel(linear(), mesh, {"mem_budget": 107}, tmp_path / "out")
+        hidet.distributed.auto_parallel(*arguments, {"mem_budget": 107}, tmp_path / "out")
     least = caught.value.least_budget
     # w splits in two and so does b; x and the output are whole: there is more, but not less.
-    assert least > (8 * 6 + 6) * 4 / 2 + (4 * 8 + 4 * 6) * 4
+    assert least > (64 * 96 + 96) * 4 / 2 + (4 * 64 + 4 * 96) * 4
     with pytest.raises(InfeasibleError, match=f"at least {least} bytes"):
-        hidet.distributed.auto_parallel(linear(), mesh, {"mem_budget": least * 97 // 100}, tmp_path / "out")
-    result = hidet.distributed.auto_parallel(linear(), mesh, {"mem_budget": least}, tmp_path / "out")
-    assert result.weight_bytes_per_rank == [108, 108]
+        hidet.distributed.auto_parallel(*arguments, {"mem_budget": least * 9 // 10}, tmp_path / "out")
+    result = hidet.distributed.auto_parallel(*arguments, {"mem_budget": least}, tmp_path / "out")
+    assert result.weight_bytes_per_rank == [(64 * 96 + 96) * 4 // 2] * 2
 
 
 def test_a_plan_fits_its_own_graph_only(artifacts):

@@ -199,7 +199,7 @@ def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path,
     crossing, *others = known.boundaries
     for wrong, says in (
         (dataclasses.replace(known, boundaries=tuple(others)), "must be one boundary or one input of the graph"),
-        (dataclasses.replace(known, micro_batches=0), "1 to 65536 micro-batches"),
+        (dataclasses.replace(known, micro_batches=2**17), "1 to 65536 micro-batches"),
         (dataclasses.replace(known, results="first"), "must be one of all, last"),
         (dataclasses.replace(known, outputs=known.outputs[:1]), None),
         (

@@ -72,7 +72,7 @@ def test_widths_are_those_that_artifacts_are_written_for() -> None:
     widths = {
         level: library.hidet_dist_panel_width(PANELS.constants[LEVEL_OF.get(level, "X86_64")]) for level in LEVELS
     }
-    assert widths == PANEL_WIDTHS
+    assert widths == {arch: width for arch, width in PANEL_WIDTHS.items() if not arch.startswith("sm_")}
     assert library.hidet_dist_panel_width(2) == 0
 
 
