@@ -312,3 +312,19 @@ def test_differences_of_neighbours_are_what_pytorch_computes():
     inputs = (torch.randn(4, 6), torch.randint(0, 9, (4, 6)))
     for got, want in zip(sharded(Differences(), inputs), Differences()(*inputs), strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)
+
+
+def test_dropout_that_is_off_is_not_random_and_nothing_is_printed_of_a_failure(capfd: pytest.CaptureFixture[str]):
+    class Positions(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + nn.functional.dropout(torch.arange(4.0).cos(), 0.5, training=False)
+
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    graph = hidet_dist.from_torch(Positions().eval(), torch.zeros(3, 4))
+    assert [op.name for op in graph.nodes] == ["add"]
+    with pytest.raises(TraceError, match="Control flow"):
+        hidet_dist.from_torch(Branch().eval(), torch.zeros(3))
+    assert capfd.readouterr() == ("", "")

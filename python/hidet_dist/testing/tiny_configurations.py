@@ -304,7 +304,9 @@ def tiny_causal_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[An
     module = kind._from_config(config, dtype=dtype).eval()
     randomize(module)
     text = config.get_text_config(decoder=True)
-    ids = torch.randint(SPECIAL, min(WORDS, text.vocab_size), (BATCH * ROWS.get(name, 1), TOKENS))
+    # No token twice in a row: models that choose the greatest of some scores choose among equal ones as they like.
+    words = min(WORDS, text.vocab_size) - SPECIAL
+    ids = torch.stack([SPECIAL + torch.randperm(words)[:TOKENS] for _ in range(BATCH * ROWS.get(name, 1))])
     return module, {"input_ids": ids}
 
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import mmap
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -176,17 +177,37 @@ def _without_caches(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keep PyTorch from logging the failures of an export, unless its level is set: the error has the reason."""
+    """Keep PyTorch from logging the failures of an export, unless its level is set: the error has the reason.
+
+    Nor does it print the graph that it has made until then.
+    """
     loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         if logger.getEffectiveLevel() >= logging.WARNING:
             logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+class _WithoutGraphs:
+    """A stream that passes on all but the code of graphs, which ``torch.export`` prints when it fails."""
+
+    def __init__(self, stream: Any):
+        self._stream, self._has_dropped = stream, False
+
+    def write(self, text: str) -> int:
+        is_graph = text.lstrip().startswith("def forward(")
+        is_end_of_one = self._has_dropped and text == "\n"
+        self._has_dropped = is_graph
+        return len(text) if is_graph or is_end_of_one else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def argument_names(module: torch.nn.Module, count: int) -> list[str]:

@@ -400,7 +400,7 @@ class _Lowerer:
                 return None
         target = node.target
         assert callable(target)
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        if _is_random(target, args, kwargs):
             self.refuse(node, "it returns random numbers: make them an argument of the module")
             return self.stand_in(meta)
         plain_args, plain_kwargs = pytree.tree_map_only(_Known, lambda x: x.value, (args, dict(kwargs)))
@@ -512,6 +512,17 @@ class _Lowerer:
         """Record a call of an unsupported operator."""
         name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _name_of(node.target)
         self.missing.append(MissingOperator(name, reason, _module_path(node), _line(node)))
+
+
+def _is_random(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether an operator returns random numbers. Dropout, by itself or in attention, does unless it is off."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given = {**{argument.name: argument.default_value for argument in target._schema.arguments}, **kwargs}
+    given.update(zip(names, args, strict=False))
+    switches = [given[name] for name in ("train", "training", "dropout_p") if name in given]
+    return not switches or any(switch is None or bool(switch) for switch in switches)
 
 
 def _identity(leaf: Any) -> Any:
