@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from hidet_dist.limits import MOST_NESTED
 
@@ -115,9 +116,10 @@ def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
     return data
 
 
-# A string, or what is left of the text after an open one, or a bracket outside. It matches at once wherever it begins,
-# so that no text takes longer than its length.
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+# A string, or what is left of the text after an open one. It matches at once wherever it begins, so that no text takes
+# longer than its length.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_OPENS, _CLOSES = b"[{", b"]}"
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -138,8 +140,9 @@ def parse_json(text: str | bytes) -> Any:
 
 def _depth(text: str) -> int:
     """Return the most brackets of a JSON text that are open at once, outside strings."""
-    brackets = (token for token in _TOKEN.findall(text) if token[0] != '"')
-    return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
+    outside = np.frombuffer(_STRING.sub("", text).encode("utf-8", "surrogatepass"), np.uint8)
+    steps = np.isin(outside, list(_OPENS)).astype(np.int32) - np.isin(outside, list(_CLOSES))
+    return int(steps.cumsum().max(initial=0))
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class CheckpointTokenizer:
         The Jinja template that makes a prompt of messages.
     where: str
         What the tokenizer is from, for errors.
+    end_text: str, optional
+        The text of one more token that ends it; none where the vocabulary has no such token.
 
     Raises
     ------
@@ -55,6 +57,7 @@ class CheckpointTokenizer:
         end: Iterable[int],
         chat_template: str | None = None,
         where: str = "the tokenizer",
+        end_text: str | None = None,
     ):
         library = importlib.import_module("tokenizers")
         try:
@@ -72,7 +75,8 @@ class CheckpointTokenizer:
         self.vocabulary = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_texts: Mapping[str, str] = dict(special_texts)
         self.chat_template = chat_template
-        self.end = frozenset(end)
+        own = None if end_text is None else self.token(end_text)
+        self.end = frozenset(end) | ({own} if own is not None else set())
         if wrong := sorted(token for token in self.end if not 0 <= token < self.vocabulary):
             raise ConfigError(
                 f"{where} has {self.vocabulary} tokens, and the token {wrong[0]}, which is to end texts, is none."
@@ -104,10 +108,8 @@ class CheckpointTokenizer:
         configuration = generation if generation.get("eos_token_id") is not None else _fields(folder / "config.json")
         template = folder / "chat_template.jinja"
         chat = _text(template, MOST_CONFIGURATION_BYTES) if template.is_file() else _template_of(settings, folder)
-        tokenizer = cls(text, specials, (), chat, str(file))
-        end = set(_ids(configuration.get("eos_token_id"), str(folder)))
-        own = tokenizer.token(specials["eos_token"]) if "eos_token" in specials else None
-        return cls(text, specials, end if own is None else end | {own}, chat, str(file))
+        end = _ids(configuration.get("eos_token_id"), str(folder))
+        return cls(text, specials, end, chat, str(file), specials.get("eos_token"))
 
     def save(self, folder: str | Path) -> None:
         """Write the files from which :meth:`of_folder` reads an equal tokenizer."""
