@@ -25,6 +25,7 @@ from hidet_dist.testing.processes import Programs, exit_on_sigterm
 BUILD, RANK = (Path(__file__).with_name(name) for name in ("build.py", "rank.py"))
 MODELS = ("minilm", "gpt2", "llama", "resnet18")
 PRECISIONS = ("float32", "float16")
+DECODERS = ("float32", "float16", "int8", "int4")  # precisions of a language model over pools of rows
 NO_GPU = 2
 # A launcher ends its ranks itself, also those of which one has failed; it is given time to.
 LAUNCH_SECONDS, GRACE_SECONDS, SERVE_SECONDS = 45.0, 5.0, 65.0
@@ -57,6 +58,13 @@ def steps(folder: Path, arch: str, ranks: tuple[int, ...], patience: float) -> I
     for count in ranks:
         if count > 1:
             yield Step(f"collectives, {count} ranks", launched(count, "collectives"), serve_seconds)
+    for number, precision in enumerate(DECODERS):
+        variant = ("plain", "graph")[number % 2]
+        name = f"decoder, {precision}, 1 ranks, {variant}"
+        out = folder / f"decoder-{precision}"
+        what = ("decoder", precision, "1", variant, arch, str(out))
+        yield Step(f"build {name}", (python, str(BUILD), *what), patience * BUILD_SECONDS)
+        yield Step(f"serve {name}", launched(1, "decoder", str(out)), serve_seconds)
     plain = [(count, "plain") for count in ranks]
     stages = [(count, "stages") for count in ranks if count > 1]
     for count, variant in [*plain[:2], (ranks[-1], "graph"), *stages, *plain[2:], (1, "candidates")]:

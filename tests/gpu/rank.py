@@ -1,4 +1,4 @@
-"""One rank of a check on GPUs: ``rank.py collectives`` or ``rank.py serve ARTIFACTS``."""
+"""One rank of a check on GPUs: ``rank.py collectives``, ``rank.py serve ARTIFACTS``, ``rank.py decoder ARTIFACTS``."""
 
 from __future__ import annotations
 
@@ -85,5 +85,9 @@ def serve(artifacts: str, device: str | None = None) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "collectives":
         collectives()
+    elif sys.argv[1] == "decoder":
+        import decoder  # and with it PyTorch's models, which other checks do without
+
+        decoder.serve(sys.argv[2])
     else:
         serve(*sys.argv[2:])

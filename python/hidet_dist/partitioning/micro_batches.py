@@ -30,7 +30,7 @@ from hidet_dist.spec.symbols import SymbolPlan, SymbolSize
 from hidet_dist.symbolic.planning import SymbolicRules, TwinView, planning_view
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 from hidet_dist.weights.named import is_weight
-from hidet_dist.weights.states import state_mark_of
+from hidet_dist.weights.states import is_value_of_state, state_mark_of
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,12 @@ class MicroBatch:
         return {symbol.name: symbol.declared for symbol in self.symbols}
 
 
-def refuse_states(graph: NormalGraph) -> None:
-    """Refuse a graph with states, for pipelines: a micro-batch would find what another one has written.
-
-    Raises
-    ------
-    ConfigError
-        When the graph has states; the message names one.
-    """
+def refuse_states(graph: NormalGraph, why: str) -> None:
+    """Refuse a graph with states. Raises ConfigError, which names one, and says ``why``."""
     leaves = itertools.chain(graph.outputs, *(node.inputs for node in graph.nodes))
     mark = next((mark for x in leaves if (mark := state_mark_of(x)) is not None), None)
     if mark is not None:
-        raise ConfigError(
-            f"The graph has states, such as {mark.name!r}, and a pipeline cannot keep them: plan it as one stage, "
-            "without stages, objective and micro_batches."
-        )
+        raise ConfigError(f"The graph has states, such as {mark.name!r}, and {why}")
 
 
 def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:
@@ -138,13 +129,14 @@ def micro_batch(
     ------
     ConfigError
         When a dim does not divide, the graph has symbolic dims but its batch is none of them, or an operator mixes the
-        batch; it names the operator.
+        batch; it names the operator. When the graph has states, and there are several micro-batches.
     """
     dims = batch_dims(graph) if dims is None else tuple(dims)
     inputs = _inputs(graph)
     if count == 1:
-        whole: tuple[int | None, ...] = (None,) * len(graph.outputs)
+        whole: tuple[int | None, ...] = (None,) * sum(not is_value_of_state(y) for y in graph.outputs)
         return MicroBatch(graph, 1, (None,) * len(inputs), whole, tuple(symbols))
+    refuse_states(graph, "a micro-batch would find what another one has written: use one micro-batch.")
     if len(dims) != len(inputs):
         raise ConfigError(f"The graph has {len(inputs)} inputs; {len(dims)} batch dims are given.")
     if graph_symbols(graph):

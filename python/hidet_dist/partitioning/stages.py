@@ -18,6 +18,7 @@ from hidet_dist.spec.formula import check_formula
 from hidet_dist.spec.pipeline import ALL, Boundary, Pipeline, PipelineInput, PipelineOutput, PipelineStage, Port
 from hidet_dist.view import GraphView, graph_symbols
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.states import state_mark_of, updated_state
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     ------
     ConfigError
         When an operator is not in exactly one stage, a stage reads a tensor of a later one, an output of the graph is
-        an input or a weight, or a stage cannot know the size of a symbolic dim at the time of a call.
+        an input or a weight, several stages read a state, or a stage cannot know the size of a symbolic dim at the time
+        of a call.
     """
     graph = batch.graph
     graph.update_nodes()
@@ -74,9 +76,12 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     for place, name in enumerate(view.outputs):
         if not name.startswith("t"):
             raise ConfigError(f"Output {place} of the graph is {name}, which no operator computes; leave it out.")
+    _check_states(view, operators)
     parts = [subgraph(graph, of_stage) for of_stage in operators]
     read = [[x for x in part.inputs if not is_weight(x)] for part in parts]
-    computed = {y: Port(stage, place) for stage, part in enumerate(parts) for place, y in enumerate(part.outputs)}
+    new_values = {view.tensors[name] for name in view.new_values.values()}
+    made = [[y for y in part.outputs if y not in new_values] for part in parts]
+    computed = {y: Port(stage, place) for stage, tensors in enumerate(made) for place, y in enumerate(tensors)}
     readers: dict[Tensor, list[Port]] = {}
     for stage, tensors in enumerate(read):
         for place, x in enumerate(tensors):
@@ -99,7 +104,7 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     return Cut(
         tuple(NormalGraph.of(part.graph, symbols) for part in parts),
         tuple(tuple(_names(view.names, tensors)) for tensors in read),
-        tuple(tuple(_names(view.names, part.outputs)) for part in parts),
+        tuple(tuple(_names(view.names, tensors)) for tensors in made),
         tuple(boundaries),
         tuple(PipelineInput(tuple(readers.get(x, ())), dim) for x, dim in zip(inputs, batch.input_dims, strict=True)),
         tuple(PipelineOutput(computed[y], dim) for y, dim in zip(outputs, batch.output_dims, strict=True)),
@@ -120,6 +125,26 @@ def _check_operators(operators: Sequence[Sequence[int]], count: int) -> None:
             where = f"in the stages {', '.join(map(str, stages))}" if stages else "in no stage"
             raise ConfigError(
                 f"The stages must have each of the operators 0 to {count - 1} once; operator {number} is {where}."
+            )
+
+
+def _check_states(view: GraphView, operators: Sequence[Sequence[int]]) -> None:
+    """Raise ConfigError unless the operators that read a state, or what updates made of it, are in one stage."""
+    stages_of: dict[str, dict[int, str]] = {}
+    for stage, numbers in enumerate(operators):
+        for number in numbers:
+            op = view.operators[number]
+            for x in op.inputs:
+                old = updated_state(x)
+                mark = state_mark_of(x if old is None else old)
+                if mark is not None:
+                    stages_of.setdefault(mark.name, {})[stage] = op.name
+    for name, readers in stages_of.items():
+        if len(readers) > 1:
+            raise ConfigError(
+                f"The state {name!r} is read by "
+                + " and by ".join(f"{op} in stage {stage}" for stage, op in sorted(readers.items()))
+                + ": a state belongs to one stage. Put the operators that read it, or its new value, into one."
             )
 
 

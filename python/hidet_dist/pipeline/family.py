@@ -83,7 +83,7 @@ def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: Pi
     if not members:
         raise ConfigError("search_family needs at least one graph.")
     for member in members:
-        refuse_states(member.graph)
+        refuse_states(member.graph, "stages that keep them are not searched: plan the family as one stage.")
     for key in ("names", "pins", "input_specs", "output_specs"):
         if getattr(options, key) is not None:
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")

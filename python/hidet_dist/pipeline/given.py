@@ -21,7 +21,7 @@ from hidet_dist.machine.slices import (
     sub_cluster,
 )
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import micro_batch, refuse_states
+from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.rules.rule import RuleTable
@@ -167,7 +167,6 @@ def plan_given(
     InfeasibleError, SolverError
         When the search for a stage fails.
     """
-    refuse_states(graph)
     options = SearchOptions.of(options, {})
     ends = [sum(stage.mesh.size for stage in stages[: number + 1]) for number in range(len(stages))]
     ranks = [range(end - stage.mesh.size, end) for end, stage in zip(ends, stages, strict=True)]

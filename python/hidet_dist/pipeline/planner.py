@@ -72,7 +72,7 @@ def search_pipeline(
     options = SearchOptions.of(options, changes)
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(options, pipeline, cluster)
-    refuse_states(graph)
+    refuse_states(graph, "stages that keep them are not searched: give their operators as 'stages', or plan one stage.")
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
     symbols = tuple(size.of(name) for name, size in options.symbols.items())
     proven: MicroBatch | None = None  # a symbolic batch, cut

@@ -141,13 +141,19 @@ class LoadedProgram:
         Raises
         ------
         InputError
-            When a batch does not fit the program. In a pipeline this closes the partition on all ranks.
+            When a batch does not fit the program; in a pipeline this closes the partition on all ranks. When the
+            program is a pipeline that keeps states; no data was sent then.
         CallError, CommunicationError, ArtifactError, HidetDistError
             As :meth:`run`.
         """
         if self._pipelined is None:
             results = (self._run_batch(batch if isinstance(batch, Sequence) else [batch]) for batch in batches)
             return (outputs[0] if len(outputs) == 1 else outputs for outputs in results)
+        if self._pipelined.keeps_states:
+            raise InputError(
+                f"The program {self.name} is a pipeline that keeps states, and a batch of a stream would find what "
+                "another one has written: make one call after another."
+            )
         return self._begin_stream(self._pipelined, batches)
 
     @numbered
@@ -351,7 +357,8 @@ class LoadedProgram:
 
         def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
             if self._pipelined is not None:
-                return self._pipelined.run(prepared, number, record)
+                with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
+                    return self._pipelined.run(prepared, number, record)
             if self._own is not self._communicator:  # another program of the rank is a pipeline
                 self._own.begin_call(number)
                 self._own.bind()

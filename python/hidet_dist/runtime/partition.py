@@ -214,7 +214,7 @@ class LoadedPartition:
                         f"{self.manifest.identity}/{part.stage.folder}",
                     )
             for pipelined in filter(None, self._pipelined):
-                with self._device.memory.active():
+                with self._device.memory.active(), self._states.aside(self._communicator.give_up):
                     pipelined.run_alone()
         except BaseException as error:
             # The other ranks may be waiting for this one.

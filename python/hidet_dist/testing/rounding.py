@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.cost.work import kernel_class
@@ -63,3 +64,28 @@ def _terms(op: Operator, kind: str) -> int:
     if kind in ("reduction", "pooling"):
         return max(1, math.prod(first) // math.prod(int(extent) for extent in op.outputs[0].shape))
     return 0
+
+
+def rounded_weight(weight: torch.Tensor, precision: str, group: int) -> torch.Tensor:
+    """Round a weight of a product as artifacts store it in 8 or 4 bits: float64, of the same shape.
+
+    Ties are rounded as :func:`hidet_dist.weights.packing.quantized` has it.
+
+    Parameters
+    ----------
+    weight: Tensor
+        Of shape [columns, depth], as that of a linear layer.
+    precision: str
+        ``int8`` or ``int4``.
+    group: int
+        The elements of a row that have one scale.
+    """
+    depth = weight.shape[1]
+    padded = torch.nn.functional.pad(weight.float(), (0, -depth % group)).unflatten(1, (-1, group))
+    if precision == "int8":
+        scales = (padded.abs().amax(2, keepdim=True) / 127).half().float()
+        multiples = (padded * (1 / scales)).round().clamp(-127, 127)
+    else:
+        scales = (padded.gather(2, padded.abs().argmax(2, keepdim=True)) / -8).half().float()
+        multiples = (padded * (1 / scales) + 8.5).floor().clamp(0, 15) - 8
+    return (multiples.double() * scales.double()).flatten(1)[:, :depth]

@@ -21,24 +21,12 @@ from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.testing.rounding import rounded_weight
 from hidet_dist.weights.packing import packed
 from hidet_dist.weights.panels import StoredPrecision
 
 H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 DEPTH, COLUMNS = 200, 72  # neither whole groups nor whole panels
-
-
-def rounded(weight: torch.Tensor, precision: StoredPrecision) -> torch.Tensor:
-    """A weight [columns, depth] as its groups of few bits say it; ties are rounded as GGUF's rules have it."""
-    group = precision.group
-    padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
-    if precision.name == "int8":
-        scales = (padded.abs().amax(2, keepdim=True) / 127).half().float()
-        multiples = (padded * (1 / scales)).round().clamp(-127, 127)
-    else:
-        scales = (padded.gather(2, padded.abs().argmax(2, keepdim=True)) / -8).half().float()
-        multiples = (padded * (1 / scales) + 8.5).floor().clamp(0, 15) - 8
-    return (multiples.double() * scales.double()).flatten(1)[:, : weight.shape[1]]
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -86,7 +74,7 @@ def check(run: Product, weight: torch.Tensor, precision: StoredPrecision, counts
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(max(counts), weight.shape[1], generator=generator)
     results = [run(x[:count]) for count in counts]
-    exact = x.to(weight.dtype).double() @ rounded(weight, precision).T
+    exact = x.to(weight.dtype).double() @ rounded_weight(weight, precision.name, precision.group).T
     tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-3
     for count, y in zip(counts, results, strict=True):
         assert (y.double() - exact[:count]).abs().max() <= tolerance * exact.abs().max()

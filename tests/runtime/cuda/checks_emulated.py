@@ -32,7 +32,11 @@ def build_small(*arguments: str) -> None:
     build.main(*arguments)
 
 
-if sys.argv[1] in ("serve", "collectives"):
+if sys.argv[1] == "decoder" and len(sys.argv) == 3:
+    import decoder
+
+    decoder.serve(sys.argv[2])
+elif sys.argv[1] in ("serve", "collectives"):
     import rank
 
     if sys.argv[1] == "serve":

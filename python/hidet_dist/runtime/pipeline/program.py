@@ -191,6 +191,11 @@ class PipelinedProgram:
         return self._pipeline.gives_results(self._number)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether a stage of the pipeline keeps states."""
+        return any(stage.states for stage in self._manifest.stages)
+
+    @property
     def lag(self) -> int:
         """The number of batches of a stream that a rank of this stage takes before it returns the first results.
 
