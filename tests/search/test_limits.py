@@ -115,7 +115,7 @@ def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
     return graph, cluster, int(0.8 * most)
 
 
-def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
+def test_at_any_deadline_there_is_a_plan_that_fits_and_no_more_work(
     tight: tuple[hidet.FlowGraph, Cluster, int],
 ) -> None:
     graph, cluster, budget = tight
@@ -125,37 +125,26 @@ def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
     assert not whole.time_limit_reached
     assert whole.plan.stages[0].report is not None
     assert not whole.plan.stages[0].report.time_limit_reached
-    plans = errors = 0
     for deadline in cut_off_points(clock.now):
         clock = Clock()
         own = replace(options, solver_time_limit_seconds=float(deadline), clock=clock)
-        try:
-            found = warned(lambda own=own: find_plan(graph, cluster, own))
-        except SolverError as error:
-            assert f"within the time limit of {deadline}.0 s" in str(error)
-            assert "solver_time_limit_seconds" in str(error)
-            errors += 1
-        else:
-            assert found.time_limit_reached
-            assert max(live_bytes(GraphView(graph), found.plan.stages[0])) <= budget
-            assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.solver_gap)
-            assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
-            assert found.plan.stages[0].report is not None
-            assert found.plan.stages[0].report.time_limit_reached
-            assert "depends on the speed of the machine" in str(found.plan.explain())
-            plans += 1
-        assert clock.now <= deadline + GRACE
-    assert plans
-    assert errors
+        found = warned(lambda own=own: find_plan(graph, cluster, own))
+        assert found.time_limit_reached
+        assert max(live_bytes(GraphView(graph), found.plan.stages[0])) <= budget
+        assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.solver_gap)
+        assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+        assert found.plan.stages[0].report is not None
+        assert found.plan.stages[0].report.time_limit_reached
+        assert "depends on the speed of the machine" in str(found.plan.explain())
+        assert clock.now <= deadline + 2 * GRACE
 
 
 @pytest.mark.parametrize("tightly", [False, True])
 def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
-    """A simpler problem is solved where time is short: operators are replicated, weights only if that fits."""
+    """A simpler problem is solved where time is short, in which mesh axes split operators together if at all."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))
     view = GraphView(graph)
-    weights = sum(map(view.nbytes, view.weights))
-    budget = weights if tightly else None  # without room for activations beside whole weights
+    budget = int(1.1 * 63_072) if tightly else None  # the least that a search without a time limit names
     for deadline in (1, 3):
         clock = Clock()
         options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=float(deadline), clock=clock)
@@ -164,7 +153,7 @@ def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
         assert report is not None
         assert report.time_limit_reached
         assert report.bound_seconds <= plan.seconds
-        assert budget is None or max(live_bytes(view, plan.stages[0])) <= budget
+        assert budget is None or max(live_bytes(view, plan.stages[0], cluster.device.places_shards)) <= budget
         assert clock.now <= deadline + 2 * GRACE
 
 

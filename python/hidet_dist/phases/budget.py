@@ -42,7 +42,7 @@ def build_within_budget(
 
     What the program of a plan holds beside what was predicted is left free by the next plan, and the last one is the
     plan of least memory. Its program decides where no plan is predicted to fit, too: programs differ from predictions
-    by the alignment of buffers and by what kernels are fused.
+    by what kernels are fused.
 
     Parameters
     ----------

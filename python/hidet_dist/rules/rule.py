@@ -127,6 +127,40 @@ class Rule:
                 by_spec.setdefault(choice.spec, choice)
         return tuple(by_spec.values())
 
+    def joint_choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
+        """List the choices in which neighbouring mesh axes split one factor together, the replicated one first.
+
+        They are as many axes as the factor allows. Partial outputs are reduced over all of them at once. There are few
+        such choices whatever the mesh, and among them those that hold least.
+        """
+        by_spec: dict[OpShardSpec, Choice] = {}
+        proofs: dict[frozenset[Any], bool] = {}
+        axes = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
+        for choice in self._assigned(mesh, {}, proofs):
+            by_spec.setdefault(choice.spec, choice)
+        for factor in self.factors:
+            for length in range(len(axes), 0, -1):
+                runs = [axes[begin : begin + length] for begin in range(len(axes) - length + 1)]
+                found = [one for run in runs for one in self._joint(mesh, factor, run, proofs)]
+                by_spec.update((one.spec, one) for one in found if one.spec not in by_spec)
+                if found:
+                    break
+        return tuple(by_spec.values())
+
+    def _joint(
+        self, mesh: DeviceMesh, factor: Digit, axes: tuple[int, ...], proofs: dict[frozenset[Any], bool]
+    ) -> Iterator[Choice]:
+        """Yield the choices of a factor that all of some mesh axes split, reduced over all of them at once."""
+        ways: list[list[tuple[ReduceFn, ...]]] = [[()] for _ in self.op.outputs]
+        for output, op in self.reduce_ops.get(factor, ()):
+            dims = range(len(self.op.outputs[output].shape))
+            ways[output] = [
+                (ReduceFn(ALL_REDUCE.name, op, axes),),
+                *((ReduceFn(REDUCE_SCATTER.name, op, axes, dim),) for dim in dims),
+            ]
+        for fns in itertools.product(*ways):
+            yield from self._assigned(mesh, {factor: axes}, proofs, fns)
+
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
         """Derive the choice with this ``spec``, without all others; None if the rule does not prove it.
 
@@ -610,6 +644,7 @@ class RuleTable:
         self.mesh = mesh
         self._rules: dict[Any, Rule] = {} if like is None else like._rules
         self._choices: dict[Any, tuple[Choice, ...]] = {}
+        self._joint: dict[Any, tuple[Choice, ...]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
         self._last: tuple[Operator, Any] | None = None  # the last operator, and its signature
 
@@ -619,6 +654,13 @@ class RuleTable:
         if key not in self._choices:
             self._choices[key] = rule.choices(self.mesh)
         return rule, self._choices[key]
+
+    def joint(self, op: Operator) -> tuple[Choice, ...]:
+        """Return the :meth:`Rule.joint_choices` of an operator, without deriving all choices."""
+        key, rule = self._rule(op)
+        if key not in self._joint:
+            self._joint[key] = rule.joint_choices(self.mesh)
+        return self._joint[key]
 
     def rule(self, op: Operator) -> Rule:
         """Return the rule of an operator, or of an equal one."""

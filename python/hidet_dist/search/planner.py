@@ -19,6 +19,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
+from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Allow, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
@@ -316,20 +317,23 @@ def _search(
 
 
 def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
-    """Solve a simple problem, whose bound is none of the whole problem's; once the time is up, cost its plans only.
+    """Solve a simple problem, whose bound is none of the whole problem's.
+
+    A plan that fits is found however little time is left, and improved until the time limit.
 
     Raises
     ------
     OutOfTimeError
-        When no plan of it fits. Others may.
+        When no plan of it is found that fits. Others may.
     """
+    least = least_memory(problem, replace(solver, limits=Limits(None, solver.limits.nbytes)), problem.budget)
+    if least.nbytes > problem.budget:
+        raise OutOfTimeError
+    first = Solution(least.choices, problem.totals.seconds(least.choices), 1.0, known=(least.choices,))
     tell = solver.on_incumbent
     if tell is not None:
         solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
-    try:
-        return replace(optimize(problem, solver), gap=1.0)
-    except InfeasibleError:
-        raise OutOfTimeError from None
+    return replace(optimize(problem, solver, first), gap=1.0)
 
 
 def formulate_problem(

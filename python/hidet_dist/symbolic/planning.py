@@ -184,6 +184,7 @@ class SymbolicRules(RuleTable):
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
+        self._sound_joint: dict[tuple[int, str], tuple[Choice, ...]] = {}
         if isinstance(like, SymbolicRules) and like.mesh == mesh and like._view.symbols == view.symbols:
             self._choices, self._choice_of = like._choices, like._choice_of
             self._prime_table, self._sound, self._sound_choice = like._prime_table, like._sound, like._sound_choice
@@ -199,6 +200,19 @@ class SymbolicRules(RuleTable):
             specs = {choice.spec for choice in self._prime_table(prime)[1]}
             self._sound[key] = tuple(self._hold(symbolic, prime, choices, specs))
         return rule, self._sound[key]
+
+    def joint(self, op: Operator) -> tuple[Choice, ...]:
+        """Return the joint choices of an operator of the twin that hold for all sizes."""
+        choices = super().joint(op)
+        symbolic, _ = self._twins(op)
+        if symbolic is None:
+            return choices
+        key = id(choices), str(symbolic)
+        if key not in self._sound_joint:
+            self._sound_joint[key] = tuple(
+                one for choice in choices if (one := self.choice(op, choice.spec)) is not None
+            )
+        return self._sound_joint[key]
 
     def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
         """Return the choice of an operator of the twin with this spec; None if it does not hold for all sizes."""

@@ -89,8 +89,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
         if not state.done() and is_worth_a_program(state):
             decide_by_program(state)
     except OutOfTimeError:
-        if not state.best:
-            state.record_simple_plans()
+        state.record_simple_plans()
     if not state.best:
         raise state.refusal or not_found_error(state)
     _descend(state)

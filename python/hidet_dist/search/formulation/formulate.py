@@ -96,7 +96,8 @@ def formulate(
         Rules for any mesh, where they are shared with other graphs.
     simple: bool
         Whether to leave out nearly all choices, for a problem that is formulated and solved at once: operators
-        without pins are replicated, and weights are stored whole, or one dim of each is split by all devices.
+        without pins are replicated or split by all axes together, and weights are stored whole, or one dim of each is
+        split by all devices.
 
     Raises
     ------
@@ -184,18 +185,15 @@ def _operator_choices(
 ) -> tuple[list[tuple[Choice, ...]], list[str]]:
     """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated.
 
-    If ``simple``, an operator without pins, and that updates no state with pins, has one choice, the replicated one.
+    If ``simple``, an operator without pins, and that updates no state with pins, has the few choices of
+    :meth:`hidet_dist.rules.rule.RuleTable.joint`.
     """
     choices, notes = [], []
-    whole: dict[int, tuple[Choice, ...]] = {}
     pinned = {*pins.operators, *(number for number, state in view.updates.items() if pins.tensors.get(state))}
     for number, op in enumerate(view.operators):
         limits.check()
         if simple and number not in pinned:
-            ins, outs = (tuple(TensorShardSpec.replicated(len(x.shape)) for x in xs) for xs in (op.inputs, op.outputs))
-            replicated = table.choice(op, OpShardSpec(ins, outs, ((),) * len(outs)))
-            assert replicated is not None
-            choices.append(whole.setdefault(id(replicated), (replicated,)))
+            choices.append(table.joint(op))
             notes.append("")
             continue
         _, proven = table(op)
