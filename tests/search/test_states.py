@@ -111,8 +111,8 @@ def test_a_pin_that_no_update_can_have_is_refused():
         plan_of(decoder(4), pins={"pool": "(S0, R, R)"})
 
 
-def test_pipelines_of_graphs_with_states_are_refused_by_name():
-    for options in ({"objective": "latency"}, {"stages": [{"mesh_shape": [1], "operators": [0, 1]}]}):
+def test_searches_for_stages_of_graphs_with_states_are_refused_by_name():
+    for options in ({"objective": "latency"}, {"objective": "batch", "micro_batches": 2}, {"stages": 2}):
         with pytest.raises(ConfigError, match="pool"):
             plan_of(decoder(4), **options)
 
