@@ -34,9 +34,11 @@ from rich.table import Table
 from serving.host import describe
 
 from hidet_dist.compile import compile_program
+from hidet_dist.compile.targets import default_backend
 from hidet_dist.files import write_text
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
+from hidet_dist.normalize.storage import with_storages
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime.libraries import load_needed
 from hidet_dist.runtime.openblas import load_openblas
@@ -88,8 +90,11 @@ class Product:
         y = ops.matmul(symbols[0], hidet.from_torch(weight)) + symbols[1]
         self.precision = precision
         graph = normalize(hidet.trace_from(y, symbols))
+        if precision != "float32":
+            stored = StoredPrecision(precision)
+            graph = with_storages(graph, lambda _, transposed: default_backend().storage(stored, transposed)).graph
         program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
-        compiled = compile_program(program, precision=None if precision == "float32" else StoredPrecision(precision))
+        compiled = compile_program(program)
         (name,) = compiled.data
         layout = compiled.layouts[name]
         assert len(compiled.kernels) == 1 and isinstance(layout, PanelLayout)

@@ -19,10 +19,10 @@ import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.target import CpuTarget
-from hidet_dist.compile.precisions import stored_precisions
 from hidet_dist.errors import ArtifactError, ConfigError, WeightsError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
+from hidet_dist.normalize.storage import with_storages
 from hidet_dist.operators import topk
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
@@ -47,13 +47,15 @@ def packed_graph(
 ) -> tuple[list[str], list[Panels]]:
     """The names of the operators of a graph on one device, and its weights in panels."""
     graph = normalize(hidet.trace_from(list(outputs), list(inputs)))
+    precisions = {}
+    if precision is not None:
+        graph = with_storages(
+            graph, ("float32",), lambda x, transposed: TARGET.storage(precision, len(x.shape), transposed)
+        ).graph
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
-    result, weights = TARGET.pack(
-        optimize_program(program, TARGET),
-        program.weight_placeholders,
-        (),
-        stored_precisions(program, precision, ("float32",)),
-    )
+    if precision is not None:
+        precisions = {weight.name: precision for weight in program.weights if weight.storage is not None}
+    result, weights = TARGET.pack(optimize_program(program, TARGET), program.weight_placeholders, (), precisions)
     for weight in weights.values():
         assert weight.placeholder in result.inputs
     return [node.name for node in result.nodes], [weight.panels for weight in weights.values()]

@@ -13,10 +13,11 @@ from hidet.graph import Operator, Tensor
 from hidet_dist.calibration.samples import ROWS, KernelCalls, save_kernels
 from hidet_dist.compile import compile_program
 from hidet_dist.compile.build import CompiledProgram
+from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.cost.work import work_of
 from hidet_dist.machine.builtin import builtin
-from hidet_dist.machine.kernels import Work
+from hidet_dist.machine.kernels import Work, product_class
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
@@ -24,11 +25,16 @@ from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
+from hidet_dist.weights.panels import PRECISIONS, StoredPrecision
+from hidet_dist.weights.storage import stored_as
 
 
 @dataclass(frozen=True)
 class KernelProbe:
-    """Operators of one kernel class: ``call`` on inputs of ``shapes`` and ``dtype``, and on float32 ``weights``."""
+    """Operators of one kernel class: ``call`` on inputs of ``shapes`` and ``dtype``, and on float32 ``weights``.
+
+    The weights are held in ``precision`` if it is not empty.
+    """
 
     kernel: str
     name: str
@@ -36,6 +42,7 @@ class KernelProbe:
     call: Callable[..., Tensor]
     weights: Sequence[Sequence[int]] = ()
     dtype: str = "float32"
+    precision: str = ""
 
     @property
     def title(self) -> str:
@@ -46,6 +53,10 @@ class KernelProbe:
         """Trace the probe; return its output and its inputs."""
         inputs = [hidet.symbol(list(shape), self.dtype, "cpu") for shape in self.shapes]
         weights = [weight(f"{self.title} {number}", shape, "float32") for number, shape in enumerate(self.weights)]
+        if self.precision:
+            precision, backend = StoredPrecision(self.precision), default_backend()
+            storages = [backend.storage(precision, len(x.shape), False) for x in weights]
+            weights = [x if one is None else stored_as(x, one) for x, one in zip(weights, storages, strict=True)]
         return self.call(*inputs, *weights), inputs
 
 
@@ -80,6 +91,17 @@ def _weighted(weights: Tensor, value: Tensor) -> Tensor:
     return ops.matmul(weights, _heads(value))
 
 
+def _stored(precision: str) -> tuple[KernelProbe, KernelProbe]:
+    """Make the probes of products of many rows, and of one row, by weights in a precision."""
+    weights = [[2048, 2048]] * 8
+    return (
+        KernelProbe(
+            product_class(precision), "rows", [[128, 2048]], _chained(ops.matmul), weights, "float32", precision
+        ),
+        KernelProbe(product_class(precision), "row", [[1, 2048]], _chained(ops.matmul), weights, "float32", precision),
+    )
+
+
 # Sizes are those of layers of transformers and convolutional networks. Probes of weights exceed any cache. Products are
 # measured with the operators around them that models have and that their kernels absorb: these take other paths, with
 # tiles and strides, than the product alone. The absorbed operators' part of the time is subtracted in the fit.
@@ -90,6 +112,7 @@ KERNEL_PROBES = (
     KernelProbe("matmul", "scores", [[8, 128, 12, 32], [8, 128, 12, 32], [8, 1, 1, 128]], _scores),
     KernelProbe("matmul", "heads", [[8, 12, 128, 128], [8, 128, 12, 64]], _weighted),
     KernelProbe("matmul", "weights", [[128, 768]], _chained(ops.matmul), [[768, 3072], [3072, 768]] * 4),
+    *(probe for precision in PRECISIONS for probe in _stored(precision)),
     KernelProbe("convolution", "wide", [[1, 64, 56, 56], [64, 64, 3, 3]], _conv3x3),
     KernelProbe("convolution", "deep", [[1, 256, 14, 14], [256, 256, 3, 3]], _conv3x3),
     KernelProbe("convolution", "point", [[1, 256, 56, 56], [64, 256, 1, 1]], ops.conv2d),

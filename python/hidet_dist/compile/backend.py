@@ -12,6 +12,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.targets import Target
 from hidet_dist.weights.panels import Panels, StoredPrecision
 
@@ -84,6 +85,19 @@ class Backend(Protocol):
 
     def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
         """Rewrite the graph for a number of devices; return it, and the replacement of each replaced weight."""
+
+    def storage(self, precision: StoredPrecision, dims: int, transposed: bool) -> WeightStorage | None:
+        """Say how a device holds a weight of products in a lower precision; None if it keeps its own dtype.
+
+        Parameters
+        ----------
+        precision: StoredPrecision
+            The precision, one of the target's ``stored_precisions``.
+        dims: int
+            The number of the weight's dims.
+        transposed: bool
+            Whether the weight has the transposed matrices.
+        """
 
     def optimizing(self) -> AbstractContextManager[None]:
         """Make the context in which operators are fused."""

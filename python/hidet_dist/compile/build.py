@@ -31,7 +31,6 @@ from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import Workspace, build_launcher
 from hidet_dist.compile.ordering import order_for_memory
-from hidet_dist.compile.precisions import stored_precisions
 from hidet_dist.compile.renamings import renamings_in_place
 from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
@@ -163,7 +162,6 @@ def compile_program(
     fits: Callable[[int], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
     in_rows: Collection[str] = (),
-    precision: StoredPrecision | None = None,
 ) -> CompiledProgram:
     """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
@@ -190,8 +188,6 @@ def compile_program(
         Called before that with the program's graph, whose operators are fused to kernels.
     in_rows: collection of str, optional
         The names of weights that lie row by row, even if the target's kernels would read them in another layout.
-    precision: StoredPrecision, optional
-        The lower precision in which float32 weights of products are stored, where the target's kernels read it.
 
     Raises
     ------
@@ -202,7 +198,7 @@ def compile_program(
     build_target = target.record.memory
 
     def laid_out(frugal: bool) -> _LaidOut:
-        return _lay_out(program, target, frugal, overlap, room, in_rows, precision)
+        return _lay_out(program, target, frugal, overlap, room, in_rows)
 
     laid = laid_out(frugal=False)
     try:
@@ -319,11 +315,13 @@ def _lay_out(
     overlap: Cluster | None,
     room: int | None,
     in_rows: Collection[str],
-    precision: StoredPrecision | None,
 ) -> _LaidOut:
     """Fuse a program's operators, order them, and place its activations; arguments as of :func:`compile_program`."""
-    lower = stored_precisions(program, precision, target.record.quantized_dtypes)
-    precisions = {name: own for name, own in lower.items() if name not in in_rows}
+    precisions = {
+        weight.name: StoredPrecision(weight.storage.precision, weight.storage.group)
+        for weight in program.weights
+        if weight.storage is not None and weight.name not in in_rows
+    }
     optimized = optimize_program(program, target, precisions, frugal)
     graph, packed = target.pack(optimized, program.weight_placeholders, in_rows, precisions)
     check_kept(optimized, graph)

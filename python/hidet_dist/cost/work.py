@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hidet.graph import Operator, Tensor
 
-from hidet_dist.machine.kernels import Work
+from hidet_dist.machine.kernels import Work, product_class
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.rule import Choice
@@ -15,6 +15,7 @@ from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.traits import traits_of
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.storage import shard_nbytes, storage_of
 
 MEASURED_DTYPES = ("float32", "float16", "bfloat16")
 """The dtypes to which measured costs of kernels apply. Kernels are measured in float32. Kernels of half-precision types
@@ -40,7 +41,7 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | 
     if kernel != "lookup":  # a lookup reads only a few rows of its table
         for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
             if x.storage is not None or is_weight(x):
-                weights += spec.local_nbytes([int(n) for n in x.shape], int(x.dtype.nbytes), mesh, choice.coordinate)
+                weights += shard_nbytes(x, [int(n) for n in x.shape], spec, mesh, choice.coordinate)
     calls = 1
     routed = traits_of(op).routed
     if routed is not None:
@@ -59,12 +60,19 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | 
         y, spec = op.outputs[0], choice.spec.out_specs[0]
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])
     functions = choice.functions if kernel == "elementwise" else 0
-    return Work(kernel, choice.operations, moved, min(weights, moved), calls, functions)
+    return Work(_with_precision(kernel, op), choice.operations, moved, min(weights, moved), calls, functions)
+
+
+def _with_precision(kernel: str, op: Operator) -> str:
+    """Name the class of a product's kernel by the precision of its weight."""
+    storage = storage_of(op.inputs[1]) if kernel == "matmul" else None
+    return kernel if storage is None else product_class(storage.precision)
 
 
 def local_nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
     """Return the bytes of a tensor of a sharded program, with a local shape, at given local symbolic sizes."""
-    return math.prod(evaluate(extent, sizes) for extent in extents_of(x)) * int(x.dtype.nbytes)
+    shape, storage = [evaluate(extent, sizes) for extent in extents_of(x)], storage_of(x)
+    return math.prod(shape) * int(x.dtype.nbytes) if storage is None else storage.nbytes(shape)
 
 
 def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
+from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import Collective
 
@@ -118,6 +118,8 @@ class Device:
     def kernel_seconds(self, work: Work) -> float | None:
         """Predict the seconds of a kernel whose class was measured, without its launch; None for other classes."""
         cost = self.kernels.get(work.kernel)
+        if cost is None and work.kernel in STORED_PRODUCTS:
+            cost = self.kernels.get(PRODUCT)
         if cost is None:
             return None
         beyond = self.beyond_cache(work)

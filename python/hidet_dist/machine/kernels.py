@@ -8,8 +8,15 @@ from dataclasses import dataclass, fields
 from hidet_dist.checks import is_finite, shown
 from hidet_dist.errors import ConfigError
 
+PRODUCT = "matmul"
+"""The class of products, of operands of one dtype."""
+
+STORED_PRODUCTS = ("matmul_float16", "matmul_bfloat16", "matmul_int8", "matmul_int4")
+"""The classes of products by weights of a lower precision. Where one is not known, it has the costs of ``PRODUCT``."""
+
 KERNEL_CLASSES = (
-    "matmul",
+    PRODUCT,
+    *STORED_PRODUCTS,
     "convolution",
     "normalization",
     "reduction",
@@ -21,6 +28,11 @@ KERNEL_CLASSES = (
 )
 """The classes of kernels; kernels of one class share a cost formula. Kernels of ``copy`` only move elements.
 ``function`` is not a kernel: its operations are the calls of functions, such as exp, in element-wise kernels."""
+
+
+def product_class(precision: str) -> str:
+    """Name the class of products of float32 by weights of a lower precision."""
+    return f"{PRODUCT}_{precision}"
 
 
 @dataclass(frozen=True)

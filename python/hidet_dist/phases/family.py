@@ -18,6 +18,7 @@ from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.export.storage import different_layouts, held_bytes, share_storage, weight_bytes
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize.storage import storable_weights
 from hidet_dist.partitioning import Program
 from hidet_dist.phases.values import Compiled, Partitioned, Planned, Prepared, Traced
 from hidet_dist.pipeline.planning import Planning, plan_family
@@ -95,15 +96,42 @@ class TracedFamily:
     def prepare(self) -> PreparedFamily:
         """Normalize each graph, and find the weights that they share. Raises as :meth:`Traced.prepare`."""
         rules = RuleTable(next(iter(self.members.values())).cluster.mesh)
-        prepared = {name: replace(traced.prepare(), rules=rules) for name, traced in self.members.items()}
+        prepared = {name: replace(traced.in_normal_form(), rules=rules) for name, traced in self.members.items()}
         without_names = [_without_names(one) for one in prepared.values()]
-        return PreparedFamily(self, prepared, dict(zip(prepared, equal_weights(without_names), strict=True)))
+        same = dict(zip(prepared, equal_weights(without_names), strict=True))
+        members, weights = {}, {}
+        for name, excluded in _in_own_dtype(prepared, same).items():
+            members[name], weights[name] = prepared[name].with_storages(excluded)
+        stored = {x: y for of_member in weights.values() for x, y in of_member.items()}
+        renamed = {name: {stored.get(x, x): stored.get(y, y) for x, y in equal.items()} for name, equal in same.items()}
+        return PreparedFamily(self, members, renamed)
 
 
 def _without_names(prepared: Prepared) -> list[Tensor]:
     """List the weights of a graph that have no name by which other graphs could share them."""
     view, labels = prepared.view, tensor_labels(prepared.view, prepared.names)
     return [view.tensors[name] for name in view.weights if name not in labels]
+
+
+def _in_own_dtype(
+    prepared: Mapping[str, Prepared], same: Mapping[str, Mapping[Tensor, Tensor]]
+) -> dict[str, list[Tensor]]:
+    """List the weights of each graph that stay in their own dtype, because a graph that shares them needs it."""
+    if next(iter(prepared.values())).traced.optimization.weights.precision is None:
+        return {name: [] for name in prepared}
+    keys = {name: held_keys(one.view, one.names, same[name]) for name, one in prepared.items()}
+    refused: set[Hashable] = set()
+    orders: dict[Hashable, bool] = {}
+    for name, one in prepared.items():
+        storable = storable_weights(one.graph, one.traced.target.record.quantized_dtypes)
+        for weight, key in keys[name].items():
+            transposed = storable.get(one.view.tensors[weight])
+            if transposed is None or orders.setdefault(key, transposed) != transposed:
+                refused.add(key)
+    return {
+        name: [one.view.tensors[weight] for weight, key in keys[name].items() if key in refused]
+        for name, one in prepared.items()
+    }
 
 
 def _check_offered(optimization: OptimizationConfig) -> None:

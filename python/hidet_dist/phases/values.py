@@ -33,6 +33,7 @@ from hidet_dist.export.write import BuiltProgram, check_destination, replacing, 
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
+from hidet_dist.normalize.storage import with_storages
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, stage_graphs
 from hidet_dist.partitioning.program import partition_proven
@@ -125,22 +126,26 @@ class Traced:
         check_plan(plan, self.target, self.optimization, self.symbols)
 
     def prepare(self) -> Prepared:
-        """Convert the graph to the requested precision, normalize it, and rewrite it for the target.
+        """Convert the graph to the requested precision, normalize it, rewrite it for the target, choose storages.
 
         Raises
         ------
         ConfigError
             When an operator has no form that the packages below take.
         """
+        prepared = self.in_normal_form().with_storages()[0]
+        self.dump("2-normal-form", prepared.__str__)
+        return prepared
+
+    def in_normal_form(self) -> Prepared:
+        """Do what :meth:`prepare` does, but leave all weights in their own dtypes. Raises as it does."""
         traced, names = self.graph, {**names_of_io(self.graph), **self.optimization.names}
         if self.optimization.precision is not None:
             half = in_precision(traced, self.optimization.precision)
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
         graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
-        prepared = Prepared(self, graph, names, RuleTable(self.cluster.mesh))
-        self.dump("2-normal-form", prepared.__str__)
-        return prepared
+        return Prepared(self, graph, names, RuleTable(self.cluster.mesh))
 
     def __repr__(self) -> str:
         return f"Traced({_counts(self.graph)}; for {self.distributed.mesh} on {self.target.record.name})"
@@ -165,6 +170,26 @@ class Prepared:
     graph: NormalGraph
     names: Mapping[str, Tensor]
     rules: RuleTable
+
+    def with_storages(self, excluded: Collection[Tensor] = ()) -> tuple[Prepared, Mapping[Tensor, Tensor]]:
+        """Give weights of products the configured storage, but for those that are ``excluded``.
+
+        Shards of unequal sizes lie row by row, in the dtype of the weight.
+
+        Returns
+        -------
+        The graph with them, and the new tensor of each weight that has one.
+        """
+        traced, precision = self.traced, self.traced.optimization.weights.precision
+        meshes = [traced.distributed.mesh, *(one.mesh for one in traced.optimization.given_stages or ())]
+        if precision is None or traced.distributed.searches_shares or any(mesh.is_uneven() for mesh in meshes):
+            return self, {}
+        dtypes, target = traced.target.record.quantized_dtypes, traced.target
+        stored = with_storages(
+            self.graph, dtypes, lambda x, transposed: target.storage(precision, len(x.shape), transposed), excluded
+        )
+        names = {name: stored.weights.get(x, x) for name, x in self.names.items()}
+        return replace(self, graph=stored.graph, names=names), stored.weights
 
     @property
     def cluster(self) -> Cluster:
@@ -477,7 +502,6 @@ class Partitioned:
                     fits=partial(self._check_held, number, beside[number] if beside else 0),
                     fused=partial(self._write_fused, number),
                     in_rows=in_rows[number] if in_rows else (),
-                    precision=self.planned.prepared.traced.optimization.weights.precision,
                     **write,
                 )
             compiled.append(one)

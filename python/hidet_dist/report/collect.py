@@ -45,6 +45,7 @@ from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.report import RunnerUp
 from hidet_dist.symbolic.planning import planning_view
 from hidet_dist.view import GraphView
+from hidet_dist.weights.storage import shard_nbytes
 
 # Classes of kernels that are in the module of their weight even if several operators read it.
 _NAMED_AFTER = ("matmul", "convolution", "lookup")
@@ -205,7 +206,7 @@ class _Collector:
             view.nbytes(name),
             str(spec),
             spec.local_shape(shape, mesh),
-            spec.local_nbytes(shape, view.itemsize(name), mesh),
+            shard_nbytes(view.tensors[name], shape, spec, mesh),
             module,
             view.written(name),
             tuple(alternatives),

@@ -26,6 +26,7 @@ from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, part_shape
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.traits import Dims, Updates, traits_of
+from hidet_dist.weights.storage import shard_nbytes, storage_of
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
 
@@ -620,7 +621,7 @@ def _extents_at(mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], coordin
 def _local_nbytes(
     tensor: hidet.Tensor, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int] | None
 ) -> int:
-    return spec.local_nbytes([int(size) for size in tensor.shape], int(tensor.dtype.nbytes), mesh, coordinate)
+    return shard_nbytes(tensor, [int(size) for size in tensor.shape], spec, mesh, coordinate)
 
 
 def _letters() -> Iterable[str]:
@@ -706,6 +707,9 @@ def signature_of(op: Operator) -> Any:
     except TypeError:
         return id(op)
     tensors = tuple(
-        [(x.dtype.name, tuple([size if type(size) is int else str(size) for size in x.shape])) for x in op.inputs]
+        [
+            (x.dtype.name, tuple([size if type(size) is int else str(size) for size in x.shape]), storage_of(x))
+            for x in op.inputs
+        ]
     )
     return type(op), tensors, values

@@ -20,6 +20,7 @@ from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.report import SearchReport
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.spec.symbols import INT32_MAX, SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
@@ -48,7 +49,8 @@ class TensorPlan:
     """A weight, input, output or state of the graph: its shape (elements), dtype name, bytes in all, and spec.
 
     ``label`` is the user's name, empty if there is none. ``written`` is the symbolic shape of a tensor with symbolic
-    dims, empty for a fixed shape; ``shape`` and ``nbytes`` are for the sizes planned for.
+    dims, empty for a fixed shape; ``shape`` and ``nbytes`` are for the sizes planned for. ``storage`` is how ranks hold
+    a weight if not in its own dtype.
     """
 
     name: str
@@ -58,9 +60,12 @@ class TensorPlan:
     spec: TensorShardSpec
     label: str = ""
     written: Annotated[tuple[int | str, ...], OMITTED] = ()
+    storage: Annotated[WeightStorage | None, OMITTED] = None
 
     def local_nbytes(self, mesh: DeviceMesh, coordinate: Sequence[int] | None = None) -> int:
-        """Return the bytes of the shard at ``coordinate``, by default of the largest one, including padding."""
+        """Return the bytes that the shard at ``coordinate`` takes, by default the largest one, including padding."""
+        if self.storage is not None:
+            return self.storage.nbytes(self.spec.local_shape(self.shape, mesh, coordinate))
         elements = math.prod(self.shape)
         return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh, coordinate) if elements else 0
 
@@ -72,6 +77,8 @@ class TensorPlan:
         elements = math.prod(self.shape)
         if elements > LARGEST or (self.nbytes % elements if elements else self.nbytes):
             raise SpecError(f"A tensor of the shape {list(self.shape)} cannot have {self.nbytes} bytes.")
+        if self.storage is not None:
+            self.local_nbytes(mesh)  # refuses a shape without matrices
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,14 @@ def weight_as(tensor: Tensor, dtype: str) -> Tensor:
     return _mark(result, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
 
 
+def copy_of(tensor: Tensor) -> Tensor:
+    """Make another tensor of the same weight, by name or with the same data."""
+    mark = mark_of(tensor)
+    if mark is None:
+        return Tensor(tensor.shape, tensor.dtype, tensor.device, tensor.storage, tensor.layout)
+    return _mark(hidet.symbol([int(size) for size in tensor.shape], tensor.dtype, tensor.device), mark)
+
+
 def is_weight(tensor: Tensor) -> bool:
     """Whether a tensor is a weight without data."""
     return mark_of(tensor) is not None

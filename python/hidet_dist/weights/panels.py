@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.weights.header import Layout
 
 GPU_PANEL_WIDTH = 32
@@ -30,6 +31,9 @@ PRECISIONS = ("float16", "bfloat16", *BITS)
 GROUPS = (32, 64, 128)
 """The rows that a group of elements with one scale may have."""
 
+_HALF_BITS = 16
+_SCALE_BYTES = 2
+
 
 @dataclass(frozen=True)
 class StoredPrecision:
@@ -37,6 +41,13 @@ class StoredPrecision:
 
     name: str
     group: int = GROUPS[0]
+
+
+def storage_in_panels(precision: StoredPrecision, width: int, transposed: bool) -> WeightStorage:
+    """Describe the bytes of a weight in panels of ``width`` columns, which has transposed matrices or not."""
+    if precision.name not in BITS:
+        return WeightStorage(precision.name, _HALF_BITS, transposed=transposed)
+    return WeightStorage(precision.name, BITS[precision.name], precision.group, _SCALE_BYTES, width, transposed)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Panels:
     @property
     def column_bytes(self) -> int:
         """The bytes of a column of few bits, with its scales."""
-        return -(-self.depth // self.group) * (2 + self.group * BITS[self.precision] // 8)
+        return -(-self.depth // self.group) * (_SCALE_BYTES + self.group * BITS[self.precision] // 8)
 
     def stored_dtype(self, dtype: str) -> str:
         """Name the dtype in which the elements of a weight of ``dtype`` lie."""

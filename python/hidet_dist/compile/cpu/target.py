@@ -29,8 +29,9 @@ from hidet_dist.machine import Device
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.targets import TARGETS, Target
-from hidet_dist.weights.panels import PANEL_WIDTHS, StoredPrecision
+from hidet_dist.weights.panels import PANEL_WIDTHS, StoredPrecision, storage_in_panels
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class CpuTarget:
     def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
         """Return the graph unchanged."""
         return graph, {}
+
+    def storage(self, precision: StoredPrecision, dims: int, transposed: bool) -> WeightStorage | None:
+        """Hold it in panels of the level's width."""
+        return storage_in_panels(precision, PANEL_WIDTHS[self.arch], transposed)
 
     def optimizing(self) -> AbstractContextManager[None]:
         """Compile for the running processor: constant subgraphs are computed during optimization."""

@@ -20,9 +20,10 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.options.option import BOOL, one_of, option
 from hidet_dist.partitioning import Program
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.targets import TARGETS, Target
 from hidet_dist.toolchain.cuda import find_toolkit
-from hidet_dist.weights.panels import StoredPrecision
+from hidet_dist.weights.panels import GPU_PANEL_WIDTH, StoredPrecision, storage_in_panels
 
 WIDEST_READ_BYTES = 16
 """The bytes that a thread reads at once at most; their address must be a multiple of it (CUDA C++ Programming Guide,
@@ -130,6 +131,10 @@ class CudaTarget:
         """Pad the columns of weights, so that kernels can read them 16 bytes at a time."""
         padded = pad_columns(graph, devices)
         return padded.graph, padded.weights
+
+    def storage(self, precision: StoredPrecision, dims: int, transposed: bool) -> WeightStorage | None:
+        """Hold a matrix in panels of a warp's width; stacks of matrices keep their dtype."""
+        return storage_in_panels(precision, GPU_PANEL_WIDTH, transposed) if dims == 2 else None
 
     def optimizing(self) -> AbstractContextManager[None]:
         """Compile for the GPU."""

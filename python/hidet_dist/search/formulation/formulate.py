@@ -27,6 +27,7 @@ from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.storage import shard_nbytes, storage_of
 
 Allow = Callable[[Operator, OpShardSpec], bool]
 Specs = list[TensorShardSpec]
@@ -133,7 +134,7 @@ def formulate(
     names = (*view.weights, *view.inputs, *view.outputs, *view.states)
     for name, specs in zip(names, (*weights, *inputs, *outputs, *states), strict=True):
         cost.append([0.0] * len(specs))
-        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
+        memory.append([shard_nbytes(view.tensors[name], view.shape(name), spec, mesh) for spec in specs])
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs, states)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
@@ -473,7 +474,8 @@ def _activations(
 ) -> Activations:
     """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once.
 
-    A state that is updated in place must not be converted on its way. So such a conversion takes more than the budget.
+    A state that is updated in place must not be converted on its way, and a weight in a lower precision cannot be. So
+    such a conversion takes more than the budget.
     """
     sizes = _Sizes(view, cluster, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
@@ -481,7 +483,7 @@ def _activations(
     converted = {}
     for number, (tensor, layouts) in enumerate(tensors.numbers.items()):
         name = tensor.removesuffix(_IN_PLACE)
-        if name != tensor:
+        if name != tensor or storage_of(view.tensors[name]) is not None:
             converted[number] = _never_converted([spec for spec, _ in layouts], budget)
             continue
         own = name if name in sizes.outputs else ""

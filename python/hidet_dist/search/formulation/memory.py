@@ -152,7 +152,8 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
     kinds = ((WEIGHT, stage.weights), (STATE, stage.states), (INPUT, stage.inputs), (OUTPUT, stage.outputs))
     for what, tensors in kinds:
         for tensor in tensors:
-            hold(tensor.name, what, 0, lifetimes.count - 1, size(tensor.name, tensor.spec))
+            nbytes = size(tensor.name, tensor.spec) if tensor.storage is None else tensor.local_nbytes(mesh)
+            hold(tensor.name, what, 0, lifetimes.count - 1, nbytes)
     for tensor in stage.stored:
         spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):

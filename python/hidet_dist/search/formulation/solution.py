@@ -17,6 +17,7 @@ from hidet_dist.search.problem import evaluate, held_bytes, readers
 from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
+from hidet_dist.weights.storage import storage_of
 
 
 def write_stage(
@@ -76,7 +77,8 @@ def lay_out(
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
         dtype, written = view.tensors[name].dtype.name, view.written(name)
-        return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written)
+        storage = storage_of(view.tensors[name])
+        return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written, storage=storage)
 
     spec_of = dict(stored)
     reduced: set[str] = set()

@@ -1,0 +1,115 @@
+"""The weights that ranks may hold in a lower precision: the right operands of products, which nothing else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.transform import PermuteDimsOp
+
+from hidet_dist.normalize.normal_form import NormalGraph
+from hidet_dist.operators.sorting import ArgsortOp
+from hidet_dist.rewriting import Uses, copy_operator, uses_of
+from hidet_dist.spec.storage import WeightStorage
+from hidet_dist.traits import traits_of
+from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.storage import stored_as
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """A graph whose weights have storages, and the new tensor of each weight that was replaced."""
+
+    graph: NormalGraph
+    weights: dict[Tensor, Tensor]
+
+
+def storable_weights(graph: FlowGraph, dtypes: Collection[str]) -> dict[Tensor, bool]:
+    """Find the weights of some ``dtypes`` that only products read, as the same matrices.
+
+    Say which of them have the transposed matrices.
+
+    Weights of routers are left out: a small error of theirs changes which experts compute a token.
+    """
+    uses, routers, inputs = uses_of(graph), _operands_of_routers(graph), set(graph.inputs or [])
+    found = {}
+    for x in uses:
+        held = is_weight(x) or (x.storage is not None and x not in inputs)
+        if held and x.dtype.name in dtypes and len(x.shape) > 1 and x not in routers:
+            orders = _orders(x, uses, False)
+            if len(orders) == 1 and None not in orders:
+                found[x] = bool(orders.pop())
+    return found
+
+
+def _orders(x: Tensor, uses: Uses, transposed: bool) -> set[bool | None]:
+    """Say how products read a weight, or its transposed matrices; None stands for any other use."""
+    orders: set[bool | None] = set()
+    for op in uses.get(x, ()):
+        if isinstance(op, MatmulOp) and op.inputs[1] is x and op.inputs[0] is not x:
+            orders.add(transposed != bool(op.attrs["transpose_b"]))
+        elif isinstance(op, PermuteDimsOp) and _swaps_last(op):
+            orders |= _orders(op.outputs[0], uses, not transposed)
+        else:
+            orders.add(None)
+    return orders
+
+
+def _swaps_last(op: Operator) -> bool:
+    axes, count = [int(axis) for axis in op.attrs["axes"]], len(op.inputs[0].shape)
+    return axes == [*range(count - 2), count - 1, count - 2]
+
+
+def _operands_of_routers(graph: FlowGraph) -> set[Tensor]:
+    """List the operands of products whose results are sorted before another product reads them."""
+    sorted_ones: set[Tensor] = set()
+    found: set[Tensor] = set()
+    for op in reversed(graph.nodes):
+        if isinstance(op, ArgsortOp) or any(y in sorted_ones for y in op.outputs):
+            (found if traits_of(op).kernel == "matmul" else sorted_ones).update(op.inputs)
+        elif isinstance(op, PermuteDimsOp) and op.outputs[0] in found:
+            found.add(op.inputs[0])
+    return found
+
+
+def with_storages(
+    graph: NormalGraph,
+    dtypes: Collection[str],
+    choose: Callable[[Tensor, bool], WeightStorage | None],
+    excluded: Collection[Tensor] = (),
+) -> StoredGraph:
+    """Give weights storages.
+
+    Parameters
+    ----------
+    graph: NormalGraph
+        The graph; it is not changed.
+    dtypes: collection of str
+        Those of weights that may have one.
+    choose: callable
+        Returns the storage of a weight, given whether it has transposed matrices; None for its own dtype.
+    excluded: collection of Tensor
+        Weights that keep their own dtype.
+    """
+    weights: dict[Tensor, Tensor] = {}
+    for x, transposed in storable_weights(graph, dtypes).items():
+        storage = None if x in excluded else choose(x, transposed)
+        if storage is not None:
+            weights[x] = stored_as(x, storage)
+    if not weights:
+        return StoredGraph(graph, {})
+    return StoredGraph(_with_others(graph, weights), weights)
+
+
+def _with_others(graph: NormalGraph, others: Mapping[Tensor, Tensor]) -> NormalGraph:
+    """Put other tensors in the place of weights."""
+    new = dict(others)
+    for op in graph.nodes:
+        if any(x in new for x in op.inputs):
+            new.update(zip(op.outputs, copy_operator(op, [new.get(x, x) for x in op.inputs]), strict=True))
+    inputs = [new.get(x, x) for x in graph.inputs or []]
+    result = NormalGraph.of(FlowGraph([new.get(y, y) for y in graph.outputs], inputs), graph.symbols)
+    result.update_nodes()
+    return result
