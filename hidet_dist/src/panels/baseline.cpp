@@ -73,22 +73,42 @@ struct Baseline {
 struct BaselineQuantized {
   static constexpr int64_t kWidth = 8, kRows = 2;
 
+  static constexpr int32_t added(int bits) { return bits == 4 ? 8 : 0; }
+
+  static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
+    int32_t bits = 0;
+    for (int64_t i = 0; i < group; ++i) {
+      int32_t magnitude;
+      __builtin_memcpy(&magnitude, values + i, 4);
+      magnitude &= 0x7fffffff;
+      bits = magnitude > bits ? magnitude : bits;
+    }
+    const Scale scale(bits);
+    *sum = 0;
+    for (int64_t i = 0; i < group; ++i) {
+      // Adding and subtracting 1.5 * 2^23 rounds to an integer, halves to even.
+      const float value = scale.factor > 0.0f ? values[i] * scale.factor : 0.0f;
+      rounded[i] = static_cast<int8_t>((value + 12582912.0f) - 12582912.0f);
+      *sum += rounded[i];
+    }
+    return scale.scale;
+  }
+
   template <int Bits, int Rows>
-  static void run(int64_t groups, int64_t group, const QuantizedRow *rows, const char *panel, float *result) {
-    for (int64_t i = 0; i < Rows * kWidth; ++i) result[i] = 0.0f;
+  static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
     for (int64_t g = 0; g < groups; ++g) {
       const uint16_t *const scales = reinterpret_cast<const uint16_t *>(panel);
       const uint8_t *const stored = reinterpret_cast<const uint8_t *>(panel + kWidth * 2);
       for (int r = 0; r < Rows; ++r) {
-        const int8_t *const left = rows[r].elements + g * group;
+        const int8_t *const row = left.elements + g * group * Rows + r * 4;
         for (int64_t j = 0; j < kWidth; ++j) {
-          int32_t sum = Bits == 4 ? -8 * rows[r].sums[g] : 0;
+          int32_t sum = left.begins[g * Rows + r];
           for (int64_t k = 0; k < group; ++k) {
             const int64_t at = (Bits == 4 ? k / 8 : k / 4) * kWidth * 4 + j * 4 + k % 4;
             const int32_t weight = Bits == 4 ? (stored[at] >> (k % 8 / 4 * 4)) & 15 : static_cast<int8_t>(stored[at]);
-            sum += left[k] * weight;
+            sum += row[k / 4 * 4 * Rows + k % 4] * weight;
           }
-          result[r * kWidth + j] += static_cast<float>(sum) * (float_of_half(scales[j]) * rows[r].scales[g]);
+          totals[r * kWidth + j] += static_cast<float>(sum) * (float_of_half(scales[j]) * left.scales[g * Rows + r]);
         }
       }
       panel += kWidth * 2 + group * kWidth * Bits / 8;

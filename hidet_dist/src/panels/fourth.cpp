@@ -7,7 +7,7 @@ namespace {
 
 struct Fourth : Wide {
   using Vector = __m512;
-  static constexpr int64_t kLanes = 16, kWidth = 32, kRows = 14, kTwoPanels = 4;
+  static constexpr int64_t kLanes = 16, kWidth = 32, kRows = 14, kTwoPanels = 6;
   // With masks, because GCC 12 warns of undefined values in the functions without.
   static constexpr __mmask16 kAll = 0xffff;
 

@@ -28,6 +28,10 @@ constexpr int64_t kRows = 192;
 
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
+// The rows up to which a panel is read in chunks, each of which stays in the first-level cache for all of them.
+constexpr int64_t kSeveral = 32;
+constexpr int64_t kChunkBytes = 4096;
+
 // The bytes that are fetched while rows of a panel are multiplied: from which on, and how many for each row.
 struct Fetch {
   const char *from;
@@ -46,9 +50,10 @@ class PanelProduct {
   static constexpr int64_t kVectors = kWidth / kLanes;
   static constexpr int64_t kMost = Level::kRows;  // rows whose sums registers hold
   static constexpr int64_t kAhead = 16;  // rows of a panel from those that are multiplied to those that are fetched
+  static constexpr int kLines = -1;      // of a row of a panel: all of them
   static constexpr int64_t kPacked = (kRows + 16) * kDepth;
   static constexpr int64_t kConverted = kWidth * kDepth;
-  static constexpr int64_t kEdge = kMost * kWidth * 4;
+  static constexpr int64_t kEdge = (kMost * 4 > kSeveral ? kMost * 4 : kSeveral) * kWidth;
   static constexpr int64_t kRead = 16 * kDepth;
 
  public:
@@ -81,6 +86,10 @@ class PanelProduct {
         const int64_t count = least(kRows / kMost, blocks - first);
         pack<L>(first, first + count, blocks, start, depth, packed_);
         for (int64_t column = 0; column < p_.columns; column += kWidth) {
+          if (in_panels() && p_.rows <= kSeveral && column + kWidth <= p_.columns) {
+            in_chunks<T>(column, start, depth, blocks);
+            continue;
+          }
           const float *const panel = floats<T>(column, start, depth);
           const float *left = packed_;
           for (int64_t block = first; block < first + count; ++block) {
@@ -91,7 +100,7 @@ class PanelProduct {
                 in_panels()
                     ? Fetch(panel_at<T>(column, start) + (p_.depth + part * (depth / count)) * kWidth, kWidth / count)
                     : Fetch(panel, 0);
-            multiply<float, 1>(rows, depth, left, panel, row_of(block, blocks), column, start > 0, next);
+            multiply<float, 1, kLines>(rows, depth, left, panel, row_of(block, blocks), column, start > 0, next);
             left += rows * depth;
           }
         }
@@ -115,6 +124,29 @@ class PanelProduct {
     return packed_;
   }
 
+  // Several blocks of packed rows by a block of a panel, which is read once. Its elements become floats once.
+  template <class T>
+  void in_chunks(int64_t column, int64_t start, int64_t depth, int64_t blocks) {
+    constexpr int64_t kChunk = kChunkBytes / (kWidth * static_cast<int64_t>(sizeof(T)));
+    const T *const panel = panel_at<T>(column, start);
+    for (int64_t k = 0; k < depth; k += kChunk) {
+      const int64_t part = least(kChunk, depth - k);
+      const float *const chunk = converted(panel + k * kWidth, part);
+      const bool last = k + part == depth;
+      const T *const next = last ? panel + p_.depth * kWidth : panel + (k + part) * kWidth;
+      const float *left = packed_;
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t rows = rows_of(block, blocks), row = row_of(block, blocks);
+        const Fetch ahead(next + block * (kChunk / blocks) * kWidth, kWidth / blocks);
+        float *const sums = edge_ + row * kWidth, *const result = result_ + row * p_.result_step + column;
+        const float *const begin = k > 0 ? sums : nullptr;
+        dispatch<float, 1, kMost, 1>(rows, part, left + k * rows, chunk, 0, begin, last ? result : sums,
+                                     last ? p_.result_step : kWidth, last && start > 0, ahead);
+        left += rows * depth;
+      }
+    }
+  }
+
   // Few rows: each panel is read from its beginning to its end.
   template <class L, class T>
   void one_block() {
@@ -128,17 +160,17 @@ class PanelProduct {
         const float *const from = left + start * p_.rows;
         if (rest == 0) {
           const float *const block = floats<T>(column, start, depth);
-          multiply<float, 1>(p_.rows, depth, from, block, 0, column, start > 0, Fetch(block, 0));
+          multiply<float, 1, 0>(p_.rows, depth, from, block, 0, column, start > 0, Fetch(block, 0));
           continue;
         }
         const T *const panel = panel_at<T>(column, start);
         const Fetch ahead(panel + kAhead * kWidth, kWidth);
         if (panels == 4) {
-          multiply<T, 4>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+          multiply<T, 4, kLines>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
         } else if (panels == 2) {
-          multiply<T, 2>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+          multiply<T, 2, kLines>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
         } else {
-          multiply<T, 1>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
+          multiply<T, 1, 0>(p_.rows, depth, from, panel, 0, column, start > 0, ahead);
         }
       }
     }
@@ -167,7 +199,8 @@ class PanelProduct {
     Level::template by_columns<T, Rows>(p_.depth, left, right, p_.right_step, result_ + column, p_.result_step);
   }
 
-  // The panels that are read beside one another: with few rows, one has too few sums to hide an addition's latency.
+  // The panels that are read beside one another: with few rows, one has too few sums to hide an addition's latency, and
+  // several are read faster from memory. One alone is read fastest if the processor itself foresees what is read.
   static int64_t panels_of(int64_t rows) { return rows == 1 ? 4 : rows <= Level::kTwoPanels ? 2 : 1; }
 
   int64_t rows_of(int64_t block, int64_t blocks) const { return p_.rows / blocks + (block < p_.rows % blocks); }
@@ -264,16 +297,17 @@ class PanelProduct {
   }
 
   // Adds the product of packed rows by a block of panels to the result, or writes it there.
-  template <class T, int Panels>
+  template <class T, int Panels, int Lines>
   void multiply(int64_t rows, int64_t depth, const float *left, const T *panel, int64_t row, int64_t column, bool add,
                 Fetch ahead) {
     float *const target = result_ + row * p_.result_step + column;
     const int64_t step = p_.depth * kWidth;
     const int64_t columns = p_.columns - column;
     if (columns >= Panels * kWidth) {
-      return dispatch<T, Panels, kMost>(rows, depth, left, panel, step, target, p_.result_step, add, ahead);
+      return dispatch<T, Panels, kMost, Lines>(rows, depth, left, panel, step, nullptr, target, p_.result_step, add,
+                                               ahead);
     }
-    dispatch<T, Panels, kMost>(rows, depth, left, panel, step, edge_, Panels * kWidth, false, ahead);
+    dispatch<T, Panels, kMost, Lines>(rows, depth, left, panel, step, nullptr, edge_, Panels * kWidth, false, ahead);
     for (int64_t r = 0; r < rows; ++r) {
       const float *const from = edge_ + r * Panels * kWidth;
       float *const to = target + r * p_.result_step;
@@ -281,41 +315,46 @@ class PanelProduct {
     }
   }
 
-  // Calls the kernel of a number of rows.
-  template <class T, int Panels, int Rows>
-  static void dispatch(int64_t rows, int64_t depth, const float *left, const T *panel, int64_t step, float *target,
-                       int64_t target_step, bool add, Fetch ahead) {
+  // Calls the kernel of a number of rows. For each row of a panel, so many lines of the cache are fetched.
+  template <class T, int Panels, int Rows, int Lines>
+  static void dispatch(int64_t rows, int64_t depth, const float *left, const T *panel, int64_t step, const float *begin,
+                       float *target, int64_t target_step, bool add, Fetch ahead) {
     constexpr int kAtOnce = Panels == 4   ? 1
                             : Panels == 2 ? static_cast<int>(Level::kTwoPanels)
                                           : static_cast<int>(kMost);
     if constexpr (Rows > kAtOnce) {
-      dispatch<T, Panels, kAtOnce>(rows, depth, left, panel, step, target, target_step, add, ahead);
+      dispatch<T, Panels, kAtOnce, Lines>(rows, depth, left, panel, step, begin, target, target_step, add, ahead);
     } else if constexpr (Rows == 1) {
-      kernel<T, Panels, 1>(depth, left, panel, step, target, target_step, add, ahead);
+      kernel<T, Panels, 1, Lines>(depth, left, panel, step, begin, target, target_step, add, ahead);
     } else if (rows == Rows) {
-      kernel<T, Panels, Rows>(depth, left, panel, step, target, target_step, add, ahead);
+      kernel<T, Panels, Rows, Lines>(depth, left, panel, step, begin, target, target_step, add, ahead);
     } else {
-      dispatch<T, Panels, Rows - 1>(rows, depth, left, panel, step, target, target_step, add, ahead);
+      dispatch<T, Panels, Rows - 1, Lines>(rows, depth, left, panel, step, begin, target, target_step, add, ahead);
     }
   }
 
-  template <class T, int Panels, int Rows>
+  // The sums go on from `begin`, in rows of a panel's width, or from zero.
+  template <class T, int Panels, int Rows, int Lines>
   __attribute__((noinline)) static void kernel(int64_t depth, const float *left, const T *panel, int64_t step,
-                                               float *target, int64_t target_step, bool add, Fetch ahead) {
+                                               const float *begin, float *target, int64_t target_step, bool add,
+                                               Fetch ahead) {
     constexpr int kAcross = Panels * static_cast<int>(kVectors);
     constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+    constexpr int64_t kFetched = Lines == kLines ? kWidth * kSize : Lines * kLine;
     Vector sums[Rows][kAcross];
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-      for (int v = 0; v < kAcross; ++v) sums[r][v] = Level::zero();
+      for (int v = 0; v < kAcross; ++v) {
+        sums[r][v] = begin == nullptr ? Level::zero() : Level::load(begin + r * kWidth + v * kLanes);
+      }
     }
     for (int64_t k = 0; k < depth; ++k) {
       Vector right[kAcross];
 #pragma GCC unroll 16
       for (int q = 0; q < Panels; ++q) {
 #pragma GCC unroll 16
-        for (int64_t at = 0; at < kWidth * kSize; at += kLine) __builtin_prefetch(ahead.from + q * step * kSize + at);
+        for (int64_t at = 0; at < kFetched; at += kLine) __builtin_prefetch(ahead.from + q * step * kSize + at);
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) right[q * kVectors + v] = Level::load(panel + q * step + v * kLanes);
       }

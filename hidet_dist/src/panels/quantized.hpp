@@ -20,117 +20,142 @@ HIDET_DIST_INLINE float float_of_half(uint16_t bits) {
   return normal.value;
 }
 
-// A row of the left operand in 8 bits: the elements of each group, and for each group the scale and the sum.
-struct QuantizedRow {
-  const int8_t *elements;
-  const float *scales;
-  const int32_t *sums;
+// The scale of a group of which `bits` are those of its largest magnitude, and the factor that makes multiples of it.
+// A group with an infinity or a NaN has the scale NaN.
+struct Scale {
+  float scale, factor;
+
+  explicit Scale(int32_t bits) {
+    float most;
+    __builtin_memcpy(&most, &bits, 4);
+    const bool finite = bits < 0x7f800000, zero = bits < 0x0d000000;  // where 127 / most may be infinite
+    scale = finite ? (zero ? 0.0f : most / 127.0f) : __builtin_nanf("");
+    factor = finite && !zero ? 127.0f / most : 0.0f;
+  }
 };
 
-// Level has: kWidth, the columns of a panel; kRows, the most rows of a call; and
-// template <int Bits, int Rows> run(groups, group, rows, panel, result), with result of Rows x kWidth floats.
+// A block of rows of the left operand in 8 bits. `elements` are four of each row, then the next four of each row. For
+// each group, `scales` has a scale of each row, and `begins` where the sums of each row's products begin: they make up
+// for what a level adds to weights.
+struct QuantizedRows {
+  const int8_t *elements;
+  const float *scales;
+  const int32_t *begins;
+};
+
+// Level has: kWidth, the columns of a panel; kRows, the most rows of a block; added(bits), what it adds to weights;
+// round(values, group, elements, sum), which rounds a group and returns its scale; and
+// template <int Bits, int Rows> run(groups, group, left, panel, totals), which adds the products of some groups to
+// totals of Rows x kWidth floats.
 template <class Level>
 class QuantizedProduct {
   static constexpr int64_t kWidth = Level::kWidth;
   static constexpr int64_t kMost = Level::kRows;
+  static constexpr int64_t kChunkBytes = 8192;  // of a panel that all rows read in turn, from the first-level cache
+  static constexpr int64_t kMostGroup = 128;
 
  public:
   static int64_t row_bytes(int64_t depth, int64_t group) {
     const int64_t groups = (depth + group - 1) / group;
-    return (groups * (group + 8) + 63) / 64 * 64;
+    return (groups * (group + 8) + 63) / 64 * 64 + kWidth * 4;
   }
 
   explicit QuantizedProduct(const hidet_dist_quantized_product &product)
-      : p_(product), groups_((product.depth + product.group - 1) / product.group) {}
+      : p_(product),
+        groups_((product.depth + product.group - 1) / product.group),
+        blocks_((product.rows + kMost - 1) / kMost),
+        step_((groups_ * (product.group + 8) + 63) / 64 * 64),
+        totals_(reinterpret_cast<float *>(static_cast<char *>(product.scratch) + product.rows * step_)) {}
 
   template <int Bits>
   void run() {
-    char *const scratch = static_cast<char *>(p_.scratch);
-    const int64_t step = row_bytes(p_.depth, p_.group);
-    for (int64_t r = 0; r < p_.rows; ++r) quantize(p_.left + r * p_.row_step, scratch + r * step);
-    const int64_t panel_bytes = groups_ * (kWidth * 2 + p_.group * kWidth * Bits / 8);
+    for (int64_t block = 0; block < blocks_; ++block) {
+      p_.depth_step == 1 ? quantize<true>(block, Level::added(Bits)) : quantize<false>(block, Level::added(Bits));
+    }
+    const int64_t group_bytes = kWidth * 2 + p_.group * kWidth * Bits / 8;
+    const int64_t at_once = kChunkBytes > group_bytes ? kChunkBytes / group_bytes : 1;
     const char *panel = static_cast<const char *>(p_.panels);
-    const int64_t blocks = (p_.rows + kMost - 1) / kMost;
-    for (int64_t column = 0; column < p_.columns; column += kWidth, panel += panel_bytes) {
-      const int64_t columns = least(kWidth, p_.columns - column);
-      for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t rows = p_.rows / blocks + (block < p_.rows % blocks);
-        const int64_t row = block * (p_.rows / blocks) + least(block, p_.rows % blocks);
-        QuantizedRow left[kMost];
-        for (int64_t r = 0; r < rows; ++r) left[r] = row_at(scratch + (row + r) * step);
-        float sums[kMost * kWidth];
-        dispatch<Bits, kMost>(rows, left, panel, sums);
-        for (int64_t r = 0; r < rows; ++r) {
-          float *const target = p_.result + (row + r) * p_.result_step + column;
-          for (int64_t j = 0; j < columns; ++j) target[j] = sums[r * kWidth + j];
+    for (int64_t column = 0; column < p_.columns; column += kWidth) {
+      for (int64_t i = 0; i < p_.rows * kWidth; ++i) totals_[i] = 0.0f;
+      const int64_t step = blocks_ == 1 ? groups_ : at_once;
+      for (int64_t g = 0; g < groups_; g += step) {
+        const int64_t count = least(step, groups_ - g);
+        for (int64_t block = 0; block < blocks_; ++block) {
+          const int64_t rows = rows_of(block);
+          const QuantizedRows all = block_at(block);
+          const QuantizedRows left = {all.elements + g * p_.group * rows, all.scales + g * rows, all.begins + g * rows};
+          dispatch<Bits, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
         }
+        panel += count * group_bytes;
+      }
+      const int64_t columns = least(kWidth, p_.columns - column);
+      for (int64_t r = 0; r < p_.rows; ++r) {
+        float *const target = p_.result + r * p_.result_step + column;
+        for (int64_t j = 0; j < columns; ++j) target[j] = totals_[r * kWidth + j];
       }
     }
   }
 
  private:
-  QuantizedRow row_at(const char *memory) const {
-    const float *const scales = reinterpret_cast<const float *>(memory + groups_ * p_.group);
-    return {reinterpret_cast<const int8_t *>(memory), scales, reinterpret_cast<const int32_t *>(scales + groups_)};
+  int64_t rows_of(int64_t block) const { return p_.rows / blocks_ + (block < p_.rows % blocks_); }
+  int64_t row_of(int64_t block) const { return block * (p_.rows / blocks_) + least(block, p_.rows % blocks_); }
+
+  QuantizedRows block_at(int64_t block) const {
+    const int64_t rows = rows_of(block);
+    const char *const memory = static_cast<const char *>(p_.scratch) + row_of(block) * step_;
+    const float *const scales = reinterpret_cast<const float *>(memory + groups_ * p_.group * rows);
+    return {reinterpret_cast<const int8_t *>(memory), scales,
+            reinterpret_cast<const int32_t *>(scales + groups_ * rows)};
   }
 
-  // Rounds each group to multiples of its largest magnitude / 127. A group with an infinity or a NaN has the scale NaN.
-  void quantize(const float *source, char *memory) const {
-    int8_t *const elements = reinterpret_cast<int8_t *>(memory);
-    float *const scales = reinterpret_cast<float *>(memory + groups_ * p_.group);
-    int32_t *const sums = reinterpret_cast<int32_t *>(scales + groups_);
-    for (int64_t g = 0; g < groups_; ++g) {
-      const int64_t first = g * p_.group, count = least(p_.group, p_.depth - first);
-      int8_t *const target = elements + first;
-      int32_t bits = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        union {
-          float value;
-          int32_t integer;
-        } element;
-        element.value = source[(first + i) * p_.depth_step];
-        const int32_t magnitude = element.integer & 0x7fffffff;
-        bits = magnitude > bits ? magnitude : bits;
+  template <bool Contiguous>
+  void quantize(int64_t block, int32_t added) const {
+    const QuantizedRows left = block_at(block);
+    const int64_t rows = rows_of(block), first_row = row_of(block), group = p_.group;
+    int32_t *const elements = reinterpret_cast<int32_t *>(const_cast<int8_t *>(left.elements));
+    float *const scales = const_cast<float *>(left.scales);
+    int32_t *const begins = const_cast<int32_t *>(left.begins);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float *const source = p_.left + (first_row + r) * p_.row_step;
+      for (int64_t g = 0; g < groups_; ++g) {
+        const int64_t first = g * group, count = least(group, p_.depth - first);
+        alignas(64) float copied[kMostGroup];
+        const float *values = source + first;
+        if (!Contiguous || count < group) {
+          for (int64_t i = 0; i < count; ++i) copied[i] = source[(first + i) * (Contiguous ? 1 : p_.depth_step)];
+          for (int64_t i = count; i < group; ++i) copied[i] = 0.0f;
+          values = copied;
+        }
+        alignas(64) int8_t rounded[kMostGroup];
+        int32_t sum;
+        scales[g * rows + r] = Level::round(values, group, rounded, &sum);
+        begins[g * rows + r] = -added * sum;
+        for (int64_t k = 0; k < group / 4; ++k) {
+          __builtin_memcpy(elements + (first / 4 + k) * rows + r, rounded + k * 4, 4);
+        }
       }
-      union {
-        int32_t integer;
-        float value;
-      } most;
-      most.integer = bits;
-      const bool finite = bits < 0x7f800000, zero = bits < 0x0d000000;  // where 127 / most may be infinite
-      const float factor = finite && !zero ? 127.0f / most.value : 0.0f;
-      int32_t sum = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        // Adding and subtracting 1.5 * 2^23 rounds to an integer, halves to even.
-        const float value = finite ? source[(first + i) * p_.depth_step] * factor : 0.0f;
-        const int32_t rounded = static_cast<int32_t>((value + 12582912.0f) - 12582912.0f);
-        target[i] = static_cast<int8_t>(rounded);
-        sum += rounded;
-      }
-      for (int64_t i = count; i < p_.group; ++i) target[i] = 0;
-      scales[g] = finite ? (zero ? 0.0f : most.value / 127.0f) : __builtin_nanf("");
-      sums[g] = sum;
     }
   }
 
   template <int Bits, int Rows>
-  void dispatch(int64_t rows, const QuantizedRow *left, const char *panel, float *sums) const {
+  void dispatch(int64_t rows, int64_t groups, const QuantizedRows &left, const char *panel, float *totals) const {
     if constexpr (Rows == 1) {
-      Level::template run<Bits, 1>(groups_, p_.group, left, panel, sums);
+      Level::template run<Bits, 1>(groups, p_.group, left, panel, totals);
     } else if (rows == Rows) {
-      Level::template run<Bits, Rows>(groups_, p_.group, left, panel, sums);
+      Level::template run<Bits, Rows>(groups, p_.group, left, panel, totals);
     } else {
-      dispatch<Bits, Rows - 1>(rows, left, panel, sums);
+      dispatch<Bits, Rows - 1>(rows, groups, left, panel, totals);
     }
   }
 
   const hidet_dist_quantized_product &p_;
-  const int64_t groups_;
+  const int64_t groups_, blocks_, step_;
+  float *const totals_;
 };
 
 template <class Level>
 int32_t multiply_quantized(const hidet_dist_quantized_product &product) {
-  if (product.group <= 0 || product.group % 32 != 0) return HIDET_DIST_INVALID_ARGUMENT;
+  if (product.group != 32 && product.group != 64 && product.group != 128) return HIDET_DIST_INVALID_ARGUMENT;
   QuantizedProduct<Level> part(product);
   if (product.bits == 8) {
     part.template run<8>();

@@ -2,50 +2,50 @@
 #include <immintrin.h>
 
 #include "levels.hpp"
-#include "quantized.hpp"
+#include "wide_quantized.hpp"
 
 namespace {
 
 struct Vnni {
   static constexpr int64_t kWidth = 32, kRows = 6;
 
+  // The instruction takes unsigned weights.
+  static constexpr int32_t added(int bits) { return bits == 4 ? 8 : 128; }
+
+  static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
+    return round_wide(values, group, rounded, sum);
+  }
+
   template <int Bits, int Rows>
-  static void run(int64_t groups, int64_t group, const QuantizedRow *rows, const char *panel, float *result) {
-    __m512 totals[Rows][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
+  static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
+    const int8_t *elements = left.elements;
     const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(-128);
     for (int64_t g = 0; g < groups; ++g) {
       const char *const scales = panel;
       panel += kWidth * 2;
-      __m512i sums[Rows][2];
+      __m512i dots[Rows][2];
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
-        // The instruction takes unsigned weights: 8 is added to those of 4 bits, 128 to those of 8.
-        sums[r][0] = sums[r][1] = _mm512_set1_epi32((Bits == 4 ? -8 : -128) * rows[r].sums[g]);
+        dots[r][0] = dots[r][1] = _mm512_set1_epi32(left.begins[g * Rows + r]);
       }
-      const int64_t first = g * group;
-      for (int64_t k = 0; k < group; k += Bits == 4 ? 8 : 4) {
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v, panel += 64) {
+      for (int64_t k = 0; k < group; k += 16) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 16; i += Bits == 4 ? 8 : 4) {
           _mm_prefetch(panel + kAhead, _MM_HINT_T0);
-          const __m512i stored = _mm512_loadu_si512(panel);
+          _mm_prefetch(panel + kAhead + 64, _MM_HINT_T0);
+          const __m512i first = _mm512_loadu_si512(panel), second = _mm512_loadu_si512(panel + 64);
+          panel += 128;
           if constexpr (Bits == 4) {
-            const __m512i one = _mm512_and_si512(stored, low);
-            const __m512i two = _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffffu, stored, 4), low);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-              sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], one, four(rows[r].elements + first + k));
-              sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], two, four(rows[r].elements + first + k + 4));
-            }
+            add_dots<Rows>(dots, _mm512_and_si512(first, low), _mm512_and_si512(second, low), elements + i * Rows);
+            add_dots<Rows>(dots, _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffffu, first, 4), low),
+                           _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffffu, second, 4), low),
+                           elements + (i + 4) * Rows);
           } else {
-            const __m512i weights = _mm512_xor_si512(stored, offset);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-              sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], weights, four(rows[r].elements + first + k));
-            }
+            add_dots<Rows>(dots, _mm512_xor_si512(first, offset), _mm512_xor_si512(second, offset),
+                           elements + i * Rows);
           }
         }
+        elements += 16 * Rows;
       }
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
@@ -53,25 +53,31 @@ struct Vnni {
         const __m512 scale = _mm512_maskz_cvtph_ps(0xffff, halves);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-          const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(rows[r].scales[g]));
-          totals[r][v] = _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sums[r][v]), both, totals[r][v]);
+          const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(left.scales[g * Rows + r]));
+          const __m512 sums = _mm512_maskz_cvtepi32_ps(0xffff, dots[r][v]);
+          float *const at = totals + r * kWidth + v * 16;
+          _mm512_storeu_ps(at, _mm512_fmadd_ps(sums, both, _mm512_loadu_ps(at)));
         }
       }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      _mm512_storeu_ps(result + r * kWidth, totals[r][0]);
-      _mm512_storeu_ps(result + r * kWidth + 16, totals[r][1]);
     }
   }
 
  private:
-  static constexpr int64_t kAhead = 2048;  // bytes from those that are multiplied to those that are fetched
+  static constexpr int64_t kAhead = 8192;  // bytes from those that are multiplied to those that are fetched
 
-  static HIDET_DIST_INLINE __m512i four(const int8_t *elements) {
-    int32_t bits;
-    __builtin_memcpy(&bits, elements, 4);
-    return _mm512_set1_epi32(bits);
+  // Adds the dot products of four weights each and four elements of each row.
+  template <int Rows>
+  static HIDET_DIST_INLINE void add_dots(__m512i (&sums)[Rows][2], __m512i first, __m512i second,
+                                         const int8_t *elements) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      int32_t bits;
+      __builtin_memcpy(&bits, elements + 4 * r, 4);
+      const __m512i four = _mm512_set1_epi32(bits);
+      // GCC 12 copies a sum before and after each of the intrinsic functions.
+      asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][0]) : "v"(first), "v"(four));
+      asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][1]) : "v"(second), "v"(four));
+    }
   }
 };
 
