@@ -201,7 +201,13 @@ def test_lower_precision_is_for_products_of_float32_weights_but_routers() -> Non
 
 @pytest.mark.parametrize(
     ("precision", "most"),
-    [("int8", 0.02), ("int4", 0.2), ("bfloat16", 0.01), pytest.param("float16", 1e-3, marks=pytest.mark.slow)],
+    [
+        ("int8", 0.02),
+        ("int4", 0.2),
+        ("uint4", 0.15),
+        ("bfloat16", 0.01),
+        pytest.param("float16", 1e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_weights_are_stored_in_a_lower_precision(tmp_path: Path, precision: str, most: float) -> None:
     graph, weights = model("float32")
@@ -227,9 +233,9 @@ def test_weights_are_stored_in_a_lower_precision(tmp_path: Path, precision: str,
 @pytest.mark.parametrize(
     ("weights", "says"),
     [
-        ({"precision": "int3"}, r"\['precision'\] must be one of float16, bfloat16, int8, int4"),
+        ({"precision": "int3"}, r"\['precision'\] must be one of float16, bfloat16, int8, int4, uint4, stored"),
         ({"precision": "int8", "group": 48}, r"\['group'\] must be one of 32, 64, 128"),
-        ({"precision": "float16", "group": 32}, r"\['group'\] is for the precisions int8 and int4"),
+        ({"precision": "float16", "group": 32}, r"\['group'\] is for the precisions int8, int4, uint4"),
         ({"bits": 8}, "'bits'"),
         ({"files": 3}, r"\['files'\] must be the path"),
     ],

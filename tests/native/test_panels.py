@@ -12,7 +12,7 @@ from hidet_dist import native
 from hidet_dist.native.signatures import PANELS, PanelProduct, QuantizedProduct
 from hidet_dist.runtime.processor import LEVELS, features
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, Panels
+from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, SCALE_BYTES, Panels
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
 ROWS = (1, 2, 3, 4, 6, 7, 13, 14, 15, 16, 29, 200)
@@ -151,6 +151,7 @@ def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels
         panels.depth,
         stored.data_ptr(),
         BITS[panels.precision],
+        PANELS.constants["AFFINE" if panels.precision == "uint4" else "SYMMETRIC"],
         panels.group,
         result.ctypes.data,
         panels.columns,
@@ -164,19 +165,24 @@ def unpacked(stored: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Read panels of few bits as the header describes them, byte by byte: the weight, float64."""
     bits, width, group = BITS[panels.precision], panels.width, panels.group
     groups, bytes_of = -(-panels.depth // group), stored.numpy().tobytes()
-    block = width * 2 + group * width * bits // 8
+    scales = width * SCALE_BYTES[panels.precision]
+    block = scales + group * width * bits // 8
     result = np.zeros((groups * group, -(-panels.columns // width) * width))
     for j, k in np.ndindex(result.shape[1], result.shape[0]):
         begin = ((j // width) * groups + k // group) * block
-        scale = np.frombuffer(bytes_of, np.float16, 1, begin + j % width * 2)[0]
         row = k % group
+        if panels.precision == "uint4":
+            scale = np.frombuffer(bytes_of, np.float32, 1, begin + j % width * 4)[0]
+            minimum = float(np.frombuffer(bytes_of, np.float32, 1, begin + (width + j % width) * 4)[0])
+        else:
+            scale, minimum = np.frombuffer(bytes_of, np.float16, 1, begin + j % width * 2)[0], 0.0
         if bits == 8:
-            at = begin + width * 2 + (row // 4 * width + j % width) * 4 + row % 4
+            at = begin + scales + (row // 4 * width + j % width) * 4 + row % 4
             value = np.frombuffer(bytes_of, np.int8, 1, at)[0]
         else:
-            at = begin + width * 2 + (row // 8 * width + j % width) * 4 + row % 4
-            value = (bytes_of[at] >> (row % 8 // 4 * 4) & 15) - 8
-        result[k, j] = float(scale) * int(value)
+            at = begin + scales + (row // 8 * width + j % width) * 4 + row % 4
+            value = (bytes_of[at] >> (row % 8 // 4 * 4) & 15) - 8 * (panels.precision == "int4")
+        result[k, j] = float(scale) * int(value) + minimum
     return torch.from_numpy(result[: panels.depth, : panels.columns])
 
 
@@ -204,7 +210,8 @@ def test_products_of_few_bits_are_those_of_the_rounded_operands(
     assert float((weight - w).abs().max()) <= float(steps)
     whole = multiply_quantized(level, a, stored, panels)
     left = rounded(a, group)
-    bound = (left.abs() @ weight.abs()).numpy() * 2.0**-20 + 1e-30
+    parts = weight.abs() + 2 * w.abs().max() * (precision == "uint4")  # of which each weight is the sum
+    bound = (left.abs() @ parts).numpy() * 2.0**-20 + 1e-30
     assert (np.abs(whole - (left @ weight).numpy()) <= bound).all()
     for rows in (1, 2, 3, 5, 6, 7, 13):
         np.testing.assert_array_equal(multiply_quantized(level, a[:rows], stored, panels), whole[:rows])

@@ -68,7 +68,7 @@ def test_stacks_of_matrices_are_read_whatever_dims_they_have(shape: tuple[int, .
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("precision", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "uint4", "bfloat16"])
 def test_blocks_of_lower_precision_are_those_of_the_whole_weight(precision: str, transposed: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2, 75, 90, generator=generator)

@@ -34,19 +34,27 @@ struct Scale {
   }
 };
 
+// The bytes of a column's scales in a group.
+constexpr int64_t scale_bytes(bool affine) { return affine ? 8 : 2; }
+
 // A block of rows of the left operand in 8 bits. `elements` are four of each row, then the next four of each row. For
-// each group, `scales` has a scale of each row, and `begins` where the sums of each row's products begin: they make up
-// for what a level adds to weights.
+// each group, `scales` has a scale of each row, `begins` where the sums of each row's products begin, which make up for
+// what is added to weights, and `sums` the sum of each row's multiples of its scale.
 struct QuantizedRows {
   const int8_t *elements;
   const float *scales;
   const int32_t *begins;
+  const float *sums;
+
+  QuantizedRows from(int64_t number, int64_t group, int64_t rows) const {
+    return {elements + number * group * rows, scales + number * rows, begins + number * rows, sums + number * rows};
+  }
 };
 
-// Level has: kWidth, the columns of a panel; kRows, the most rows of a block; added(bits), what it adds to weights;
-// round(values, group, elements, sum), which rounds a group and returns its scale; and
-// template <int Bits, int Rows> run(groups, group, left, panel, totals), which adds the products of some groups to
-// totals of Rows x kWidth floats.
+// Level has: kWidth, the columns of a panel; kRows, the most rows of a block; added(bits, affine), what is added to
+// weights; round(values, group, elements, sum), which rounds a group and returns its scale; and
+// template <int Bits, bool Affine, int Rows> run(groups, group, left, panel, totals), which adds the products of some
+// groups to totals of Rows x kWidth floats.
 template <class Level>
 class QuantizedProduct {
   static constexpr int64_t kWidth = Level::kWidth;
@@ -57,22 +65,23 @@ class QuantizedProduct {
  public:
   static int64_t row_bytes(int64_t depth, int64_t group) {
     const int64_t groups = (depth + group - 1) / group;
-    return (groups * (group + 8) + 63) / 64 * 64 + kWidth * 4;
+    return (groups * (group + 12) + 63) / 64 * 64 + kWidth * 4;
   }
 
   explicit QuantizedProduct(const hidet_dist_quantized_product &product)
       : p_(product),
         groups_((product.depth + product.group - 1) / product.group),
         blocks_((product.rows + kMost - 1) / kMost),
-        step_((groups_ * (product.group + 8) + 63) / 64 * 64),
+        step_((groups_ * (product.group + 12) + 63) / 64 * 64),
         totals_(reinterpret_cast<float *>(static_cast<char *>(product.scratch) + product.rows * step_)) {}
 
-  template <int Bits>
+  template <int Bits, bool Affine>
   void run() {
+    constexpr int32_t kAdded = Level::added(Bits, Affine);
     for (int64_t block = 0; block < blocks_; ++block) {
-      p_.depth_step == 1 ? quantize<true>(block, Level::added(Bits)) : quantize<false>(block, Level::added(Bits));
+      p_.depth_step == 1 ? quantize<true>(block, kAdded) : quantize<false>(block, kAdded);
     }
-    const int64_t group_bytes = kWidth * 2 + p_.group * kWidth * Bits / 8;
+    const int64_t group_bytes = kWidth * scale_bytes(Affine) + p_.group * kWidth * Bits / 8;
     const int64_t at_once = kChunkBytes > group_bytes ? kChunkBytes / group_bytes : 1;
     const char *panel = static_cast<const char *>(p_.panels);
     for (int64_t column = 0; column < p_.columns; column += kWidth) {
@@ -82,9 +91,8 @@ class QuantizedProduct {
         const int64_t count = least(step, groups_ - g);
         for (int64_t block = 0; block < blocks_; ++block) {
           const int64_t rows = rows_of(block);
-          const QuantizedRows all = block_at(block);
-          const QuantizedRows left = {all.elements + g * p_.group * rows, all.scales + g * rows, all.begins + g * rows};
-          dispatch<Bits, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
+          const QuantizedRows left = block_at(block).from(g, p_.group, rows);
+          dispatch<Bits, Affine, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
         }
         panel += count * group_bytes;
       }
@@ -104,8 +112,9 @@ class QuantizedProduct {
     const int64_t rows = rows_of(block);
     const char *const memory = static_cast<const char *>(p_.scratch) + row_of(block) * step_;
     const float *const scales = reinterpret_cast<const float *>(memory + groups_ * p_.group * rows);
-    return {reinterpret_cast<const int8_t *>(memory), scales,
-            reinterpret_cast<const int32_t *>(scales + groups_ * rows)};
+    const int32_t *const begins = reinterpret_cast<const int32_t *>(scales + groups_ * rows);
+    return {reinterpret_cast<const int8_t *>(memory), scales, begins,
+            reinterpret_cast<const float *>(begins + groups_ * rows)};
   }
 
   template <bool Contiguous>
@@ -115,6 +124,7 @@ class QuantizedProduct {
     int32_t *const elements = reinterpret_cast<int32_t *>(const_cast<int8_t *>(left.elements));
     float *const scales = const_cast<float *>(left.scales);
     int32_t *const begins = const_cast<int32_t *>(left.begins);
+    float *const sums = const_cast<float *>(left.sums);
     for (int64_t r = 0; r < rows; ++r) {
       const float *const source = p_.left + (first_row + r) * p_.row_step;
       for (int64_t g = 0; g < groups_; ++g) {
@@ -130,6 +140,7 @@ class QuantizedProduct {
         int32_t sum;
         scales[g * rows + r] = Level::round(values, group, rounded, &sum);
         begins[g * rows + r] = -added * sum;
+        sums[g * rows + r] = static_cast<float>(sum) * scales[g * rows + r];
         for (int64_t k = 0; k < group / 4; ++k) {
           __builtin_memcpy(elements + (first / 4 + k) * rows + r, rounded + k * 4, 4);
         }
@@ -137,14 +148,14 @@ class QuantizedProduct {
     }
   }
 
-  template <int Bits, int Rows>
+  template <int Bits, bool Affine, int Rows>
   void dispatch(int64_t rows, int64_t groups, const QuantizedRows &left, const char *panel, float *totals) const {
     if constexpr (Rows == 1) {
-      Level::template run<Bits, 1>(groups, p_.group, left, panel, totals);
+      Level::template run<Bits, Affine, 1>(groups, p_.group, left, panel, totals);
     } else if (rows == Rows) {
-      Level::template run<Bits, Rows>(groups, p_.group, left, panel, totals);
+      Level::template run<Bits, Affine, Rows>(groups, p_.group, left, panel, totals);
     } else {
-      dispatch<Bits, Rows - 1>(rows, groups, left, panel, totals);
+      dispatch<Bits, Affine, Rows - 1>(rows, groups, left, panel, totals);
     }
   }
 
@@ -157,10 +168,12 @@ template <class Level>
 int32_t multiply_quantized(const hidet_dist_quantized_product &product) {
   if (product.group != 32 && product.group != 64 && product.group != 128) return HIDET_DIST_INVALID_ARGUMENT;
   QuantizedProduct<Level> part(product);
-  if (product.bits == 8) {
-    part.template run<8>();
-  } else if (product.bits == 4) {
-    part.template run<4>();
+  if (product.bits == 8 && product.scales == HIDET_DIST_SYMMETRIC) {
+    part.template run<8, false>();
+  } else if (product.bits == 4 && product.scales == HIDET_DIST_SYMMETRIC) {
+    part.template run<4, false>();
+  } else if (product.bits == 4 && product.scales == HIDET_DIST_AFFINE) {
+    part.template run<4, true>();
   } else {
     return HIDET_DIST_INVALID_ARGUMENT;
   }

@@ -50,20 +50,21 @@ template <int64_t Width>
 struct WideQuantized {
   static constexpr int64_t kWidth = Width, kRows = 4;
 
-  static constexpr int32_t added(int bits) { return bits == 4 ? 8 : 0; }
+  static constexpr int32_t added(int bits, bool affine) { return bits == 4 && !affine ? 8 : 0; }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     return round_wide(values, group, rounded, sum);
   }
 
-  template <int Bits, int Rows>
+  template <int Bits, bool Affine, int Rows>
   static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
-    const int64_t group_bytes = Width * 2 + group * Width * Bits / 8;
-    for (int64_t g = 0; g < groups; ++g, panel += group_bytes) {
-      const QuantizedRows of_group = {left.elements + g * group * Rows, left.scales + g * Rows, left.begins + g * Rows};
+    constexpr int64_t kScales = Width * scale_bytes(Affine);
+    for (int64_t g = 0; g < groups; ++g, panel += kScales + group * Width * Bits / 8) {
+      const QuantizedRows of_group = left.from(g, group, Rows);
 #pragma GCC unroll 2
       for (int64_t column = 0; column < Width; column += 16) {
-        columns<Bits, Rows>(group, of_group, panel + column * 2, panel + Width * 2 + column * 4, totals + column);
+        columns<Bits, Affine, Rows>(group, of_group, panel + column * (Affine ? 4 : 2), panel + kScales + column * 4,
+                                    totals + column);
       }
     }
   }
@@ -72,7 +73,7 @@ struct WideQuantized {
   static constexpr int64_t kAhead = 8192;  // bytes from those that are multiplied to those that are fetched
 
   // Adds the products of a group of 16 columns.
-  template <int Bits, int Rows>
+  template <int Bits, bool Affine, int Rows>
   static HIDET_DIST_INLINE void columns(int64_t group, const QuantizedRows &left, const char *scales, const char *panel,
                                         float *totals) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
@@ -130,12 +131,17 @@ struct WideQuantized {
     }
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(scales + v * 16)));
+      const float *const floats = reinterpret_cast<const float *>(scales) + v * 8;
+      const __m256 scale = Affine
+                               ? _mm256_loadu_ps(floats)
+                               : _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(scales + v * 16)));
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
         float *const at = totals + r * Width + v * 8;
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(left.scales[r]));
-        _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), both, _mm256_loadu_ps(at)));
+        __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), both, _mm256_loadu_ps(at));
+        if (Affine) total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
+        _mm256_storeu_ps(at, total);
       }
     }
   }

@@ -11,7 +11,7 @@ from hidet_dist.errors import ConfigError
 PRODUCT = "matmul"
 """The class of products, of operands of one dtype."""
 
-STORED_PRODUCTS = ("matmul_float16", "matmul_bfloat16", "matmul_int8", "matmul_int4")
+STORED_PRODUCTS = ("matmul_float16", "matmul_bfloat16", "matmul_int8", "matmul_int4", "matmul_uint4")
 """The classes of products by weights of a lower precision. Where one is not known, it has the costs of ``PRODUCT``."""
 
 KERNEL_CLASSES = (

@@ -331,6 +331,7 @@ class QuantizedProduct(ctypes.Structure):
         ("depth", c_int64),
         ("panels", c_void_p),
         ("bits", c_int32),
+        ("scales", c_int32),
         ("group", c_int64),
         ("result", c_void_p),
         ("result_step", c_int64),
@@ -339,7 +340,16 @@ class QuantizedProduct(ctypes.Structure):
 
 
 PANELS = Header(
-    constants={"X86_64": 1, "X86_64_V3": 3, "X86_64_V4": 4, "IN_PANELS": 0, "IN_ROWS": 1, "IN_COLUMNS": 2},
+    constants={
+        "X86_64": 1,
+        "X86_64_V3": 3,
+        "X86_64_V4": 4,
+        "IN_PANELS": 0,
+        "IN_ROWS": 1,
+        "IN_COLUMNS": 2,
+        "SYMMETRIC": 0,
+        "AFFINE": 1,
+    },
     functions={
         "panel_width": Signature(c_int64, (c_int32,)),
         "panels_scratch": Signature(c_int64, (c_int32,)),

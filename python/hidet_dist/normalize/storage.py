@@ -10,6 +10,7 @@ from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.normalize.normal_form import NormalGraph
+from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.operators.sorting import ArgsortOp
 from hidet_dist.rewriting import Uses, copy_operator, uses_of
 from hidet_dist.spec.storage import WeightStorage
@@ -50,6 +51,8 @@ def _orders(x: Tensor, uses: Uses, transposed: bool) -> set[bool | None]:
     for op in uses.get(x, ()):
         if isinstance(op, MatmulOp) and op.inputs[1] is x and op.inputs[0] is not x:
             orders.add(transposed != bool(op.attrs["transpose_b"]))
+        elif isinstance(op, ExpertProductOp) and [place for place, y in enumerate(op.inputs) if y is x] == [1]:
+            orders.add(transposed != bool(op.attrs["transposed"]))
         elif isinstance(op, PermuteDimsOp) and _swaps_last(op):
             orders |= _orders(op.outputs[0], uses, not transposed)
         else:

@@ -279,9 +279,10 @@ class BuildOptions:
         "path, list of paths or dict, optional",
         "The files with the data of the graph's weights, by name: safetensors files, an index of them, or a folder. A "
         "dict has them as ``files``. Its ``precision`` is the one in which weights of products are stored: ``int8`` or "
-        "``int4``, and on CPUs, of float32 ones, ``float16`` or ``bfloat16`` as well. With the first two, ``group`` "
-        "(32, 64 or 128; 32 by default) rows of a column have one float16 scale; on CPUs, products round their left "
-        "operand to 8 bits in the same groups. Embeddings, norms and routers stay as they are.",
+        "``int4``, and on CPUs, of float32 ones, ``float16``, ``bfloat16`` or ``uint4`` as well. With few bits, "
+        "``group`` (32, 64 or 128; 32 by default) rows of a column have one scale; on CPUs, products round their left "
+        "operand to 8 bits in the same groups. Embeddings, norms and routers stay as they are. ``stored`` keeps, on "
+        "CPUs, the elements and scales of weights that their file has in few bits.",
         read=read_weights,
     )
     recompile: bool = option(

@@ -12,7 +12,7 @@ from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.options.option import Check, one_of, or_none, refuse_unknown
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
-from hidet_dist.weights.panels import BITS, GROUPS, PRECISIONS, StoredPrecision
+from hidet_dist.weights.panels import BITS, GROUPS, PRECISIONS, STORED, StoredPrecision
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
@@ -88,10 +88,8 @@ def read_weights(what: str, given: Any) -> WeightsOption:
     refuse_unknown(what, given, ("files", "precision", "group"))
     files, name, group = given.get("files"), given.get("precision"), given.get("group")
     or_none(_PATHS)(f"{what}['files']", files)
-    or_none(one_of(PRECISIONS))(f"{what}['precision']", name)
+    or_none(one_of((*PRECISIONS, STORED)))(f"{what}['precision']", name)
     or_none(one_of(GROUPS))(f"{what}['group']", group)
     if group is not None and name not in BITS:
-        raise ConfigError(
-            f"{what}['group'] is for the precisions {' and '.join(BITS)}; the precision is {shown(name)}."
-        )
+        raise ConfigError(f"{what}['group'] is for the precisions {', '.join(BITS)}; the precision is {shown(name)}.")
     return WeightsOption(files, None if name is None else StoredPrecision(name, group or GROUPS[0]))

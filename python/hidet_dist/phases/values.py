@@ -57,11 +57,14 @@ from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import interface_of, names_of_io
+from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.spec.symbols import SymbolPlan, within_limits
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
 from hidet_dist.weights.named import is_weight
+from hidet_dist.weights.panels import STORED, StoredPrecision
+from hidet_dist.weights.stored_groups import stored_precision_of
 
 _TOLERATED = 0.01  # share of the memory budget by which a program may exceed it
 _MICROSECONDS = 1e6  # per second
@@ -184,10 +187,14 @@ class Prepared:
         meshes = [traced.distributed.mesh, *(one.mesh for one in traced.optimization.given_stages or ())]
         if precision is None or traced.distributed.searches_shares or any(mesh.is_uneven() for mesh in meshes):
             return self, {}
-        dtypes, target = traced.target.record.quantized_dtypes, traced.target
-        stored = with_storages(
-            self.graph, dtypes, lambda x, transposed: target.storage(precision, len(x.shape), transposed), excluded
-        )
+
+        def storage(x: Tensor, transposed: bool) -> WeightStorage | None:
+            own: StoredPrecision | None = precision
+            if precision.name == STORED:  # groups lie along the last dim
+                own = stored_precision_of(x) if transposed else None
+            return None if own is None else traced.target.storage(own, len(x.shape), transposed)
+
+        stored = with_storages(self.graph, traced.target.record.quantized_dtypes, storage, excluded)
         names = {name: stored.weights.get(x, x) for name, x in self.names.items()}
         return replace(self, graph=stored.graph, names=names), stored.weights
 

@@ -29,6 +29,7 @@ class WeightStorage:
     group_bytes: the bytes of the scales of a group of one column.
     width: a multiple to which matrices with scales are padded by columns.
     transposed: whether the weight has the transposed matrices: its last dim are then their rows.
+    exact: whether elements and scales are those that its file has: shards are then of whole groups.
     """
 
     precision: str
@@ -37,6 +38,7 @@ class WeightStorage:
     group_bytes: _Count = 0
     width: _PositiveCount = 1
     transposed: bool = False
+    exact: bool = False
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Compute the bytes of a weight, or of a shard of one, of ``shape`` (elements). Raises SpecError."""

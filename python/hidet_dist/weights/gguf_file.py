@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,8 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, state
 from hidet_dist.limits import MOST_GGUF_ENTRIES, MOST_GGUF_HEADER_BYTES
+from hidet_dist.weights.panels import StoredPrecision
+from hidet_dist.weights.stored_groups import Groups
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # 1 counted in 32 bits
@@ -63,6 +65,48 @@ ENCODINGS: Mapping[int, Encoding] = {
     14: Encoding("Q6_K", 256, 210),
 }
 """The encodings that are read, by their codes in the format."""
+
+
+_GROUP = 32  # elements of each scale of the encodings that are taken as they are
+
+
+def _halves(blocks: torch.Tensor, number: int) -> torch.Tensor:
+    """Read the float16 number of each block as float32[rows, blocks]."""
+    return blocks[..., 2 * number : 2 * number + 2].contiguous().view(torch.float16).float()[..., 0]
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Unpack elements of 4 bits: first the low halves of all bytes of the last dim, then the high ones."""
+    return torch.cat([packed & 15, packed >> 4], -1)
+
+
+def _q8_0(blocks: torch.Tensor) -> Groups:
+    return Groups(blocks[..., 2:].contiguous().view(torch.int8).flatten(1), _halves(blocks, 0))
+
+
+def _q4_0(blocks: torch.Tensor) -> Groups:
+    return Groups(_nibbles(blocks[..., 2:]).flatten(1), _halves(blocks, 0))
+
+
+def _q4_1(blocks: torch.Tensor) -> Groups:
+    return Groups(_nibbles(blocks[..., 4:]).flatten(1), _halves(blocks, 0), _halves(blocks, 1))
+
+
+def _q4_k(blocks: torch.Tensor) -> Groups:
+    """Read blocks of eight groups, whose scales and minimums are multiples, of 6 bits, of two float16 numbers."""
+    low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat([low & 63, (high & 15) | (low >> 6) << 4], -1)
+    minimums = torch.cat([middle & 63, (high >> 4) | (middle >> 6) << 4], -1)
+    elements = _nibbles(blocks[..., 16:].unflatten(-1, (4, _GROUP)))
+    return Groups(
+        elements.flatten(1),
+        (_halves(blocks, 0)[..., None] * scales.float()).flatten(1),
+        -(_halves(blocks, 1)[..., None] * minimums.float()).flatten(1),
+    )
+
+
+_GROUPS_OF: Mapping[int, Callable[[torch.Tensor], Groups]] = {8: _q8_0, 2: _q4_0, 3: _q4_1, 12: _q4_k}
+"""What reads the groups of uint8[rows, blocks, bytes], by the code of an encoding."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +150,18 @@ class GgufTensor:
             When the file cannot be read, or has changed since its header was read.
         """
         encoding = ENCODINGS[self.code]
+        data = self._bytes_of(begin, end)
+        shape = (end - begin, self.shape[-1])
+        if encoding.elements == 1:
+            return torch.frombuffer(data, dtype=getattr(torch, encoding.dtype)).reshape(shape)
+        packed = torch.frombuffer(data, dtype=torch.uint8).reshape(shape[0], -1).numpy()
+        dequantize = importlib.import_module("gguf.quants").dequantize
+        kinds = importlib.import_module("gguf.constants").GGMLQuantizationType
+        return torch.from_numpy(dequantize(packed, kinds(self.code))).reshape(shape)
+
+    def _bytes_of(self, begin: int, end: int) -> bytearray:
+        """Read the bytes of rows ``begin`` to ``end``. Raises WeightsError."""
+        encoding = ENCODINGS[self.code]
         row_bytes = self.shape[-1] // encoding.elements * encoding.nbytes
         data = bytearray((end - begin) * row_bytes)
         try:
@@ -123,13 +179,7 @@ class GgufTensor:
             if isinstance(error, WeightsError):
                 raise
             raise WeightsError(f"The weights file {self.file} cannot be read: {error}.") from error
-        shape = (end - begin, self.shape[-1])
-        if encoding.elements == 1:
-            return torch.frombuffer(data, dtype=getattr(torch, encoding.dtype)).reshape(shape)
-        packed = torch.frombuffer(data, dtype=torch.uint8).reshape(shape[0], row_bytes).numpy()
-        dequantize = importlib.import_module("gguf.quants").dequantize
-        kinds = importlib.import_module("gguf.constants").GGMLQuantizationType
-        return torch.from_numpy(dequantize(packed, kinds(self.code))).reshape(shape)
+        return data
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous.
@@ -139,7 +189,13 @@ class GgufTensor:
         counts = [part.stop - part.start for part in region]
         if not math.prod(counts):
             return torch.empty(counts, dtype=getattr(torch, self.dtype))
-        # The rows of consecutive indices of the slowest dims are read at once.
+        last = region[-1]
+        parts = [self.rows(begin, end)[:, last.start : last.stop] for begin, end in self._runs(region)]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined.reshape(counts).contiguous()
+
+    def _runs(self, region: Sequence[slice]) -> list[list[int]]:
+        """List the rows of a region, from the first to behind the last of neighbours, which are read at once."""
         starts = [0]
         step = 1
         for dim in range(len(self.shape) - 2, -1, -1):
@@ -152,10 +208,36 @@ class GgufTensor:
                 runs[-1][1] = start + 1
             else:
                 runs.append([start, start + 1])
-        last = region[-1]
-        parts = [self.rows(begin, end)[:, last.start : last.stop] for begin, end in runs]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined.reshape(counts).contiguous()
+        return runs
+
+    @property
+    def stored_precision(self) -> StoredPrecision | None:
+        """The precision that holds the elements without rounding; None if there is none."""
+        name = {8: "int8", 2: "int4", 3: "uint4", 12: "uint4"}.get(self.code)
+        return None if name is None else StoredPrecision(name, _GROUP, exact=True)
+
+    def groups(self, region: Sequence[slice]) -> Groups:
+        """Read the groups of ``region``, whose last dim is of whole groups, without rounding.
+
+        Raises WeightsError as :meth:`rows` does.
+        """
+        counts, last = [part.stop - part.start for part in region], region[-1]
+        elements, scales, minimums = [], [], []
+        for begin, end in self._runs(region):
+            rows = torch.frombuffer(self._bytes_of(begin, end), dtype=torch.uint8)
+            blocks = rows.reshape(end - begin, -1, ENCODINGS[self.code].nbytes)
+            found = _GROUPS_OF[self.code](blocks)
+            elements.append(found.elements[:, last.start : last.stop])
+            wanted = slice(last.start // _GROUP, last.stop // _GROUP)
+            scales.append(found.scales[:, wanted])
+            if found.minimums is not None:
+                minimums.append(found.minimums[:, wanted])
+        per_group = [*counts[:-1], counts[-1] // _GROUP]
+        return Groups(
+            torch.cat(elements).reshape(counts),
+            torch.cat(scales).reshape(per_group),
+            torch.cat(minimums).reshape(per_group) if minimums else None,
+        )
 
     def _check(self, file: Any) -> None:
         if state(os.fstat(file.fileno())) != self.state:
@@ -348,6 +430,18 @@ class Permuted:
             return self.tensor.read(region)
         begin = int(order.min())
         return self.tensor.read([slice(begin, int(order.max()) + 1), *region[1:]])[order - begin]
+
+    @property
+    def stored_precision(self) -> StoredPrecision | None:
+        """The precision that holds the elements without rounding; None if there is none."""
+        return self.tensor.stored_precision
+
+    def groups(self, region: Sequence[slice]) -> Groups:
+        """Read the groups of ``region``, whose last dim is of whole groups; see :meth:`GgufTensor.groups`."""
+        order = self.order[region[0]]
+        begin = int(order.min())
+        read = self.tensor.groups([slice(begin, int(order.max()) + 1), *region[1:]])
+        return read.select(order - begin)
 
 
 @dataclass(frozen=True)

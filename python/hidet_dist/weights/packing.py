@@ -11,7 +11,8 @@ from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
 from hidet_dist.weights.panels import BITS, Panels
 from hidet_dist.weights.safetensors_file import own_memory
-from hidet_dist.weights.sources import Source, read_shard
+from hidet_dist.weights.sources import Source, read_shard, region_of
+from hidet_dist.weights.stored_groups import read_groups
 
 _BLOCK_BYTES = 2**22
 _LEAST_RUN_BYTES = 4096  # of a row that is read at once: shorter runs of a file take as long
@@ -45,7 +46,10 @@ def panel_blocks(
     depth, columns = panels.depth, panels.columns
     sides = (columns, depth) if panels.transposed else (depth, columns)
     size = weight.nbytes // math.prod(weight.shape)
-    if tuple(shape[-2:]) == sides:
+    exact = weight.storage is not None and weight.storage.exact
+    if exact and (tuple(shape[-2:]) != sides or not panels.transposed):
+        raise WeightsError(f"The weight {weight.name!r} cannot be held as its file has it: its matrices are others.")
+    if exact or tuple(shape[-2:]) == sides:
         read = _reader(source, weight, mesh, coordinate, shape[:-2], panels)
     else:
         read = _slicer(read_shard(source, weight, mesh, coordinate), panels)
@@ -54,6 +58,10 @@ def panel_blocks(
     for matrix in range(panels.matrices):
         for first in range(0, columns, at_once):
             last = min(first + at_once, columns)
+            if exact:
+                part = [*_index_of(matrix, shape[:-2]), slice(first, last), slice(0, depth)]
+                yield _taken(source, weight, mesh, coordinate, part, panels)
+                continue
             if panels.precision in BITS:
                 yield quantized(read(matrix, slice(0, depth), slice(first, last)), panels)
                 continue
@@ -73,16 +81,22 @@ def _reader(
     panels: Panels,
 ) -> _Read:
     def read(matrix: int, rows: slice, columns: slice) -> torch.Tensor:
-        part: list[slice] = []
-        for extent in reversed(stack):
-            matrix, index = divmod(matrix, extent)
-            part.insert(0, slice(index, index + 1))
+        part = _index_of(matrix, stack)
         part += [columns, rows] if panels.transposed else [rows, columns]
         block = read_shard(source, weight, mesh, coordinate, part)
         block = block.reshape(block.shape[-2:])
         return block.t() if panels.transposed else block
 
     return read
+
+
+def _index_of(matrix: int, stack: Sequence[int]) -> list[slice]:
+    """Find the place of a matrix in a stack, by its number."""
+    place: list[slice] = []
+    for extent in reversed(stack):
+        matrix, index = divmod(matrix, extent)
+        place.insert(0, slice(index, index + 1))
+    return place
 
 
 def _slicer(whole: torch.Tensor, panels: Panels) -> _Read:
@@ -121,44 +135,95 @@ def quantized(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Round columns of a matrix, which begin with a panel's, to panels of few bits; return their bytes in one dim.
 
     With 8 bits, a group's scale is its largest magnitude / 127. With 4 bits, it is the element of largest magnitude
-    / -8, and elements are from -8 to 7 times the scale. These are the rules of GGUF's Q8_0 and Q4_0, so that weights
-    that were rounded by them in groups of the same rows are stored exactly
-    (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c).
+    / -8, and elements are from -8 to 7 times the scale. With a minimum, the scale is a 15th of the range. These are
+    the rules of GGUF's Q8_0, Q4_0 and Q4_1, so that weights that were rounded by the first two in groups of the same
+    rows are stored exactly (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c).
 
     Parameters
     ----------
     matrix: Tensor
         Float32, of shape [depth, columns].
     panels: Panels
-        The arrangement, of the precision int8 or int4.
+        The arrangement, of a precision with scales.
 
     Raises
     ------
     WeightsError
-        When a group has no finite float16 scale.
+        When a group has no finite scale.
     """
-    group, width = panels.group, panels.width
-    groups, across = -(-panels.depth // group), -(-matrix.shape[1] // width)
-    padded = torch.nn.functional.pad(
-        matrix.float(), (0, across * width - matrix.shape[1], 0, groups * group - panels.depth)
-    ).reshape(groups, group, across * width)
+    group = panels.group
+    groups = -(-panels.depth // group)
+    missing, values = groups * group - panels.depth, matrix.float()
+    if missing and panels.precision == "uint4":  # what stands behind the last row must not widen its group's range
+        values = torch.cat([values, values[-1:].expand(missing, -1)])
+    elif missing:
+        values = torch.nn.functional.pad(values, (0, 0, 0, missing))
+    padded = values.reshape(groups, group, -1)
+    minimums = None
     if panels.precision == "int8":
-        scales = (padded.abs().amax(1) / 127).half()
-    else:
+        scales = (padded.abs().amax(1) / 127).half().float()
+    elif panels.precision == "int4":
         largest = padded.abs().argmax(1, keepdim=True)
-        scales = (padded.gather(1, largest)[:, 0] / -8).half()
-    _check_finite(scales, panels)
-    wide = scales.float()[:, None]
-    multiples = padded * torch.where(wide == 0, 0.0, 1 / wide)
-    if panels.precision == "int8":
-        rounded = multiples.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
-        elements = rounded.reshape(groups, group // 4, 4, across, width).permute(3, 0, 1, 4, 2)
+        scales = (padded.gather(1, largest)[:, 0] / -8).half().float()
     else:
-        rounded = (multiples + 8.5).floor().clamp(0, 15).to(torch.uint8)
-        halves = rounded.reshape(groups, group // 8, 2, 4, across, width)
-        elements = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(3, 0, 1, 4, 2)
-    factors = scales.reshape(groups, across, width).transpose(0, 1).contiguous().view(torch.uint8)
-    return torch.cat([factors, elements.reshape(across, groups, -1)], 2).reshape(-1)
+        minimums = padded.amin(1)
+        scales = (padded.amax(1) - minimums) / 15
+        padded = padded - minimums[:, None]
+    _check_finite(scales, panels)
+    multiples = padded * torch.where(scales == 0, 0.0, 1 / scales)[:, None]
+    if panels.precision == "int8":
+        rounded = multiples.round().clamp(-127, 127).to(torch.int8)
+    else:
+        begin = 0.5 if minimums is not None else 8.5
+        rounded = (multiples + begin).floor().clamp(0, 15).to(torch.uint8)
+    return _in_groups(rounded, scales, minimums, panels)
+
+
+def _in_groups(
+    elements: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None, panels: Panels
+) -> torch.Tensor:
+    """Arrange elements [groups, group, columns] and scales [groups, columns] as panels; return bytes in one dim."""
+    groups, group, columns = elements.shape
+    width, across = panels.width, -(-columns // panels.width)
+    missing = (0, across * width - columns)
+    stored = torch.nn.functional.pad(elements.view(torch.uint8), missing)
+    if panels.precision == "int8":
+        bytes_ = stored.reshape(groups, group // 4, 4, across, width).permute(3, 0, 1, 4, 2)
+    else:
+        halves = stored.reshape(groups, group // 8, 2, 4, across, width)
+        bytes_ = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(3, 0, 1, 4, 2)
+    factors = [scales.half()] if minimums is None else [scales, minimums]
+    parts = [
+        torch.nn.functional.pad(part, missing).reshape(groups, across, width).transpose(0, 1).contiguous()
+        for part in factors
+    ]
+    return torch.cat([*(part.view(torch.uint8) for part in parts), bytes_.reshape(across, groups, -1)], 2).reshape(-1)
+
+
+def _taken(
+    source: Source,
+    weight: TensorPlan,
+    mesh: DeviceMesh,
+    coordinate: Sequence[int],
+    part: Sequence[slice],
+    panels: Panels,
+) -> torch.Tensor:
+    """Arrange a part of a shard, of whole groups of one matrix, as panels, with what its file has.
+
+    The weight has transposed matrices; ``part`` has some of their rows. Rows beyond the end of the weight are zero.
+    """
+    read = read_groups(source, region_of(weight, mesh, coordinate, part))
+    elements = read.elements.reshape(-1, panels.depth)
+    scales = read.scales.reshape(len(elements), -1)
+    minimums = None if read.minimums is None else read.minimums.reshape(len(elements), -1)
+    missing = (0, 0, 0, part[-2].stop - part[-2].start - len(elements))
+    pad = torch.nn.functional.pad
+    return _in_groups(
+        pad(elements, missing).t().contiguous().unflatten(0, (-1, panels.group)),
+        pad(scales, missing).t().contiguous(),
+        None if minimums is None else pad(minimums, missing).t().contiguous(),
+        panels,
+    )
 
 
 def _check_finite(stored: torch.Tensor, panels: Panels) -> None:

@@ -22,8 +22,14 @@ PANEL_WIDTHS = {
 }
 """The columns of a panel, by architecture. For a processor, those whose sums its registers hold for a block of rows."""
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "uint4": 4}
 """The bits of an element of each precision with scales."""
+
+SCALE_BYTES = {"int8": 2, "int4": 2, "uint4": 8}
+"""The bytes of the scale of a group of one column: a float16 number. ``uint4`` has a float32 scale and minimum."""
+
+STORED = "stored"
+"""The name that stands for the precision in which the file of a weight has it, without rounding."""
 
 PRECISIONS = ("float16", "bfloat16", *BITS)
 """The lower precisions in which weights may be stored."""
@@ -32,22 +38,26 @@ GROUPS = (32, 64, 128)
 """The rows that a group of elements with one scale may have."""
 
 _HALF_BITS = 16
-_SCALE_BYTES = 2
 
 
 @dataclass(frozen=True)
 class StoredPrecision:
-    """A lower precision of weights in panels, one of ``PRECISIONS``; for those of few bits, the rows of a group."""
+    """A lower precision of weights in panels, one of ``PRECISIONS``; for those of few bits, the rows of a group.
+
+    ``exact``: elements and scales are those that a file has, instead of rounded ones.
+    """
 
     name: str
     group: int = GROUPS[0]
+    exact: bool = False
 
 
 def storage_in_panels(precision: StoredPrecision, width: int, transposed: bool) -> WeightStorage:
     """Describe the bytes of a weight in panels of ``width`` columns, which has transposed matrices or not."""
-    if precision.name not in BITS:
-        return WeightStorage(precision.name, _HALF_BITS, transposed=transposed)
-    return WeightStorage(precision.name, BITS[precision.name], precision.group, _SCALE_BYTES, width, transposed)
+    name, group = precision.name, precision.group
+    if name not in BITS:
+        return WeightStorage(name, _HALF_BITS, transposed=transposed)
+    return WeightStorage(name, BITS[name], group, SCALE_BYTES[name], width, transposed, precision.exact)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class Panels:
     @property
     def column_bytes(self) -> int:
         """The bytes of a column of few bits, with its scales."""
-        return -(-self.depth // self.group) * (_SCALE_BYTES + self.group * BITS[self.precision] // 8)
+        return -(-self.depth // self.group) * (SCALE_BYTES[self.precision] + self.group * BITS[self.precision] // 8)
 
     def stored_dtype(self, dtype: str) -> str:
         """Name the dtype in which the elements of a weight of ``dtype`` lie."""

@@ -156,20 +156,24 @@ def read_shard(
     """
     local = weight.spec.local_shape(weight.shape, mesh, coordinate)
     part = [slice(0, size) for size in local] if part is None else part
-    region = [
-        slice(
-            shard_slice.start + part_slice.start,
-            max(shard_slice.start + part_slice.start, min(shard_slice.start + part_slice.stop, shard_slice.stop)),
-        )
-        for shard_slice, part_slice in zip(weight.spec.slices(weight.shape, mesh, coordinate), part, strict=True)
-    ]
-    data = source.read(region)
+    data = source.read(region_of(weight, mesh, coordinate, part))
     shape = [part_slice.stop - part_slice.start for part_slice in part]
     if list(data.shape) == shape:
         return data
     padded = torch.zeros(shape, dtype=data.dtype)
     padded[tuple(slice(0, size) for size in data.shape)] = data
     return padded
+
+
+def region_of(weight: TensorPlan, mesh: DeviceMesh, coordinate: Sequence[int], part: Sequence[slice]) -> list[slice]:
+    """Find the region of a weight that is ``part`` of the shard for the device at ``coordinate``, without padding."""
+    return [
+        slice(
+            shard_slice.start + part_slice.start,
+            max(shard_slice.start + part_slice.start, min(shard_slice.start + part_slice.stop, shard_slice.stop)),
+        )
+        for shard_slice, part_slice in zip(weight.spec.slices(weight.shape, mesh, coordinate), part, strict=True)
+    ]
 
 
 def shard_blocks(

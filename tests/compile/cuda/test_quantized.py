@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
+from hidet_dist.normalize.storage import with_storages
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -43,9 +45,13 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
         rows = torch.export.Dim("rows", min=1)
         traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
         graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, "float16").graph)
+        dtypes = H100.record.quantized_dtypes
+        graph = with_storages(
+            graph, dtypes, lambda x, transposed: H100.storage(precision, len(x.shape), transposed)
+        ).graph
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
         program = partition_graph(graph, plan.stages[0], target=H100)
-        compiled = compile_program(program, H100, precision=precision)
+        compiled = compile_program(program, H100)
         assert "QuantizedMatmul" in compiled.kernel_names
         ((_, panels),) = compiled.stage.panels.items()
         assert (panels.precision, panels.group) == (precision.name, precision.group)

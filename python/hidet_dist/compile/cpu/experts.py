@@ -10,7 +10,7 @@ from hidet.graph.transforms import ResolveRule, register_resolve_rule
 
 from hidet_dist.compat.native_call import STORE
 from hidet_dist.compile.cpu.active import is_active, known_kernels
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values, quantized_parameters
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
@@ -62,7 +62,7 @@ class ExpertKernelOp(TiledOp):
         flag = {True: "true", False: "false"}
         element = ELEMENT_TYPES[x.dtype.name]
         if precision in BITS:
-            kind, stored = f"QuantizedExperts<{width}, {BITS[precision]}, {group}>", "uint8_t"
+            kind, stored = f"QuantizedExperts<{quantized_parameters(width, precision, group)}>", "uint8_t"
         else:
             stored = ELEMENT_TYPES[weight.dtype.name]
             kind = f"ExpertMatrices<{width}, {stored}>"

@@ -19,7 +19,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_statement
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values, quantized_parameters
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.weights.panels import BITS, Panels, StoredPrecision
@@ -64,7 +64,8 @@ class PanelMatmulOp(TiledOp):
         text = Values()
         function, element = f"multiply_panels<{width}>", ELEMENT_TYPES[a.dtype.name]
         if precision in BITS:
-            function, elements = f"multiply_quantized<{width}, {BITS[precision]}, {group}>", (element, "uint8_t")
+            function = f"multiply_quantized<{quantized_parameters(width, precision, group)}>"
+            elements = (element, "uint8_t")
         else:
             elements = (element, ELEMENT_TYPES[b.dtype.name])
         statement = product_statement(function, left, right, product, k, elements, stores, text)

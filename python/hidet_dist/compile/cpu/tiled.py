@@ -24,6 +24,7 @@ from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_
 from hidet_dist.compile.cpu.kernels.lowering import OWN_FUNCTIONS, POWERS
 from hidet_dist.runtime.openblas import openblas_dir
 from hidet_dist.spec.extents import Extent, same_shape
+from hidet_dist.weights.panels import BITS
 
 ELEMENT_TYPES = {
     "float32": "float",
@@ -280,3 +281,9 @@ class _Flat(IRRewriter):
                 offset = offset + int64(index) * stride
             stride = stride * int64(size)
         return tensor_element(self.inputs[e.base], [offset])
+
+
+def quantized_parameters(width: int, precision: str, group: int) -> str:
+    """Write the parameters of templates that multiply by panels of few bits."""
+    scales = "HIDET_DIST_AFFINE" if precision == "uint4" else "HIDET_DIST_SYMMETRIC"
+    return f"{width}, {BITS[precision]}, {group}, {scales}"

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from hidet.graph import Operator
+from hidet.graph import Operator, Tensor
 
 from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
@@ -115,7 +115,12 @@ def formulate(
             "only: leave the shares out."
         )
     weights = [
-        _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True, simple=simple)
+        _whole_groups(
+            view.tensors[name],
+            view.shape(name),
+            _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True, simple=simple),
+            mesh,
+        )
         for name in view.weights
     ]
     input_pins = [pins.tensors.get(name, []) for name in view.inputs]
@@ -587,6 +592,26 @@ def _layouts(
         most = max((len(spec.mesh_axes) for spec in of_one_dim), default=0)
         specs = [specs[0], *(spec for spec in of_one_dim if len(spec.mesh_axes) == most)]
     return pins.layouts(tensor_pins, what, shape, specs, padded)
+
+
+def _whole_groups(weight: Tensor, shape: tuple[int, ...], specs: Specs, mesh: DeviceMesh) -> Specs:
+    """List those specs of a weight that is held as its file has it whose shards are of whole groups.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, because of pins.
+    """
+    storage = storage_of(weight)
+    if storage is None or not storage.exact:
+        return specs
+    whole = [spec for spec in specs if spec.local_shape(shape, mesh)[-1] % storage.group == 0]
+    if not whole:
+        raise ConfigError(
+            f"The pins of a weight of the shape {list(shape)} split its groups of {storage.group} elements, in which "
+            "its file has it: leave them out, or the precision 'stored' of optimization_config['weights']."
+        )
+    return whole
 
 
 def _boundary_specs(

@@ -1,0 +1,108 @@
+"""Weights taken as files have them, in few bits: their values are those of the reference, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import hidet
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hidet import ops
+
+import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.errors import ConfigError
+from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted
+from hidet_dist.weights.named import weight_of
+from hidet_dist.weights.panels import BITS, SCALE_BYTES, Panels
+from hidet_dist.weights.stored_groups import read_groups
+
+Q = gguf.GGMLQuantizationType
+ENCODINGS = {Q.Q8_0: (34, 1), Q.Q4_0: (18, 1), Q.Q4_1: (20, 2), Q.Q4_K: (144, 2)}
+"""The bytes of a block, and the float16 numbers with which it begins."""
+
+ROWS = 40
+
+
+def stored(path: Path, kind: Q, columns: int = 512) -> tuple[GgufTensor, torch.Tensor]:
+    """A tensor of random blocks in a file, and its values by the ``gguf`` package."""
+    rng = np.random.default_rng(int(kind))
+    nbytes, numbers = ENCODINGS[kind]
+    raw = rng.integers(0, 256, (ROWS, columns // (256 if kind == Q.Q4_K else 32), nbytes), dtype=np.uint8)
+    halves = rng.standard_normal((*raw.shape[:2], numbers)).astype(np.float16) / 64
+    raw[..., : 2 * numbers] = halves.view(np.uint8).reshape(*raw.shape[:2], -1)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("w", raw.reshape(ROWS, -1), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    values = gguf.quants.dequantize(raw.reshape(ROWS, -1), kind).reshape(ROWS, columns)
+    return GgufFile.open(path).tensors["w"], torch.from_numpy(np.ascontiguousarray(values))
+
+
+def values_of(data: torch.Tensor, panels: Panels) -> torch.Tensor:
+    """Read panels of few bits: float32[columns, depth]."""
+    few, width, group = BITS[panels.precision], panels.width, panels.group
+    blocks = data.reshape(-1, panels.depth // group, width * (SCALE_BYTES[panels.precision] + group * few // 8))
+    scales, minimums = SCALE_BYTES[panels.precision] * width, torch.zeros(())
+    if panels.precision == "uint4":
+        both = blocks[..., :scales].contiguous().view(torch.float32)
+        factors, minimums = both[..., :width], both[..., width:]
+    else:
+        factors = blocks[..., :scales].contiguous().view(torch.float16).float()
+    rest = blocks[..., scales:]
+    if few == 8:
+        elements = rest.reshape(*rest.shape[:2], group // 4, width, 4).view(torch.int8).transpose(2, 3)
+    else:
+        halves = rest.reshape(*rest.shape[:2], group // 8, 1, width, 4)
+        both_halves = torch.cat([halves & 15, halves >> 4], 3).to(torch.int8)
+        elements = both_halves.permute(0, 1, 4, 2, 3, 5) - 8 * (panels.precision == "int4")
+    elements = elements.reshape(*rest.shape[:2], width, group).float()
+    values = elements * factors[..., None] + (minimums[..., None] if minimums.dim() else 0.0)
+    return values.transpose(1, 2).reshape(-1, panels.depth)[: panels.columns]
+
+
+@pytest.mark.parametrize("kind", ENCODINGS)
+def test_groups_have_the_values_of_the_reference(tmp_path: Path, kind: Q) -> None:
+    tensor, values = stored(tmp_path / "a.gguf", kind)
+    assert torch.equal(tensor.groups([slice(0, ROWS), slice(0, 512)]).values(), values)
+    region = [slice(3, 17), slice(96, 320)]
+    assert torch.equal(read_groups(tensor, region).values(), values[3:17, 96:320])
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Permuted(tensor, order).groups(region).values(), values[order][3:17, 96:320])
+
+
+@pytest.mark.parametrize("kind", ENCODINGS)
+def test_artifacts_have_the_values_of_the_reference(tmp_path: Path, kind: Q) -> None:
+    tensor, values = stored(tmp_path / "a.gguf", kind)
+    x = hidet.symbol([3, 512], "float32", "cpu")
+    graph = hidet.trace_from(ops.matmul_nt(x, weight_of("w", tensor, tensor.shape, tensor.dtype)), [x])
+    config = {"weights": {"precision": "stored"}}
+    result = hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, config, tmp_path / "out")
+    (stage,) = Manifest.load(tmp_path / "out").program().stages
+    ((name, panels),) = stage.panels.items()
+    assert result.weight_bytes_per_rank == [stage.weight_bytes]
+    (file,) = (tmp_path / "out").rglob("*.safetensors")
+    data = safetensors.torch.load_file(file)[name]
+    assert torch.equal(values_of(data.reshape(-1), panels), values)
+    given = np.random.default_rng(0).standard_normal((3, 512), np.float32)
+    with hidet_dist.load_partition(tmp_path / "out") as model:
+        answer = np.asarray(model(given))
+    exact = given @ values.T.numpy()
+    assert np.linalg.norm(answer - exact) < 0.02 * np.linalg.norm(exact)
+
+
+def test_shards_are_of_whole_groups(tmp_path: Path) -> None:
+    tensor, _ = stored(tmp_path / "a.gguf", Q.Q4_0, 96)  # three groups
+    x = hidet.symbol([3, 96], "float32", "cpu")
+    graph = hidet.trace_from(ops.matmul_nt(x, weight_of("w", tensor, tensor.shape, tensor.dtype)), [x])
+    config = {"weights": {"precision": "stored"}, "arch": "x86-64-v3"}
+    (weight,) = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, config).stages[0].weights
+    assert weight.storage is not None
+    assert str(weight.spec) in ("(R, R)", "(S0, R)")
+    with pytest.raises(ConfigError, match="split its groups of 32"):
+        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {**config, "pins": {"w0": "(R, S0)"}})
