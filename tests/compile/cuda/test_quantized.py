@@ -45,10 +45,8 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
         rows = torch.export.Dim("rows", min=1)
         traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
         graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, "float16").graph)
-        dtypes = H100.record.quantized_dtypes
-        graph = with_storages(
-            graph, dtypes, lambda x, transposed: H100.storage(precision, len(x.shape), transposed)
-        ).graph
+        storage = partial(H100.storage, precision, 2)
+        graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
         program = partition_graph(graph, plan.stages[0], target=H100)
         compiled = compile_program(program, H100)
