@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from hidet_dist.limits import MOST_NESTED
 
 
@@ -140,6 +138,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def _depth(text: str) -> int:
     """Return the most brackets of a JSON text that are open at once, outside strings."""
+    import numpy as np  # the command does without for most of what it does
+
     outside = np.frombuffer(_STRING.sub("", text).encode("utf-8", "surrogatepass"), np.uint8)
     steps = np.isin(outside, list(_OPENS)).astype(np.int32) - np.isin(outside, list(_CLOSES))
     return int(steps.cumsum().max(initial=0))
