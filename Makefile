@@ -1,6 +1,6 @@
 # Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
-# bench-state, bench-llm, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# bench-state, bench-llm, bench-experts, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -169,6 +169,10 @@ bench-kernels: setup
 # Products by weights beside the copy bandwidth, the arithmetic peak, OpenBLAS and PyTorch.
 bench-products: setup
 	$(BIN)/python benchmarks/products.py --out benchmarks/results/products.json $(ARGS)
+
+# One thread, a minute.
+bench-experts: setup
+	$(BIN)/python benchmarks/experts.py --out benchmarks/results/experts.json $(ARGS)
 
 # On a machine with a GPU; with .gpu/ there, offline and with the system's Python. ARGS="--ranks 1 2 --only gpt2"
 gpu-test: $(if $(wildcard .gpu/setup.sh),,setup)
