@@ -170,7 +170,7 @@ bench-kernels: setup
 bench-products: setup
 	$(BIN)/python benchmarks/products.py --out benchmarks/results/products.json $(ARGS)
 
-# One thread, a minute.
+# One thread, seven minutes.
 bench-experts: setup
 	$(BIN)/python benchmarks/experts.py --out benchmarks/results/experts.json $(ARGS)
 
