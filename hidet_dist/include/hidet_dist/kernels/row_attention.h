@@ -99,46 +99,81 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 const int64_t kChunk = 128; /* rows of a chunk: merging two costs as much as a few rows */
 const int64_t kQuad = 4;    /* rows that are read together */
 const int64_t kAhead = 8;   /* how many rows before they are read rows are asked for */
+const int64_t kLine = 64;   /* bytes of a cache line */
 const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many groups fill the first one */
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
 const float kNothing = -FLT_MAX;
 
 inline int64_t padded(int64_t size) { return divide_up(size, 16) * 16; }
 
-/* Scores of N queries with four rows. */
+/*
+ * Runs of bytes that are asked for while others are read, a line of each at a time: a processor that is asked for more
+ * lines than it can wait for stops.
+ */
+struct Ahead {
+  const char *at[kQuad];
+  int64_t next, bytes; /* of each run */
+
+  __attribute__((always_inline)) inline void ask() {
+    if (next >= bytes) return;
+    for (int64_t j = 0; j < kQuad; ++j) __builtin_prefetch(at[j] + next, 0, kSecondLevel);
+    next += kLine;
+  }
+};
+
+/* Scores of N queries with four rows. Without the pragmas GCC keeps the sums in memory before and after the loop. */
 template <int N, class E>
-HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size,
-                              float *scores) {
+HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size, float *scores,
+                              Ahead &asked) {
+  Ahead ahead = asked;
   Vec total[N][kQuad];
+#pragma GCC unroll 4
   for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
     for (int j = 0; j < kQuad; ++j) total[i][j] = zero();
   for (int64_t d = 0; d < size; d += kLanes) {
+    if (d * static_cast<int64_t>(sizeof(E)) % kLine == 0) ahead.ask();
     Vec q[N];
+#pragma GCC unroll 4
     for (int i = 0; i < N; ++i) q[i] = load(query + i * query_step + d);
+#pragma GCC unroll 4
     for (int j = 0; j < kQuad; ++j) {
       const Vec k = load(rows[j] + d);
+#pragma GCC unroll 4
       for (int i = 0; i < N; ++i) total[i][j] = fma(q[i], k, total[i][j]);
     }
   }
+#pragma GCC unroll 4
   for (int i = 0; i < N; ++i)
     _mm_storeu_ps(scores + i * kChunk, sums(total[i][0], total[i][1], total[i][2], total[i][3]));
+  asked.next = ahead.next;
 }
 
 /* Add four rows to the results of N queries, each times its weight for the row. */
 template <int N, class E>
-HIDET_DIST_NOINLINE void mix(const float *weights, const E *const *rows, int64_t size, float *result, int64_t step) {
+HIDET_DIST_NOINLINE void mix(const float *weights, const E *const *rows, int64_t size, float *result, int64_t step,
+                             Ahead &asked) {
+  Ahead ahead = asked;
   Vec w[N][kQuad];
+#pragma GCC unroll 4
   for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
     for (int j = 0; j < kQuad; ++j) w[i][j] = all(weights[i * kChunk + j]);
   for (int64_t d = 0; d < size; d += kLanes) {
+    if (d * static_cast<int64_t>(sizeof(E)) % kLine == 0) ahead.ask();
     Vec y[N];
+#pragma GCC unroll 4
     for (int i = 0; i < N; ++i) y[i] = load(result + i * step + d);
+#pragma GCC unroll 4
     for (int j = 0; j < kQuad; ++j) {
       const Vec v = load(rows[j] + d);
+#pragma GCC unroll 4
       for (int i = 0; i < N; ++i) y[i] = fma(w[i][j], v, y[i]);
     }
+#pragma GCC unroll 4
     for (int i = 0; i < N; ++i) store(result + i * step + d, y[i]);
   }
+  asked.next = ahead.next;
 }
 
 /* The same for one query and some of the rows, with the same sums. */
@@ -312,11 +347,10 @@ class Worker {
     for (int64_t l = least; l < behind; l += kQuad) {
       const int64_t next = l + kAhead - behind; /* behind the last keys come the first values */
       for (int64_t g = 0; g < block.groups; ++g) {
-        if (next < 0)
-          ask_for(operands_.keys, shape_.size_k, block, g, l + kAhead);
-        else
-          ask_for(operands_.values, shape_.value_step, block, g, least + next);
-        scores_of_quad(block, g, l);
+        Ahead ahead = next < 0 ? share_of(operands_.keys, shape_.size_k, block, g, l + kAhead)
+                               : share_of(operands_.values, shape_.value_step, block, g, least + next);
+        scores_of_quad(block, g, l, ahead);
+        while (ahead.next < ahead.bytes) ahead.ask();
       }
     }
     for (int64_t g = 0; g < block.groups; ++g)
@@ -326,11 +360,13 @@ class Worker {
     for (int64_t l = least; l < behind; l += kQuad) {
       const int64_t next = l + kAhead - behind;
       for (int64_t g = 0; g < block.groups; ++g) {
+        Ahead ahead = {{}, 0, 0};
         if (next < 0)
-          ask_for(operands_.values, shape_.value_step, block, g, l + kAhead);
+          ahead = share_of(operands_.values, shape_.value_step, block, g, l + kAhead);
         else if (behind == kChunk)
-          ask_for(operands_.keys, shape_.size_k, block, g, kChunk + next);
-        mix_quad(block, g, l, result);
+          ahead = share_of(operands_.keys, shape_.size_k, block, g, kChunk + next);
+        mix_quad(block, g, l, result, ahead);
+        while (ahead.next < ahead.bytes) ahead.ask();
       }
     }
   }
@@ -360,22 +396,23 @@ class Worker {
   }
 
   /*
-   * Ask for the share of a group in a quad of rows. Shares follow each other as rows and their groups lie in memory:
-   * processors follow such streams ahead, and not those of rows in turns. A share at a time, because a processor stops
-   * when it waits for more lines than it can. Always inlined, as compilers drop calls of functions that only ask.
+   * What is asked for beside a group of a quad of rows. Shares follow each other as rows and their groups lie in memory:
+   * processors follow such streams ahead, and not those of rows in turns.
    */
-  __attribute__((always_inline)) inline void ask_for(const Pool *pool, int64_t step, const Block &block, int64_t share,
-                                                     int64_t l) const {
-    const int64_t bytes = step * static_cast<int64_t>(sizeof(Pool));
-    for (int64_t unit = share * kQuad; unit < (share + 1) * kQuad; ++unit) {
-      const int64_t j = l + unit / block.groups, group = block.group + unit % block.groups;
-      if (rows_[j] < 0) continue;
-      const char *const at = reinterpret_cast<const char *>(row_of(pool, step, block.part, group, j));
-      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, kSecondLevel);
+  Ahead share_of(const Pool *pool, int64_t step, const Block &block, int64_t share, int64_t l) const {
+    Ahead ahead = {{}, 0, step * static_cast<int64_t>(sizeof(Pool))};
+    int64_t group = share * kQuad % block.groups, j = l + share * kQuad / block.groups;
+    for (int64_t unit = 0; unit < kQuad; ++unit) { /* places without a row ask for the first one */
+      ahead.at[unit] = reinterpret_cast<const char *>(row_of(pool, step, block.part, block.group + group, j));
+      if (++group == block.groups) {
+        group = 0;
+        ++j;
+      }
     }
+    return ahead;
   }
 
-  void scores_of_quad(const Block &block, int64_t g, int64_t l) {
+  void scores_of_quad(const Block &block, int64_t g, int64_t l, Ahead &ahead) {
     const Pool *rows[kQuad];
     for (int64_t j = 0; j < kQuad; ++j)
       rows[j] = row_of(operands_.keys, shape_.size_k, block.part, block.group + g, l + j);
@@ -383,11 +420,11 @@ class Worker {
     const float *const query = query_ + g * in_group * step_k_;
     float *const scores = scores_ + g * in_group * kChunk + l;
     if (shape_.size_k % kLanes == 0) {
-      all_dots(query, in_group, rows, shape_.size_k, scores);
+      all_dots(query, in_group, rows, shape_.size_k, scores, ahead);
     } else {
       const float *wide[kQuad];
       convert(rows, shape_.size_k, step_k_, wide);
-      all_dots(query, in_group, wide, step_k_, scores);
+      all_dots(query, in_group, wide, step_k_, scores, ahead);
     }
     for (int64_t j = 0; j < kQuad; ++j) {
       if (rows_[l + j] >= 0) continue; /* what a token sees of it is no number, and shows */
@@ -396,14 +433,14 @@ class Worker {
   }
 
   template <class E>
-  void all_dots(const float *query, int64_t count, const E *const *rows, int64_t size, float *scores) {
+  void all_dots(const float *query, int64_t count, const E *const *rows, int64_t size, float *scores, Ahead &ahead) {
     int64_t q = 0;
     for (; q + kQueries <= count; q += kQueries)
-      dots<kQueries>(query + q * step_k_, step_k_, rows, size, scores + q * kChunk);
+      dots<kQueries>(query + q * step_k_, step_k_, rows, size, scores + q * kChunk, ahead);
     const float *const rest = query + q * step_k_;
-    if (count - q == 3) dots<3>(rest, step_k_, rows, size, scores + q * kChunk);
-    if (count - q == 2) dots<2>(rest, step_k_, rows, size, scores + q * kChunk);
-    if (count - q == 1) dots<1>(rest, step_k_, rows, size, scores + q * kChunk);
+    if (count - q == 3) dots<3>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
+    if (count - q == 2) dots<2>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
+    if (count - q == 1) dots<1>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
   }
 
   void convert(const Pool *const *rows, int64_t size, int64_t step, const float **wide) {
@@ -438,21 +475,22 @@ class Worker {
     result.total[query] = sum == 0.0f ? NAN : sum; /* scores that are all minus infinity */
   }
 
-  void mix_quad(const Block &block, int64_t g, int64_t l, Seen result) {
+  void mix_quad(const Block &block, int64_t g, int64_t l, Seen result, Ahead &ahead) {
     const Pool *rows[kQuad];
     for (int64_t j = 0; j < kQuad; ++j)
       rows[j] = row_of(operands_.values, shape_.value_step, block.part, block.group + g, l + j);
     if (shape_.size_v % kLanes == 0) {
-      all_mixed(block, g, l, rows, shape_.size_v, result);
+      all_mixed(block, g, l, rows, shape_.size_v, result, ahead);
     } else {
       const float *wide[kQuad];
       convert(rows, shape_.size_v, step_v_, wide);
-      all_mixed(block, g, l, wide, step_v_, result);
+      all_mixed(block, g, l, wide, step_v_, result, ahead);
     }
   }
 
   template <class E>
-  void all_mixed(const Block &block, int64_t g, int64_t l, const E *const *rows, int64_t size, Seen result) {
+  void all_mixed(const Block &block, int64_t g, int64_t l, const E *const *rows, int64_t size, Seen result,
+                 Ahead &ahead) {
     const int64_t of_group = shape_.of_group(), in_group = block.tokens * of_group;
     const float *const weights = scores_ + g * in_group * kChunk + l;
     float *const y = result.result + g * in_group * step_v_;
@@ -461,9 +499,9 @@ class Worker {
       const int64_t after = (t + 1) * of_group;
       if (begin_[t] <= l && l + kQuad <= end_[t]) {
         if (t + 1 < block.tokens) continue; /* together with the next token's */
-        all_whole(weights, q, after, rows, size, y);
+        all_whole(weights, q, after, rows, size, y, ahead);
       } else {
-        all_whole(weights, q, t * of_group, rows, size, y);
+        all_whole(weights, q, t * of_group, rows, size, y, ahead);
         const int64_t from = std::max<int64_t>(begin_[t] - l, 0), to = std::min<int64_t>(end_[t] - l, kQuad);
         for (int64_t each = t * of_group; each < after; ++each)
           mix_some(weights + each * kChunk, rows, from, to, size, y + each * step_v_);
@@ -473,12 +511,13 @@ class Worker {
   }
 
   template <class E>
-  void all_whole(const float *weights, int64_t q, int64_t end, const E *const *rows, int64_t size, float *y) {
+  void all_whole(const float *weights, int64_t q, int64_t end, const E *const *rows, int64_t size, float *y,
+                 Ahead &ahead) {
     for (; q + kQueries <= end; q += kQueries)
-      mix<kQueries>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
-    if (end - q == 3) mix<3>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
-    if (end - q == 2) mix<2>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
-    if (end - q == 1) mix<1>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_);
+      mix<kQueries>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
+    if (end - q == 3) mix<3>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
+    if (end - q == 2) mix<2>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
+    if (end - q == 1) mix<1>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
   }
 
   HIDET_DIST_NOINLINE void finish(const Block &block, Seen state, void *y) {
