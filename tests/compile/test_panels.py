@@ -199,6 +199,14 @@ def test_lower_precision_is_for_products_of_float32_weights_but_routers() -> Non
     assert half == Panels(1, 20, 8, False, 16)
 
 
+def test_tables_that_are_the_matrix_of_a_product_too_have_a_lower_precision_there() -> None:
+    ids, table = symbol(3, dtype="int32"), constant(37, 20)
+    y = ops.matmul_nt(ops.relu(ops.take(table, ids)), table)
+    assert packed_graph([y], [ids], StoredPrecision("int8"))[1] == [Panels(1, 20, 37, True, 16, "int8", 32)]
+    other = symbol(37, 20)
+    assert packed_graph([y, table * other], [ids, other], StoredPrecision("int8"))[1] == []
+
+
 @pytest.mark.parametrize(
     ("precision", "most"),
     [
@@ -251,6 +259,35 @@ def test_weights_that_a_precision_cannot_hold_are_refused(tmp_path: Path) -> Non
     graph = hidet.trace_from(ops.matmul(x, w), [x])
     with pytest.raises(WeightsError, match="too large for the precision int8"):
         hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"weights": {"precision": "int8"}}, tmp_path / "out")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_programs_of_one_storage_look_rows_up_in_its_own_dtype(tmp_path: Path, named: bool) -> None:
+    data = RNG.standard_normal((37, 20), np.float32)
+    safetensors.torch.save_file({"table": torch.from_numpy(data)}, tmp_path / "w.safetensors")
+    x, ids = symbol(3, 20), symbol(3, dtype="int32")
+    tables = [hidet.distributed.weight("table", [37, 20]) if named else hidet.asarray(data) for _ in range(3)]
+    graphs = {
+        "rows": hidet.trace_from(ops.take(tables[0], ids), [ids]),
+        "product": hidet.trace_from(ops.matmul_nt(x, tables[1]), [x]),
+        "both": hidet.trace_from(ops.matmul_nt(ops.take(tables[2], ids), tables[2]), [ids]),
+    }
+    config = {"weights": {"precision": "int8"} | ({"files": tmp_path / "w.safetensors"} if named else {})}
+    hidet_dist.build_family(graphs, {"mesh_shape": [1]}, config, tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    assert [len(program.stages[0].panels) for program in manifest.programs] == [0, 1, 1]
+    if named:
+        stored = safetensors.torch.load_file(tmp_path / "out" / manifest.weights_files[0])
+        dtypes = sorted(str(one.dtype) for name, one in stored.items() if name.startswith("w"))
+        assert dtypes == ["torch.float32", "torch.uint8"]
+    wanted = np.array([4, 0, 36], np.int32)
+    with hidet_dist.load_partition(tmp_path / "out") as programs:
+        rows = programs.program("rows")(wanted)
+        np.testing.assert_array_equal(rows, data[wanted])
+        product = programs.program("product")(rows)
+        np.testing.assert_array_equal(programs.program("both")(wanted), product)
+    expected = rows @ data.T
+    assert np.linalg.norm(product - expected) < 0.02 * np.linalg.norm(expected)
 
 
 def test_programs_of_one_storage_read_a_weight_in_one_layout(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The threads of a rank: what the environment says, or a share of the host's cores."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +30,30 @@ def test_values_that_are_set_stay(environment):
     environment.update(LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="7", OMP_WAIT_POLICY="active")
     wait_without_spinning()
     assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("7", "active")
+
+
+_PROGRAM = """
+import ctypes, os, sys, time
+from hidet_dist.runtime.threads import end_threads
+
+library = ctypes.CDLL(sys.argv[1])
+before = len(os.listdir("/proc/self/task"))
+for _ in range(2):
+    assert library.several() == 3
+    assert len(os.listdir("/proc/self/task")) == before + 2
+    end_threads()
+    limit = time.monotonic() + 60
+    while len(os.listdir("/proc/self/task")) > before:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+"""
+
+
+def test_threads_of_kernels_end_and_start_again(tmp_path):
+    source, library = tmp_path / "several.c", tmp_path / "several.so"
+    source.write_text(
+        "int several(void) {\n  int n = 0;\n  #pragma omp parallel num_threads(3) reduction(+:n)\n  n += 1;\n"
+        "  return n;\n}\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-fopenmp", str(source), "-o", str(library)], check=True)
+    subprocess.run([sys.executable, "-c", _PROGRAM, str(library)], check=True, timeout=120)

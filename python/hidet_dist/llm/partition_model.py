@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hidet_dist.llm.step import StepInputs, StepSizes
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.runtime.partition import load_partition
+from hidet_dist.runtime.threads import end_threads
 
 _NO_LOGITS = np.zeros(1, np.int64)
 
@@ -42,6 +43,7 @@ class PartitionModel:
         symbols = ("tokens", "sequences", *(("columns",) if self._encodes else ("pages", "wanted")))
         try:
             self._partition.warm_up(dict.fromkeys(symbols, 1))
+            end_threads()  # another thread may call from now on
         except BaseException:
             self._partition.close()
             raise

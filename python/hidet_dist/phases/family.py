@@ -18,7 +18,7 @@ from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.export.storage import different_layouts, held_bytes, share_storage, weight_bytes
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster
-from hidet_dist.normalize.storage import storable_weights
+from hidet_dist.normalize.storage import storable_weights, tables_of
 from hidet_dist.partitioning import Program
 from hidet_dist.phases.values import Compiled, Partitioned, Planned, Prepared, Traced
 from hidet_dist.pipeline.planning import Planning, plan_family
@@ -100,10 +100,13 @@ class TracedFamily:
         without_names = [_without_names(one) for one in prepared.values()]
         same = dict(zip(prepared, equal_weights(without_names), strict=True))
         members, weights = {}, {}
-        for name, excluded in _in_own_dtype(prepared, same).items():
-            members[name], weights[name] = prepared[name].with_storages(excluded)
+        for name, (excluded, tables) in _in_own_dtype(prepared, same).items():
+            members[name], weights[name] = prepared[name].with_storages(excluded, tables)
         stored = {x: y for of_member in weights.values() for x, y in of_member.items()}
-        renamed = {name: {stored.get(x, x): stored.get(y, y) for x, y in equal.items()} for name, equal in same.items()}
+        renamed = {
+            name: {**equal, **{stored[x]: stored[y] for x, y in equal.items() if x in stored and y in stored}}
+            for name, equal in same.items()
+        }
         return PreparedFamily(self, members, renamed)
 
 
@@ -115,23 +118,34 @@ def _without_names(prepared: Prepared) -> list[Tensor]:
 
 def _in_own_dtype(
     prepared: Mapping[str, Prepared], same: Mapping[str, Mapping[Tensor, Tensor]]
-) -> dict[str, list[Tensor]]:
-    """List the weights of each graph that stay in their own dtype, because a graph that shares them needs it."""
+) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
+    """List the weights of each graph that stay in their own dtype, because a graph that shares them needs it.
+
+    Then list those that graphs look up rows of.
+    """
     if next(iter(prepared.values())).traced.optimization.weights.precision is None:
-        return {name: [] for name in prepared}
+        return {name: ([], []) for name in prepared}
     keys = {name: held_keys(one.view, one.names, same[name]) for name, one in prepared.items()}
     refused: set[Hashable] = set()
+    tables: set[Hashable] = set()
     orders: dict[Hashable, bool] = {}
     for name, one in prepared.items():
         storable = storable_weights(one.graph, one.traced.target.record.quantized_dtypes)
+        looked_up, nothing_else = tables_of(one.graph)
         for weight, key in keys[name].items():
-            transposed = storable.get(one.view.tensors[weight])
+            x = one.view.tensors[weight]
+            if x in looked_up:
+                tables.add(key)
+            if x in nothing_else:
+                continue
+            transposed = storable.get(x)
             if transposed is None or orders.setdefault(key, transposed) != transposed:
                 refused.add(key)
-    return {
-        name: [one.view.tensors[weight] for weight, key in keys[name].items() if key in refused]
-        for name, one in prepared.items()
-    }
+
+    def those(name: str, wanted: set[Hashable]) -> list[Tensor]:
+        return [prepared[name].view.tensors[weight] for weight, key in keys[name].items() if key in wanted]
+
+    return {name: (those(name, refused), those(name, tables)) for name in prepared}
 
 
 def _check_offered(optimization: OptimizationConfig) -> None:

@@ -174,10 +174,13 @@ class Prepared:
     names: Mapping[str, Tensor]
     rules: RuleTable
 
-    def with_storages(self, excluded: Collection[Tensor] = ()) -> tuple[Prepared, Mapping[Tensor, Tensor]]:
+    def with_storages(
+        self, excluded: Collection[Tensor] = (), tables: Collection[Tensor] | None = None
+    ) -> tuple[Prepared, Mapping[Tensor, Tensor]]:
         """Give weights of products the configured storage, but for those that are ``excluded``.
 
-        Shards of unequal sizes lie row by row, in the dtype of the weight.
+        Those of ``tables``, by default the ones that lookups read, are held in their own dtype, too. Shards of unequal
+        sizes lie row by row, in the dtype of the weight.
 
         Returns
         -------
@@ -194,8 +197,8 @@ class Prepared:
                 own = stored_precision_of(x) if transposed else None
             return None if own is None else traced.target.storage(own, len(x.shape), transposed)
 
-        stored = with_storages(self.graph, traced.target.record.quantized_dtypes, storage, excluded)
-        names = {name: stored.weights.get(x, x) for name, x in self.names.items()}
+        stored = with_storages(self.graph, traced.target.record.quantized_dtypes, storage, excluded, tables)
+        names = {name: x if x in stored.tables else stored.weights.get(x, x) for name, x in self.names.items()}
         return replace(self, graph=stored.graph, names=names), stored.weights
 
     @property

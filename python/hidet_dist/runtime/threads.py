@@ -50,7 +50,7 @@ def end_threads_before_forks() -> None:
     A child inherits the forking thread's record of its OpenMP threads, but not the threads. The first kernel that the
     child ran would wait for them forever.
     """
-    os.register_at_fork(before=_end_threads)
+    os.register_at_fork(before=end_threads)
 
 
 def keep_loaded() -> None:
@@ -61,7 +61,12 @@ def keep_loaded() -> None:
     _opened(os.RTLD_NODELETE)
 
 
-def _end_threads() -> None:
+def end_threads() -> None:
+    """End the OpenMP threads that kernels of the calling thread have started; its next kernel starts new ones.
+
+    OpenMP has threads for each thread that calls kernels. Those of one that calls none any more count among those that
+    run: if these are more than the cores, idle threads of the others do not spin.
+    """
     library = _opened()
     if library is not None:
         library.omp_pause_resource_all(_PAUSE_SOFT)

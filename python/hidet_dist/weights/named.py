@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hidet
@@ -37,7 +37,7 @@ class Mark:
 
     ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements), with a step where
     it is not 1; the weight is zero beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it
-    is cast.
+    is cast. ``ending`` follows the name in the label of a weight that is another form of the one of this name.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Mark:
     shape: tuple[int, ...]
     part: tuple[slice, ...]
     dtype: str | None = None
+    ending: str = ""
 
     def __str__(self) -> str:
         bounds = [
@@ -53,7 +54,8 @@ class Mark:
             else ":".join(str(bound) for bound in (kept.start, kept.stop, kept.step) if bound is not None)
             for kept, size in zip(self.part, self.shape, strict=True)
         ]
-        return self.name if all(bound == ":" for bound in bounds) else f"{self.name}[{', '.join(bounds)}]"
+        part = "" if all(bound == ":" for bound in bounds) else f"[{', '.join(bounds)}]"
+        return f"{self.name}{part}{self.ending}"
 
 
 def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str = "cpu") -> Tensor:
@@ -200,7 +202,7 @@ def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int, step: int = 
     part[dim] = slice(first, first + own * step * (count - 1) + 1, own * step if own * step > 1 else None)
     shape = [count if d == dim else int(size) for d, size in enumerate(tensor.shape)]
     result = hidet.symbol(shape, tensor.dtype, tensor.device)
-    return _mark(result, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
+    return _mark(result, replace(mark, part=tuple(part)))
 
 
 def padded_weight(tensor: Tensor, dim: int, size: int) -> Tensor:
@@ -228,15 +230,16 @@ def weight_as(tensor: Tensor, dtype: str) -> Tensor:
             f"{', '.join(CASTABLE)} are cast to one another: a quantized file must be dequantized first."
         )
     result = hidet.symbol([int(size) for size in tensor.shape], dtype, tensor.device)
-    return _mark(result, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
+    return _mark(result, replace(mark, dtype=mark.dtype or tensor.dtype.name))
 
 
-def copy_of(tensor: Tensor) -> Tensor:
-    """Make another tensor of the same weight, by name or with the same data."""
+def copy_of(tensor: Tensor, ending: str = "") -> Tensor:
+    """Make another tensor of the same weight, by name or with the same data. ``ending`` is put behind its label."""
     mark = mark_of(tensor)
     if mark is None:
         return Tensor(tensor.shape, tensor.dtype, tensor.device, tensor.storage, tensor.layout)
-    return _mark(hidet.symbol([int(size) for size in tensor.shape], tensor.dtype, tensor.device), mark)
+    result = hidet.symbol([int(size) for size in tensor.shape], tensor.dtype, tensor.device)
+    return _mark(result, replace(mark, ending=mark.ending + ending))
 
 
 def is_weight(tensor: Tensor) -> bool:

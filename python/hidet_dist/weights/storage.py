@@ -14,13 +14,16 @@ _STORAGE = "_hidet_dist_storage"
 _KNOWN = "_hidet_dist_stored_copies"
 
 
-def stored_as(weight: Tensor, storage: WeightStorage) -> Tensor:
-    """Make a weight that ranks hold in ``storage`` from another; the same one each time, so that graphs share it."""
-    known: dict[WeightStorage, Tensor] = weight.__dict__.setdefault(_KNOWN, {})
-    if storage not in known:
-        known[storage] = copy_of(weight)
-        setattr(known[storage], _STORAGE, storage)
-    return known[storage]
+def stored_as(weight: Tensor, storage: WeightStorage, beside: bool = False) -> Tensor:
+    """Make a weight that ranks hold in ``storage`` from another; the same one each time, so that graphs share it.
+
+    One that is held ``beside`` the other has a label of its own: that of the other with ``@`` and the precision.
+    """
+    known: dict[tuple[WeightStorage, bool], Tensor] = weight.__dict__.setdefault(_KNOWN, {})
+    if (storage, beside) not in known:
+        known[storage, beside] = copy_of(weight, f"@{storage.precision}" if beside else "")
+        setattr(known[storage, beside], _STORAGE, storage)
+    return known[storage, beside]
 
 
 def storage_of(tensor: Tensor) -> WeightStorage | None:
