@@ -99,3 +99,22 @@ def test_the_number_of_tokens_may_be_symbolic(module):
         arrays = [x.double().numpy() if x.is_floating_point() else x.numpy() for x in inputs]
         (y,) = evaluate_graph(graph, arrays)
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_llama_4_computes_the_chosen_experts_alone(choices):
+    from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+    config = transformers.Llama4TextConfig(
+        hidden_size=8, intermediate_size=12, num_local_experts=4, num_experts_per_tok=choices
+    )
+    torch.manual_seed(choices)
+    module = filled(Llama4TextMoe(config))
+    tokens = torch.randn(1, 6, 8)
+    with torch.no_grad():
+        want, logits = (x.numpy() for x in module(tokens))
+    graph = hidet_dist.from_torch(module, (tokens,))
+    products = [op for op in graph.nodes if isinstance(op, ExpertProductOp)]
+    assert len(products) == 2
+    for got, wanted in zip(evaluate_graph(graph, [tokens.double().numpy()]), (want, logits), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

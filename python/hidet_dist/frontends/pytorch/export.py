@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,10 +22,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
 from hidet_dist.frontends.pytorch.experts import experts_by_products
+from hidet_dist.frontends.pytorch.layers import LAYER, Layer, Layers
 from hidet_dist.frontends.pytorch.reasons import reason_of
 
 _ALLOCATED = 2**30  # bytes that PyTorch may allocate for a moment
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux (mmap(2)), which Python 3.11's mmap does not name
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program, and the layers whose calls are operators in it, by the number in these operators."""
+
+    program: ExportedProgram
+    layers: Mapping[int, Layer] = field(default_factory=dict)
 
 
 def exported(
@@ -33,10 +43,11 @@ def exported(
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any,
     lines: bool = False,
-) -> ExportedProgram:
+) -> Exported:
     """Export a module as a functional graph of ATen operators, as far as possible of those that have a lowering.
 
-    Parameters and inputs on the meta device take no memory. The module is not changed.
+    Parameters and inputs on the meta device take no memory. The module is not changed. Layers that it has several times
+    are exported once, unless shapes are symbolic or lines are recorded.
 
     Parameters
     ----------
@@ -76,17 +87,48 @@ def exported(
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")
         given = pytree.tree_map_only(torch.Tensor, _Placeholders(), (tuple(args), dict(kwargs)))
+        found = None if dynamic_shapes is not None or lines else _with_repeated_layers(module, given, assigned)
         try:
-            program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
+            if found is None:
+                found = Exported(_exported(module, given[0], given[1], dynamic_shapes))
         except Exception as error:
             name = type(module).__name__
             raise TraceError(f"{name} cannot be exported by torch.export: {reason_of(error)}") from error
-    if states := sorted(assigned & set(program.constants)):
+    if states := sorted(assigned & set(found.program.constants)):
         raise TraceError(
             f"{type(module).__name__} reads its attribute {states[0]!r} and assigns another tensor to it in a call, "
             "and a graph keeps no state between calls: make it an argument and a result."
         )
-    return program
+    return found
+
+
+def _exported(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any = None) -> ExportedProgram:
+    return functional(torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+
+
+def _with_repeated_layers(module: torch.nn.Module, given: Any, assigned: set[str]) -> Exported | None:
+    """Export a module with calls of the layers that it repeats; None if it repeats none, or they cannot be."""
+    used: set[str] = set()
+    while True:
+        layers = Layers(module, used)
+        if not layers.groups:
+            return None
+        try:
+            with layers.replaced():
+                program = _exported(module, *given)
+            if not layers.must_be_regrouped:
+                parts = layers.programs(_exported_layer)
+            if not layers.must_be_regrouped:
+                return None if assigned and parts else Exported(program, parts)
+        except Exception:  # of PyTorch or of the module; if it is not for the layers, it comes again without them
+            if not layers.must_be_regrouped:
+                return None
+        used = set(layers.used)
+
+
+def _exported_layer(layer: torch.nn.Module, args: Any, kwargs: Any) -> ExportedProgram:
+    """Export a layer for arguments on the meta device."""
+    return _exported(layer, *pytree.tree_map_only(torch.Tensor, _empty, (args, kwargs)))
 
 
 def _refuse_quantized(module: torch.nn.Module) -> None:
@@ -230,6 +272,8 @@ def _is_functional(program: ExportedProgram) -> bool:
         for node in graph_module.graph.nodes:
             target = node.target
             if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+                continue
+            if target is LAYER:
                 continue
             if target._schema.is_mutable or (str(target) not in known and not _is_ignored(target)):
                 return False

@@ -29,6 +29,7 @@ from hidet_dist.frontends.pytorch.calls import (
     name_of_dtype,
     takes_numbers,
 )
+from hidet_dist.frontends.pytorch.layers import LAYER, Layer
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.operators import promoted_dtype
@@ -79,7 +80,11 @@ _SIZE_ARITHMETIC: dict[Any, Callable[..., Any]] = {
 
 
 def lower(
-    program: ExportedProgram, module: torch.nn.Module, dims: Dims, stored: Mapping[str, Tensor] | None = None
+    program: ExportedProgram,
+    module: torch.nn.Module,
+    dims: Dims,
+    stored: Mapping[str, Tensor] | None = None,
+    layers: Mapping[int, Layer] | None = None,
 ) -> FlowGraph:
     """Build the graph of an exported program, on the CPU.
 
@@ -93,6 +98,8 @@ def lower(
         The symbolic dims.
     stored: mapping, optional
         Weights, by name in the state dict, that replace the module's.
+    layers: mapping, optional
+        The layers that operators of the program call, by number.
 
     Raises
     ------
@@ -104,7 +111,7 @@ def lower(
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        return _Lowerer(program, module, dims, stored or {}).graph()
+        return _Lowerer(program, module, dims, stored or {}, layers or {}).graph()
 
 
 @dataclass
@@ -115,6 +122,7 @@ class _Lowerer:
     module: torch.nn.Module
     dims: Dims
     stored: Mapping[str, Tensor]
+    layers: Mapping[int, Layer]
     missing: list[MissingOperator] = field(default_factory=list)
     results_by_key: dict[Any, Any] = field(default_factory=dict)
     constants: dict[_Known, Tensor | None] = field(default_factory=dict)
@@ -123,6 +131,8 @@ class _Lowerer:
     shared: dict[Any, Any] = field(default_factory=dict)
     patterns: dict[Any, Pattern] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
+    needed: dict[torch.fx.Graph, set[torch.fx.Node]] = field(default_factory=dict)
+    constants_of_layers: dict[tuple[int, str], _Known] = field(default_factory=dict)
 
     def graph(self) -> FlowGraph:
         """Build the graph. Raises UnsupportedModelError, and TraceError as :func:`lower` does."""
@@ -248,7 +258,9 @@ class _Lowerer:
 
     def run(self, nodes: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> Sequence[Any]:
         """Lower a graph of PyTorch, with the values of its placeholders; return its results."""
-        needed = _needed(nodes)
+        needed = self.needed.get(nodes)
+        if needed is None:
+            needed = self.needed[nodes] = _needed(nodes)
         for node in nodes.nodes:
             if node.op == "output":
                 flat, _ = pytree.tree_flatten(self.resolve(node.args[0], values))
@@ -276,6 +288,8 @@ class _Lowerer:
             return result
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self.inlined(node, args)
+        if target is LAYER:
+            return self.layer(*args)
         meta = node.meta.get("val")
         if isinstance(meta, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
             return self.size(node, meta, args)
@@ -324,6 +338,25 @@ class _Lowerer:
         operands = args[list(args).index(block) + 1 :]
         placeholders = [entry for entry in block.graph.nodes if entry.op == "placeholder"]
         return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
+
+    def layer(self, tensors: Sequence[Any], number: int) -> Sequence[Any]:
+        """Lower a layer in place of a call of it; return the tensors among its results."""
+        layer = self.layers[number]
+        nodes = layer.program.graph_module.graph
+        placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
+        values: dict[torch.fx.Node, Any] = {}
+        for node, operand in zip(placeholders, layer.operands, strict=True):
+            if isinstance(operand, int):
+                values[node] = tensors[operand]
+            elif operand is None:
+                values[node] = node.meta.get("val")
+            else:
+                key = number, operand
+                if key not in self.constants_of_layers:
+                    self.constants_of_layers[key] = _Known(layer.program.constants[operand])
+                values[node] = self.constants_of_layers[key]
+        results = self.run(nodes, values)
+        return [results[place] for place in layer.results]
 
     def computed(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute the results of an operator: fold it if all its operands are constant, else lower it."""

@@ -80,15 +80,16 @@ def from_torch(
     if not isinstance(module, torch.nn.Module):
         raise TraceError(f"from_torch takes a torch.nn.Module or an ExportedProgram; got a {type(module).__name__}.")
     args, kwargs = _arguments(example_inputs)
-    program = exported(module, args, kwargs, dynamic_shapes)
-    names = _names_of_dims(program, dynamic_shapes)
+    found = exported(module, args, kwargs, dynamic_shapes)
+    names = _names_of_dims(found.program, dynamic_shapes)
     try:
-        graph = lower(program, module, Dims(names), stored)
+        graph = lower(found.program, module, Dims(names), stored, found.layers)
     except UnsupportedModelError:
         # Trace again with stack traces, to name the lines of code in the error.
-        program = exported(module, args, kwargs, dynamic_shapes, lines=True)
-        names = _names_of_dims(program, dynamic_shapes)
-        graph = lower(program, module, Dims(names), stored)
+        found = exported(module, args, kwargs, dynamic_shapes, lines=True)
+        names = _names_of_dims(found.program, dynamic_shapes)
+        graph = lower(found.program, module, Dims(names), stored)
+    program = found.program
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
     limit_sizes(graph, _greatest_sizes(program, names))
     return graph

@@ -1,0 +1,422 @@
+"""Layers that a module has several times: one of each kind is exported, and the others become calls of it.
+
+PyTorch takes as long for each layer of a model as for the first one. Here the first call of a layer is traced as it is.
+Each call of an equal layer, with equal arguments, becomes one operator, whose operands are the tensors that the layer
+is called with, and its weights. One layer of each kind is then exported by itself, and lowered in place of each such
+operator: the graph has the operators that it would have otherwise.
+
+Layers are equal that have the same classes, attributes, and shapes of weights in all of their parts. Integers may
+differ, as the numbers of layers do: while the first layer is traced, an object stands for such an integer that cannot
+be used. If a layer uses it, layers with different integers are different. A layer is not repeated whose calls have
+other effects than their results, or return a part of their arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+FEWEST = 3
+"""Equal layers from which on one of them is exported by itself."""
+
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+"""The attributes that PyTorch gives to each module."""
+_HOOKS = tuple(sorted(name for name in _OF_TORCH if name.endswith("_hooks")))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@torch.library.custom_op("hidet_dist::layer", mutates_args=())
+def call_of_layer(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """Call a layer that is exported by itself.
+
+    Parameters
+    ----------
+    tensors: list of torch.Tensor
+        The tensors among the arguments, and the layer's weights.
+    number: int
+        The number of the call in :class:`Layers`.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The tensors among the layer's results.
+    """
+    raise NotImplementedError("A call of a layer is lowered, and not run.")
+
+
+@call_of_layer.register_fake
+def _results_of_call(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    results, device = _active[-1].calls[number].results, tensors[0].device
+    return [torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=device) for y in results]
+
+
+LAYER = torch.ops.hidet_dist.layer.default
+"""The operator of a call of a layer in an exported program."""
+
+_active: list[Layers] = []
+
+
+class CannotRepeatError(Exception):
+    """A layer cannot be exported by itself."""
+
+
+class _Unknown:
+    """Stands for an integer that differs between equal layers. Whatever uses it ends the export."""
+
+    def __init__(self, name: str, used: set[str]):
+        object.__setattr__(self, "_known", (name, used))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # what asks for its type gets that of an integer
+        return int
+
+    def _refuse(self, *_: Any) -> Any:
+        name, used = object.__getattribute__(self, "_known")
+        used.add(name)
+        raise CannotRepeatError(f"the layer uses its attribute {name!r}")
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse()
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _refuse
+    __bool__ = __index__ = __int__ = __float__ = __str__ = __repr__ = __format__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+    __neg__ = __pos__ = __abs__ = __invert__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __divmod__ = __rdivmod__ = __round__ = _refuse
+    __trunc__ = __floor__ = __ceil__ = __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = _refuse
+
+
+@dataclass(eq=False)
+class _Group:
+    """Equal layers, and the integers that differ between them: the path of a part, and the attribute's name."""
+
+    layers: list[torch.nn.Module]
+    differing: list[tuple[str, str]]
+
+    @contextlib.contextmanager
+    def without_differences(self, layer: torch.nn.Module, used: set[str]) -> Iterator[None]:
+        """Replace the integers of a layer that differ from others by objects that cannot be used, for a while."""
+        before = [(vars(layer.get_submodule(path)), name) for path, name in self.differing]
+        values = [attributes[name] for attributes, name in before]
+        try:
+            for attributes, name in before:
+                attributes[name] = _Unknown(name, used)
+            yield
+        finally:
+            for (attributes, name), value in zip(before, values, strict=True):
+                attributes[name] = value
+
+
+@dataclass
+class _LayerCall:
+    """The first call of a layer, after which equal ones are modelled.
+
+    Attributes
+    ----------
+    group, layer: the layer that is called, and those that are equal.
+    arguments: positional and keyword arguments, with tensors on the meta device.
+    results: the tensors among the results, on the meta device.
+    result: the results, with the numbers of tensors in place of tensors; None if the call cannot be repeated.
+    repetitions: the number of calls that became operators.
+    """
+
+    group: _Group
+    layer: torch.nn.Module
+    arguments: Any
+    results: list[torch.Tensor]
+    result: Any
+    repetitions: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that is exported by itself, to be lowered in place of its calls.
+
+    Attributes
+    ----------
+    program: the program; its placeholders are the layer's weights, arguments and constants.
+    operands: for each placeholder, the number of the call's operand, the name of a constant, or None.
+    results: the positions of the tensors among the outputs.
+    """
+
+    program: ExportedProgram
+    operands: tuple[int | str | None, ...]
+    results: tuple[int, ...]
+
+
+class Layers:
+    """The layers of a module that is exported, and their calls.
+
+    Parameters
+    ----------
+    module: torch.nn.Module
+        The module. Only the entries of its lists of modules are looked at.
+    used: set of str
+        The names of integer attributes that layers use, so that layers are different where these differ. The export
+        adds to them.
+    """
+
+    def __init__(self, module: torch.nn.Module, used: set[str]):
+        self.used = used
+        self.known_before = frozenset(used)
+        self.groups = _groups(module, self.known_before)
+        self.calls: list[_LayerCall] = []
+        self._by_signature: dict[Any, int] = {}
+        self._own = {x.untyped_storage()._cdata for x in (*module.parameters(), *module.buffers())}
+
+    @property
+    def have_repetitions(self) -> bool:
+        """Whether a call has become an operator."""
+        return any(call.repetitions for call in self.calls)
+
+    @property
+    def must_be_regrouped(self) -> bool:
+        """Whether a layer has used an integer that differs between those that were taken for equal."""
+        return self.used != self.known_before
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Have calls of the module's layers become operators while the block runs."""
+        _active.append(self)
+        try:
+            for group in self.groups:
+                for layer in group.layers:
+                    vars(layer)["forward"] = _Forward(self, group, layer)
+            yield
+        finally:
+            _active.pop()
+            for group in self.groups:
+                for layer in group.layers:
+                    vars(layer).pop("forward", None)
+
+    def call(self, group: _Group, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a layer while its module is exported."""
+        forward = type(layer).forward
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        signature = _signature(leaves)
+        if signature is None:
+            return forward(layer, *args, **kwargs)
+        number = self._by_signature.setdefault((id(group), str(structure), signature), len(self.calls))
+        if number == len(self.calls):
+            with group.without_differences(layer, self.used):
+                result = forward(layer, *args, **kwargs)
+            results, numbered = _numbered(result, leaves)
+            arguments = pytree.tree_map_only(torch.Tensor, _meta, (args, kwargs))
+            self.calls.append(_LayerCall(group, layer, arguments, results, numbered))
+            return result
+        known = self.calls[number]
+        if known.layer is layer or known.result is None:
+            return forward(layer, *args, **kwargs)
+        known.repetitions += 1
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        results = call_of_layer([*tensors, *(x for _, x in _weights(layer))], number)
+        return pytree.tree_map_only(_Number, lambda place: results[place.number], known.result)
+
+    def programs(self, export: Callable[[torch.nn.Module, Any, Any], ExportedProgram]) -> dict[int, Layer]:
+        """Export the layers that have calls, each by itself; ``export`` takes a module and its arguments.
+
+        Raises
+        ------
+        CannotRepeatError
+            When a layer's calls have effects beside their results, or depend on more than arguments and weights.
+        """
+        found = {}
+        for number, call in enumerate(self.calls):
+            if call.repetitions:
+                args, kwargs = call.arguments
+                with call.group.without_differences(call.layer, self.used):
+                    program = export(call.layer, args, kwargs)
+                found[number] = self._layer(call, program)
+        return found
+
+    def _layer(self, call: _LayerCall, program: ExportedProgram) -> Layer:
+        """Describe the program of a layer. Raises CannotRepeatError."""
+        signature = program.graph_signature
+        leaves = pytree.tree_leaves(call.arguments)
+        names = [name for name, _ in _weights(call.layer)]
+        count = sum(isinstance(leaf, torch.Tensor) for leaf in leaves)
+        arguments = iter(range(count))
+        operands: list[int | str | None] = []
+        for spec in signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                operands.append(None if isinstance(spec.arg, ConstantArgument) else next(arguments))
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in names:
+                operands.append(count + names.index(spec.target))
+            elif spec.kind is InputKind.CONSTANT_TENSOR and self._is_constant(program.constants[str(spec.target)]):
+                operands.append(str(spec.target))
+            else:
+                raise CannotRepeatError(f"the layer reads {spec.target!r}, which is no part of it")
+        if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+            raise CannotRepeatError("the layer writes to tensors")
+        places = [
+            place for place, spec in enumerate(signature.output_specs) if not isinstance(spec.arg, ConstantArgument)
+        ]
+        (output,) = (node for node in program.graph_module.graph.nodes if node.op == "output")
+        if next(arguments, None) is not None or len(places) != len(call.results):
+            raise CannotRepeatError("the layer has other arguments or results by itself")
+        if any(_is_part_of_argument(output.args[0][place]) for place in places):
+            raise CannotRepeatError("the layer returns a part of its arguments")
+        return Layer(program, tuple(operands), tuple(places))
+
+    def _is_constant(self, x: Any) -> bool:
+        """Whether a tensor that a layer's program holds is a constant, and no weight of another part."""
+        if not isinstance(x, torch.Tensor) or x.untyped_storage()._cdata in self._own:
+            return False
+        return not x.numel() or bool(x.untyped_storage().nbytes())
+
+
+class _Forward:
+    """The ``forward`` of a layer while its module is exported."""
+
+    def __init__(self, layers: Layers, group: _Group, layer: torch.nn.Module):
+        self._layers, self._group, self._layer = layers, group, layer
+        self.__wrapped__ = type(layer).forward.__get__(layer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._layers.call(self._group, self._layer, args, kwargs)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """Stands for a tensor among results."""
+
+    number: int
+
+
+def _weights(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """List the parameters and buffers of a layer, with all of their names."""
+    return [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]
+
+
+def _meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device="meta")
+
+
+def _signature(leaves: Sequence[Any]) -> Any:
+    """Make a key of arguments that is equal for calls that a layer cannot tell apart; None where that is not known."""
+    key = []
+    for leaf in leaves:
+        if type(leaf) in _PLAIN:
+            key.append((type(leaf), leaf))
+        elif isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            if not all(type(size) is int for size in leaf.shape):
+                return None
+            key.append((torch.Tensor, (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad)))
+        else:
+            return None
+    return tuple(key)
+
+
+def _numbered(result: Any, arguments: Sequence[Any]) -> tuple[list[torch.Tensor], Any]:
+    """Collect the tensors of a result on the meta device, and number them in it; no result if it cannot be repeated."""
+    leaves, structure = pytree.tree_flatten(result)
+    given = {id(leaf) for leaf in arguments}
+    tensors: list[torch.Tensor] = []
+    numbered: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) in given or leaf.device.type != "cpu":
+                return [], None
+            numbered.append(_Number(len(tensors)))
+            tensors.append(_meta(leaf))
+        elif type(leaf) in _PLAIN:
+            numbered.append(leaf)
+        else:
+            return [], None
+    return (tensors, pytree.tree_unflatten(numbered, structure)) if tensors else ([], None)
+
+
+def _is_part_of_argument(node: Any) -> bool:
+    """Whether a result in a program is an argument, or a view of one."""
+    while isinstance(node, torch.fx.Node):
+        if node.op == "placeholder":
+            return True
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return False
+        if not any(y.alias_info is not None for y in target._schema.returns):
+            return False
+        node = node.args[0]
+    return False
+
+
+def _groups(module: torch.nn.Module, used: frozenset[str]) -> list[_Group]:
+    """Group the equal entries of a module's lists, those of inner lists left out."""
+    known: dict[Any, list[tuple[torch.nn.Module, dict[tuple[str, str], int]]]] = {}
+    for layer in _entries(module):
+        described = _described(layer, used)
+        if described is not None and "forward" not in vars(layer):
+            key, integers = described
+            known.setdefault(key, []).append((layer, integers))
+    groups = []
+    for members in known.values():
+        if len({id(layer) for layer, _ in members}) >= FEWEST:
+            of_layers = [integers for _, integers in members]
+            differing = [place for place in of_layers[0] if len({one[place] for one in of_layers}) > 1]
+            groups.append(_Group([layer for layer, _ in members], differing))
+    return groups
+
+
+def _entries(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the entries of the outermost lists in a module."""
+    for child in module.children():
+        if isinstance(child, torch.nn.ModuleList):
+            yield from child
+        else:
+            yield from _entries(child)
+
+
+def _described(layer: torch.nn.Module, used: frozenset[str]) -> tuple[Any, dict[tuple[str, str], int]] | None:
+    """Describe a layer by a key that is equal for equal ones, and its integers by path and name.
+
+    None for a layer with hooks in it.
+    """
+    key: list[Any] = []
+    integers: dict[tuple[str, str], int] = {}
+    numbers: dict[int, int] = {}  # of parts and weights, in the order in which they are met: tied ones have one
+    for path, part in layer.named_modules(remove_duplicate=False):
+        attributes = vars(part)
+        if path and any(attributes[name] for name in _HOOKS):
+            return None
+        own = []
+        for name, value in sorted(attributes.items()):
+            if name in _OF_TORCH:
+                continue
+            if type(value) is int and name not in used:
+                integers[path, name] = value
+                own.append((name, int))
+            else:
+                own.append((name, _comparable(value)))
+        tensors = [
+            (name, None if x is None else (numbers.setdefault(id(x), len(numbers)), type(x), *_meta_key(x)))
+            for named in (part._parameters, part._buffers)
+            for name, x in named.items()
+        ]
+        number = numbers.setdefault(id(part), len(numbers))
+        kept = tuple(sorted(part._non_persistent_buffers_set))
+        key.append((path, number, type(part), part.training, tuple(own), tuple(tensors), kept))
+    return tuple(key), integers
+
+
+def _meta_key(x: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(x.shape), x.stride(), x.dtype, x.device.type
+
+
+def _comparable(value: Any) -> Any:
+    """Make a key of an attribute that is equal for equal values: those of other types are equal to themselves alone."""
+    if type(value) in _PLAIN:
+        return type(value), value
+    if type(value) in (list, tuple):
+        return type(value), tuple(map(_comparable, value))
+    if type(value) is dict:
+        items: Mapping[Any, Any] = value
+        return dict, tuple((_comparable(key), _comparable(entry)) for key, entry in items.items())
+    return id(value)
