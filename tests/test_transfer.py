@@ -42,10 +42,8 @@ def transfers(draw: st.DrawFn) -> tuple[tuple[int, ...], MeshLayout, MeshLayout]
     """Two layouts of a tensor, on meshes of unlike shapes, with a shape that both divide."""
     ndim = draw(st.integers(0, 3))
     source, target = draw(layouts(ndim)), draw(layouts(ndim))
-    assume(math.prod(one.mesh.parts(one.spec.mesh_axes) for one in (source, target)) <= 2000)
-    shards = [
-        math.lcm(*(one.mesh.parts(one.spec.mesh_axes_per_dim[dim]) for one in (source, target))) for dim in range(ndim)
-    ]
+    assume(math.prod(one.spec.units(dim, one.mesh) for one in (source, target) for dim in range(ndim)) <= 2000)
+    shards = [math.lcm(*(one.spec.units(dim, one.mesh) for one in (source, target))) for dim in range(ndim)]
     return tuple(n * draw(st.integers(1, 3)) for n in shards), source, target
 
 

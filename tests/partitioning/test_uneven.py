@@ -149,7 +149,7 @@ def test_a_program_cuts_its_weights_by_shares_and_says_where_they_are_not_offere
     graph = mlp()
     stage = search(graph, machine(mesh, (RATE, RATE)), pins={"up": "(R, S0)"}).stages[0]
     program = partition_graph(graph, stage)
-    assert "up: float32[12, (share_of_gpu * 4)]" in program.text().replace("w0", "up")
+    assert "up: float32[12, (part_of_gpu__7_5 * 4)]" in program.text().replace("w0", "up")
     attention = normalize(GRAPHS["attention"](np.random.default_rng(0)))
     notes = [op.note for op in search(attention, machine(mesh, (RATE, RATE))).stages[0].operators]
     assert "not split by gpu: no factor of it has 12 equal parts" in notes
@@ -162,7 +162,7 @@ def test_the_text_of_a_program_has_the_parts_that_are_cut_and_joined() -> None:
     lines = partition_graph(graph, search(graph, machine(mesh, (RATE, RATE)), pins=pins).stages[0]).text().splitlines()
     steps = [line.partition(" = ")[2].partition("(")[0] for line in lines if " = " in line]
     assert "JoinParts" in steps
-    assert any("CutPart(" in line and "extent=(2 * share_of_gpu)" in line for line in lines)
+    assert any("CutPart(" in line and "extent=(2 * part_of_gpu__3_1)" in line for line in lines)
 
 
 def test_averages_are_not_split_unevenly() -> None:

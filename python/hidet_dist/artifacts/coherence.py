@@ -19,10 +19,11 @@ from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.formula import check_formula
+from hidet_dist.spec.parts import part_sizes
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
-from hidet_dist.weights.header import ITEMSIZE, Layout, UnevenLayout
+from hidet_dist.weights.header import ITEMSIZE, Layout
 from hidet_dist.weights.panels import BITS, GROUPS, PANEL_WIDTHS, PRECISIONS, Panels
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi
 
 def describe(
     stage: StageManifest,
-    layouts: Mapping[str, Layout | UnevenLayout],
+    layouts: Mapping[str, Layout],
     target: Mapping[str, str | int | Sequence[str] | None],
 ) -> str:
     """Make the description of a stage that its launcher contains, as JSON in ASCII.
@@ -56,7 +57,7 @@ def describe(
     return json.dumps(
         {
             "stage": _described(stage),
-            "layouts": {name: [layouts[name].dtype, layouts[name].shape] for name in stage.data},
+            "layouts": {name: _written(layouts[name]) for name in stage.data},
             **{key: target[key] for key in _TARGET_FIELDS},
         },
         sort_keys=True,
@@ -64,12 +65,16 @@ def describe(
     )
 
 
+def _written(layout: Layout) -> list[Any]:
+    return [layout.dtype, layout.shape, *([layout.factors] if layout.factors else [])]
+
+
 def check_description(
-    manifest: Manifest, program: int, number: int, text: bytes, shares: Mapping[str, int]
+    manifest: Manifest, program: int, number: int, text: bytes, parts: Mapping[str, int]
 ) -> dict[str, Layout]:
     """Compare a stage with the description in its launcher, and return the layouts of a rank's data.
 
-    ``program`` and ``number`` are the numbers of the program and of its stage. ``shares`` are those of the rank, by the
+    ``program`` and ``number`` are the numbers of the program and of its stage. ``parts`` are those of the rank, by the
     names of their symbols.
 
     Raises
@@ -81,8 +86,8 @@ def check_description(
     try:
         theirs = parse_json(text)
         layouts = {
-            name: UnevenLayout(dtype, tuple(tuple(n) if isinstance(n, list) else n for n in shape)).at(shares)
-            for name, (dtype, shape) in theirs["layouts"].items()
+            name: Layout(dtype, tuple(shape), factors=tuple((dim, part) for dim, part in factors)).at(parts)
+            for name, (dtype, shape, factors) in ((name, (*own, [])[:3]) for name, own in theirs["layouts"].items())
         }
         for name, panels in theirs["stage"]["panels"].items():
             if layouts[name].shape != Panels(**panels).shape:
@@ -177,8 +182,12 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_p
         )
         raise ValueError(f"{what}.{fields} do not describe a mesh: {error}") from error
     _require(mesh.shares == stage.mesh_shares, f"{what}.mesh_shares", stage.mesh_shares, "in lowest terms, and unequal")
-    if mesh.is_uneven():
-        _require(not stage.symbols, f"{what}.symbols", stage.symbols, "empty on a mesh with shares")
+    try:
+        part_sizes(stage.parts, mesh, mesh.coordinate(0))
+    except SpecError as error:
+        raise ValueError(f"{what}.parts do not fit the mesh: {error}") from error
+    if stage.parts:
+        _require(not stage.symbols, f"{what}.symbols", stage.symbols, "empty where parts are unequal")
     names = [symbol.name for symbol in stage.symbols]
     _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
     for number, symbol in enumerate(stage.symbols):
@@ -195,9 +204,8 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_p
             _check_signature(f"{what}.{kind}[{number}]", tensor, mesh)
     for number, tensor in enumerate(stage.inputs):
         for dim, extent in enumerate(tensor.shape):
-            axes = TensorShardSpec.parse(tensor.spec).mesh_axes_per_dim[dim]
-            known = isinstance(extent, int) or any(extent == symbol.name for symbol in local) or mesh.is_uneven(axes)
-            known = known or is_part
+            known = isinstance(extent, int) or any(extent == symbol.name for symbol in local) or is_part
+            known = known or not TensorShardSpec.parse(tensor.spec).is_even(dim, mesh)
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
@@ -219,8 +227,8 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
     except SpecError as error:
         raise ValueError(f"{what}.spec does not fit: {error}") from error
     for dim, (extent, local_extent) in enumerate(zip(tensor.shape, local, strict=True)):
-        if mesh.is_uneven(spec.mesh_axes_per_dim[dim]):
-            _require(isinstance(extent, str), f"{what}.shape[{dim}]", extent, "an expression of shares")
+        if not spec.is_even(dim, mesh):
+            _require(isinstance(extent, str), f"{what}.shape[{dim}]", extent, "an expression of parts")
         elif isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
             _require(extent == local_extent, f"{what}.shape[{dim}]", extent, f"{local_extent}, by whole_shape and spec")
 
@@ -228,7 +236,7 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
 def _check_states(what: str, stage: StageManifest, mesh: DeviceMesh) -> None:
     names = [state.name for state in stage.states]
     _require(len(set(names)) == len(names), f"{what}.states", names, "of distinct names")
-    _require(not stage.states or not mesh.is_uneven(), f"{what}.states", names, "empty on a mesh with shares")
+    _require(not stage.states or not stage.parts, f"{what}.states", names, "empty where parts are unequal")
     for number, state in enumerate(stage.states):
         field = f"{what}.states[{number}]"
         _require(state.dtype in ITEMSIZE, f"{field}.dtype", state.dtype, "a known dtype")
@@ -330,9 +338,9 @@ def _check_data(what: str, stage: StageManifest) -> None:
     _require(tail == stage.constants, f"{what}.constants", stage.constants, "the last names of data")
     _require(stage.weight_bytes >= 0, f"{what}.weight_bytes", stage.weight_bytes, "0 or more")
     known = stage.workspace_bytes is not None
-    sized = "present without symbols and shares only"
+    sized = "present without symbols and parts only"
     _require(
-        known != (bool(stage.symbols) or bool(stage.mesh_shares)),
+        known != (bool(stage.symbols) or bool(stage.parts)),
         f"{what}.workspace_bytes",
         stage.workspace_bytes,
         sized,

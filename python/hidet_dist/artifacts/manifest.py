@@ -19,6 +19,7 @@ from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.formula import evaluate_formula
 from hidet_dist.spec.interface import Interface
+from hidet_dist.spec.parts import part_sizes
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 from hidet_dist.weights.panels import Panels
@@ -113,8 +114,9 @@ class StageManifest:
 
     ``launches`` are the launches of kernels, in execution order. ``libraries`` are those that kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those of the local program.
-    ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). Extents depending on them
-    are expressions of ``share_of_`` and the axis's name; :meth:`at` resolves them for a rank.
+    ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). ``parts`` are the symbols
+    of unequal parts, whose values are those of a rank; extents that depend on them are expressions, which :meth:`at`
+    resolves for a rank.
     ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
     whether the last of them calls cuBLAS.
     ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
@@ -148,28 +150,29 @@ class StageManifest:
     mesh_shares: Annotated[tuple[tuple[int, ...], ...], OMITTED] = ()
     panels: Mapping[str, Panels] = field(default_factory=dict)
     states: Annotated[tuple[StateSignature, ...], OMITTED] = ()
+    parts: Annotated[tuple[str, ...], OMITTED] = ()
 
     @property
     def mesh(self) -> DeviceMesh:
         """The mesh. Raises SpecError if the fields do not describe one."""
         return DeviceMesh(self.mesh_shape, self.mesh_axis_names, self.mesh_shares)
 
-    def shares_of(self, rank: int) -> dict[str, int]:
-        """Return a rank's shares of uneven mesh axes, by the names of their symbols."""
-        return self.mesh.share_sizes(self.mesh.coordinate(rank)) if self.mesh_shares else {}
+    def part_sizes(self, rank: int) -> dict[str, int]:
+        """Return a rank's parts, by the names of their symbols."""
+        return part_sizes(self.parts, self.mesh, self.mesh.coordinate(rank)) if self.parts else {}
 
     def at(self, rank: int) -> StageManifest:
-        """Return the stage with the shapes and checks of inputs and outputs that a rank's shares result in."""
-        if not self.mesh_shares:
+        """Return the stage with the shapes and checks of inputs and outputs that a rank's parts result in."""
+        if not self.parts:
             return self
-        coordinate, shares = self.mesh.coordinate(rank), self.shares_of(rank)
+        coordinate, parts = self.mesh.coordinate(rank), self.part_sizes(rank)
 
         def resolved(tensor: TensorSignature) -> TensorSignature:
             whole = tuple(int(extent) for extent in tensor.whole_shape)
             return replace(tensor, shape=TensorShardSpec.parse(tensor.spec).local_shape(whole, self.mesh, coordinate))
 
         def product(factors: Product) -> Product:
-            return tuple(shares.get(factor, factor) if isinstance(factor, str) else factor for factor in factors)
+            return tuple(parts.get(factor, factor) if isinstance(factor, str) else factor for factor in factors)
 
         checks = (
             replace(

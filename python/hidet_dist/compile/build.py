@@ -41,7 +41,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.targets import KINDS_OF_MEMORY, targets_with
-from hidet_dist.weights import Layout, UnevenLayout
+from hidet_dist.weights import Layout
 from hidet_dist.weights.panels import StoredPrecision
 
 _FAILURES = (RuntimeError, ValueError, OSError, CompilationFailed)  # of processes that compile kernels
@@ -82,11 +82,11 @@ class CompiledProgram:
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
     stage: StageManifest
-    layouts: dict[str, Layout | UnevenLayout]
+    layouts: dict[str, Layout]
     held_bytes: int
 
     @property
-    def weight_layouts(self) -> dict[str, Layout | UnevenLayout]:
+    def weight_layouts(self) -> dict[str, Layout]:
         """The layouts of the weights and the coordinate: what ranks differ in."""
         return {name: layout for name, layout in self.layouts.items() if name not in self.constants}
 
@@ -158,7 +158,7 @@ def compile_program(
     advance: Callable[[], None] = lambda: None,
     overlap: Cluster | None = None,
     room: int | None = None,
-    meanwhile: Callable[[Mapping[str, Layout | UnevenLayout]], None] = lambda _: None,
+    meanwhile: Callable[[Mapping[str, Layout]], None] = lambda _: None,
     fits: Callable[[int], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
     in_rows: Collection[str] = (),
@@ -266,7 +266,7 @@ def compile_program(
     if missing:
         prune(Path(hidet.option.get_cache_dir()))
     # Loaded here, to compute the memory that it needs.
-    by_kind = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
+    by_kind = None if program.symbols or program.parts else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
         launcher,

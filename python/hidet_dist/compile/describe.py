@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import SymbolVar
 
 from hidet_dist import native
 from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
@@ -17,7 +19,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
-from hidet_dist.weights import Layout, UnevenLayout
+from hidet_dist.weights import Layout
 from hidet_dist.weights.panels import PanelLayout, Panels
 
 
@@ -72,26 +74,25 @@ def stage_of(
         program.mesh.shares,
         panels,
         tuple(_state(program, state) for state in program.states),
+        tuple(program.parts),
     )
 
 
 def layouts_of(
     program: Program, data: Sequence[str], constants: Mapping[str, Tensor], panels: Mapping[str, Panels]
-) -> dict[str, Layout | UnevenLayout]:
+) -> dict[str, Layout]:
     """Map the names of weights and initial states in ``data``, the coordinate and constants to dtypes and shapes.
 
     The shape of a weight that has ``panels`` is that of its panels.
     """
-    layouts: dict[str, Layout | UnevenLayout] = {}
+    layouts: dict[str, Layout] = {}
     for weight in program.weights:
         shape = extents_of(program.weight_placeholders[weight.name])
         if weight.name in panels:
             own = panels[weight.name]
             layouts[weight.name] = PanelLayout(own.stored_dtype(weight.dtype), own.shape, own)
-        elif all(isinstance(extent, int) for extent in shape):
-            layouts[weight.name] = Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
         else:
-            layouts[weight.name] = UnevenLayout(weight.dtype, tuple(map(_product, shape)))
+            layouts[weight.name] = _layout(weight.dtype, shape)
     for state in program.states:
         if state.name in program.initial:
             local = state.spec.local_shape(state.shape, program.mesh)
@@ -101,7 +102,7 @@ def layouts_of(
     return {name: layouts[name] for name in data}
 
 
-def description_of(stage: StageManifest, layouts: Mapping[str, Layout | UnevenLayout], target: Backend) -> str:
+def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
     """Make the description that is compiled into the stage's launcher."""
     return describe(
         stage,
@@ -133,8 +134,9 @@ def _launch(node: Operator, kernel: int) -> Launch:
     return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
 
 
-def _product(extent: Extent) -> int | tuple[int | str, ...]:
-    """Convert the extent of an uneven part, a product of a number and of shares."""
-    if isinstance(extent, int):
-        return extent
-    return tuple(factor if isinstance(factor, int) else factor.name for factor in factors_of(extent))
+def _layout(dtype: str, shape: Sequence[Extent]) -> Layout:
+    """Make the layout of a shard, whose extents are products of a number and of the symbols of unequal parts."""
+    products = [factors_of(extent) for extent in shape]
+    numbers = tuple(math.prod(factor for factor in product if isinstance(factor, int)) for product in products)
+    factors = ((dim, f.name) for dim, product in enumerate(products) for f in product if isinstance(f, SymbolVar))
+    return Layout(dtype, numbers, factors=tuple(factors))

@@ -36,7 +36,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
-from hidet_dist.weights import Layout, Source, UnevenLayout, shard_blocks, write_safetensors
+from hidet_dist.weights import Layout, Source, shard_blocks, write_safetensors
 from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import PanelLayout
 
@@ -250,7 +250,7 @@ def write_artifacts(
 def write_weights(
     folder: Path,
     stage: int,
-    programs: Sequence[tuple[Program, Mapping[str, Layout | UnevenLayout]]],
+    programs: Sequence[tuple[Program, Mapping[str, Layout]]],
     meshes: Sequence[DeviceMesh],
 ) -> None:
     """Write the data of all ranks of a stage, before anything else of the stage.
@@ -272,7 +272,7 @@ def write_weights(
     ArtifactError
         When the disk lacks space for the weights.
     """
-    layouts: dict[str, Layout | UnevenLayout] = {}
+    layouts: dict[str, Layout] = {}
     held_by: dict[str, Program] = {}
     for program, of_program in programs:
         for name, layout in of_program.items():
@@ -283,10 +283,8 @@ def write_weights(
     for rank in range(mesh.size):
         path = folder / weights_file(first + rank)
         path.parent.mkdir(exist_ok=True)
-        shares = mesh.share_sizes(mesh.coordinate(rank))
-        of_rank = {
-            name: layout.at(shares) if isinstance(layout, UnevenLayout) else layout for name, layout in layouts.items()
-        }
+        parts = {name: part for program, _ in programs for name, part in program.part_sizes(rank).items()}
+        of_rank = {name: layout.at(parts) for name, layout in layouts.items()}
         _write_rank(path, mesh, rank, of_rank, held_by)
 
 
@@ -309,9 +307,7 @@ def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageMan
         shutil.copyfile(kernel, folder / stage.kernel_file(number))
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        layouts = {
-            name: Layout(c.dtype, c.shape) for name in constants if isinstance(c := compiled.layouts[name], Layout)
-        }
+        layouts = {name: compiled.layouts[name] for name in constants}
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     return stage
 

@@ -190,7 +190,7 @@ class Cluster:
 
     def device_at(self, coordinate: Sequence[int]) -> Device:
         """Return the device at a coordinate along uneven axes; ``device`` if they do not determine which it is."""
-        if not self.mesh.is_uneven((0,)):
+        if not self.mesh.shares or not self.mesh.shares[0]:
             return self.device
         begin = 0
         for group in self.groups:

@@ -115,7 +115,7 @@ def with_shares(cluster: Cluster, shares: Sequence[int]) -> Cluster:
 
 def _shares_within(mesh: DeviceMesh, axis: int, start: int, count: int) -> tuple[int, ...]:
     """Return the shares of ``count`` coordinates of a mesh axis, from that of the rank ``start`` on."""
-    if not mesh.is_uneven((axis,)):
+    if not mesh.shares or not mesh.shares[axis]:
         return ()
     first = mesh.coordinate(start)[axis]
     return mesh.shares_of(axis)[first : first + count]
@@ -137,7 +137,7 @@ def devices_along(cluster: Cluster, mesh: DeviceMesh, start: int) -> list[Device
 
 def device_groups(mesh: DeviceMesh, devices: Sequence[Device]) -> tuple[DeviceGroup, ...]:
     """Group the devices along the first axis of a mesh, if it has shares for them and they differ; else none."""
-    if not mesh.is_uneven((0,)) or all(device == devices[0] for device in devices):
+    if not mesh.shares or not mesh.shares[0] or all(device == devices[0] for device in devices):
         return ()
     return tuple(DeviceGroup(len(list(equal)), device) for device, equal in itertools.groupby(devices))
 

@@ -25,18 +25,19 @@ from hidet_dist.partitioning.operators import (
     SplitOrder,
     StackShardsOp,
 )
+from hidet_dist.partitioning.parts import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp, largest_part
 from hidet_dist.partitioning.proof import ProvenStage, prove
 from hidet_dist.partitioning.text import graph_lines
-from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp, UnevenSplit
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.collectives import EXTREMES
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, same_shape
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_shape, same_shape
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
+from hidet_dist.spec.parts import part_sizes
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
@@ -64,6 +65,8 @@ class Program:
     states: the spec of each state, of its old value and of its new one.
     new_values: the names of the states that the program updates.
     initial: the values of whole states before the first call, by name; zeros of those that it lacks.
+    parts: the symbols of unequal parts in local shapes, by name, with the largest value of each
+        (:mod:`hidet_dist.spec.parts`).
     """
 
     mesh: DeviceMesh
@@ -80,6 +83,7 @@ class Program:
     state_placeholders: dict[str, Tensor] = field(default_factory=dict)
     new_values: tuple[str, ...] = ()
     initial: dict[str, Source] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
 
     def initial_name(self, state: str) -> str:
         """Return the name, among the data of ranks, of a state's values before the first call, by its plan's name."""
@@ -90,16 +94,15 @@ class Program:
         """The symbols of local shapes, each with the symbol of the whole dim."""
         return local_symbols(self.symbols, self.mesh)
 
-    def share_sizes(self, rank: int) -> dict[str, int]:
-        """Return the sizes of the symbols of a rank's shares of uneven mesh axes, by name."""
-        return self.mesh.share_sizes(self.mesh.coordinate(rank))
+    def part_sizes(self, rank: int) -> dict[str, int]:
+        """Return a rank's parts, by the names of their symbols."""
+        return part_sizes(self.parts, self.mesh, self.mesh.coordinate(rank))
 
     def planned_sizes(self) -> dict[str, int]:
-        """Return the sizes of the symbolic dims that the program is planned for, and the largest shares of its axes."""
+        """Return the sizes of the symbolic dims that the program is planned for, and the largest of unequal parts."""
         sizes = {symbol.name: symbol.size for symbol in self.symbols}
         local = {each.name: sizes[each.symbol] // each.shards for each in self.local_symbols}
-        largest = {name: max(self.mesh.shares_of(axis)) for name, axis in self.mesh.share_names().items()}
-        return {**sizes, **local, **largest}
+        return {**sizes, **local, **self.parts}
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """Compute the size of each local symbol from the whole inputs' shapes. Raises InputError if they do not fit."""
@@ -221,7 +224,8 @@ class _Partitioner:
         self.trial_sizes = {
             local.name: _TRIAL_FACTOR * self.mesh.size * self.multiples[local.symbol] // local.shards
             for local in local_symbols(stage.symbols, self.mesh)
-        } | dict.fromkeys(self.mesh.share_names(), _TRIAL_FACTOR)
+        }
+        self.parts: dict[str, int] = {}
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.produced: dict[str, TensorShardSpec] = {}
@@ -269,6 +273,7 @@ class _Partitioner:
             state_placeholders=states,
             new_values=tuple(new_values),
             initial={name: source for name in states if (source := initial_of(self.view.tensors[name])) is not None},
+            parts=dict(sorted(self.parts.items())),
         )
 
     def use_coordinate(self) -> Tensor:
@@ -343,18 +348,16 @@ class _Partitioner:
 
     def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
         """Return the shape of a shard, symbolic dims included. Raises SpecError when the spec does not fit."""
-        sizes = spec.local_shape(self.view.shape(name), self.mesh)
-        shape: list[Extent] = []
-        for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
-            shards = self.mesh.group_size(axes)
-            if self.mesh.is_uneven(axes):
-                assert isinstance(extent, int)
-                shape.append(part_extent(extent, axes, self.mesh))
+        self.parts.update(spec.symbols(self.mesh))
+        shape = list(part_shape(self.view.shape(name), spec, self.mesh))
+        for dim, (extent, axes) in enumerate(zip(self.view.extents(name), spec.mesh_axes_per_dim, strict=True)):
+            if isinstance(extent, int):
                 continue
-            local = size if isinstance(extent, int) else local_extent(extent, shards, self.multiples)
+            shards = self.mesh.group_size(axes)
+            local = local_extent(extent, shards, self.multiples) if spec.is_even(dim, self.mesh) else None
             if local is None:
                 raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
-            shape.append(local)
+            shape[dim] = local
         return tuple(shape)
 
     def step(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
@@ -362,8 +365,8 @@ class _Partitioner:
 
         Symbolic dims keep their canonical names: gathering ``batch_over_2`` makes ``batch``.
         """
-        if step.dim is not None and self.mesh.is_uneven(step.mesh_axes):
-            return self.uneven_step(x, step, step.dim, result)
+        if step.dim is not None and not step.parts_of(self.mesh).is_even:
+            return self.step_of_parts(x, step, step.dim, result)
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if not step.collective.communicates:
             assert step.dim is not None
@@ -371,7 +374,8 @@ class _Partitioner:
             return ShardSliceOp(x, self.use_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
         shape = list(extents_of(x))
-        before, after = ([evaluate(extent, self.trial_sizes) for extent in extents] for extents in (shape, result))
+        trial = {**self.trial_sizes, **dict.fromkeys(self.parts, _TRIAL_FACTOR)}
+        before, after = ([evaluate(extent, trial) for extent in extents] for extents in (shape, result))
         packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
         if step.collective.sends_blocks:
             dim, axes = step.split
@@ -389,18 +393,18 @@ class _Partitioner:
             x = _reshaped(x, result)
         return x / float(count) if step.op == "average" else x
 
-    def uneven_step(self, x: Tensor, step: Step, dim: int, result: Sequence[Extent]) -> Tensor:
-        """Apply a step that splits a dim by uneven axes, or joins its parts, to a local tensor."""
-        split = UnevenSplit.of(self.mesh, step.mesh_axes)
+    def step_of_parts(self, x: Tensor, step: Step, dim: int, result: Sequence[Extent]) -> Tensor:
+        """Apply a step that splits a dim into unequal parts, or joins them, to a local tensor."""
+        split = step.parts_of(self.mesh)
         extent, kind = result[dim], step.collective
         if not kind.communicates:
             return CutPartOp(x, self.use_coordinate(), dim, split, extent).outputs[0]
         if kind.joins:
-            x = ResizeOp(x, dim, split.largest(extent), True).outputs[0]
+            x = ResizeOp(x, dim, largest_part(split, extent), True).outputs[0]
             x = CommunicationOp(x, step.kind, step.mesh_axes, split.count).outputs[0]
             return JoinPartsOp(x, dim, split, extent).outputs[0]
         x = StackPartsOp(x, dim, split).outputs[0]
-        assert step.op != "average"  # no rule has partial averages over uneven axes
+        assert step.op != "average"  # no rule has partial averages of unequal parts
         x = self.collective(x, step, split.count, step.op)
         return ResizeOp(x, dim, extent, False).outputs[0]
 

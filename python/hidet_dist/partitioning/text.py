@@ -10,7 +10,7 @@ from hidet.ir.expr import Expr
 from hidet.ir.type import DataType
 
 from hidet_dist.partitioning.operators import CommunicationOp, SplitOrder
-from hidet_dist.partitioning.uneven import UnevenSplit
+from hidet_dist.spec.parts import Split, axes_text
 
 
 def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str], states: Sequence[str] = ()) -> list[str]:
@@ -53,12 +53,14 @@ def _attributes(op: Operator) -> list[str]:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Expr | DataType | SplitOrder | UnevenSplit)
+    return value is None or isinstance(value, bool | int | float | str | Expr | DataType | SplitOrder | Split)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, SplitOrder | UnevenSplit):
+    if isinstance(value, Split):
+        return axes_text(value.mesh_axes, tuple(zip(value.mesh_axes, value.parts, strict=True)))
+    if isinstance(value, SplitOrder):
         return "".join(map(str, value.mesh_axes))
     return str(value)

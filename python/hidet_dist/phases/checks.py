@@ -51,7 +51,7 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
             f"not for {target.record.name!r}: give a plan of one stage, or of the graph traced for one size."
         )
     for stage in plan.stages:
-        if stage.mesh.is_uneven():
+        if stage.mesh.is_uneven() or not stage.has_equal_shards:
             _check_shares(target, optimization)
     declared = {symbol.name: symbol for symbol in symbols}
     count = 1 if plan.pipeline is None else plan.pipeline.micro_batches
@@ -65,11 +65,11 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
 
 
 def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
-    """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
+    """Refuse shares of mesh axes, and unequal parts, where they are not offered. Raises ConfigError."""
     if not target.record.shares:
         raise ConfigError(
             f"Shares of mesh axes are not supported on the target {target.record.name!r}: leave 'shares' out of "
-            "distributed_config and of its stages."
+            "distributed_config and of its stages, and unequal parts out of a given plan."
         )
     if optimization.symbols:
         raise ConfigError(

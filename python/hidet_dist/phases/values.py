@@ -61,7 +61,7 @@ from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.spec.symbols import SymbolPlan, within_limits
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
-from hidet_dist.weights import Layout, SafetensorsFiles, UnevenLayout, check_weights
+from hidet_dist.weights import Layout, SafetensorsFiles, check_weights
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.panels import STORED, StoredPrecision
 from hidet_dist.weights.stored_groups import stored_precision_of
@@ -330,7 +330,7 @@ class Prepared:
             given = tuple(replace(one, searches_shares=not one.mesh.is_uneven()) for one in given)
         return Planning(
             self.cluster,
-            replace(optimization.search_options(), names=self.names),
+            replace(optimization.search_options(), names=self.names, unequal_parts=self.traced.target.record.shares),
             optimization.pipeline_options() if given is None else given,
             optimization.micro_batches or 1,
             optimization.outputs,
@@ -524,7 +524,7 @@ class Partitioned:
         named = {x: names[x] for x in graph.inputs or []}
         self.planned.prepared.traced.dump("7-fused", lambda: "\n".join(graph_lines(graph, named)))
 
-    def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, Layout | UnevenLayout]) -> None:
+    def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, Layout]) -> None:
         meshes = [program.mesh for program in self.programs]
         write_weights(folder, number, [(self.programs[number], layouts)], meshes)
 

@@ -69,7 +69,7 @@ def search_pipeline(
     SearchLimitWarning
         When the time limit was reached, and the pipeline is the best one until then.
     """
-    options = SearchOptions.of(options, changes)
+    options = SearchOptions.of(options, {**changes, "unequal_parts": False})
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(options, pipeline, cluster)
     refuse_states(graph, "stages that keep them are not searched: give their operators as 'stages', or plan one stage.")

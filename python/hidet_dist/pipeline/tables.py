@@ -218,7 +218,7 @@ class StageBounds:
                 if number in unit.operators
             }
             given = self.options.of_part(self.view, part_tensors, view, unit.operators, self.cluster.mesh)
-            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
+            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs, unequal_parts=False)
             formulation = formulate(
                 view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits, self.rules
             )

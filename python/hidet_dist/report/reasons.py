@@ -29,7 +29,13 @@ def axes_text(axes: Sequence[int], mesh: DeviceMesh) -> str:
 
 def spec_text(spec: TensorShardSpec, mesh: DeviceMesh) -> str:
     """Write a spec in words, such as ``dim 1 split over gpu``."""
-    split = [f"dim {dim} split over {axes_text(axes, mesh)}" for dim, axes in enumerate(spec.mesh_axes_per_dim) if axes]
+    given = dict(spec.parts)
+    split = [
+        f"dim {dim} split over {axes_text(axes, mesh)}"
+        + "".join(f" in parts {':'.join(map(str, given[axis]))}" for axis in axes if axis in given)
+        for dim, axes in enumerate(spec.mesh_axes_per_dim)
+        if axes
+    ]
     return ", ".join(split) or "whole on every device"
 
 

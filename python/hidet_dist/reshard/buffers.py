@@ -94,8 +94,7 @@ def reduction_nbytes(
     most = buffer_nbytes(before)
     for fn in fns:
         step, local = Step.of(fn), spec.local_shape(shape, mesh)
-        if fn.dim is not None:
-            spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
+        spec = fn.after(spec)
         after, uneven = spec.local_nbytes(shape, itemsize, mesh), step.is_uneven(mesh)
         packs = step.packs(local, places_shards and not uneven)
         sent, result = buffer_nbytes(before), buffer_nbytes(after)

@@ -13,7 +13,7 @@ from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.reshard.buffers import StepBytes, step_bytes
 from hidet_dist.reshard.cost import Element, itemsize, step_seconds
-from hidet_dist.reshard.steps import Step, moves
+from hidet_dist.reshard.steps import Offered, Step, moves
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
@@ -124,7 +124,9 @@ def _tabulate(
     """
     axes = tuple(range(cluster.mesh.ndim))
     pieces = tuple(shape), itemsize(dtype)
-    graph_over = functools.partial(_layout_graph, pieces, elements or pieces, cluster)
+    # Paths lead through the parts of their ends, and the mesh's shares.
+    offered = tuple(sorted({pair for layout in (*sources, *targets) for pair in split_of(layout).parts}))
+    graph_over = functools.partial(_layout_graph, pieces, elements or pieces, cluster, offered)
     if len(axes) <= _DETOUR_AXES:
         graph = graph_over(axes)
         _check(shape, sources, targets, cluster, graph.has)
@@ -167,8 +169,10 @@ def _axes(layout: Layout) -> set[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _layout_graph(pieces: _Sizes, elements: _Sizes, cluster: Cluster, usable: tuple[int, ...]) -> _LayoutGraph:
-    return _LayoutGraph(pieces, elements, cluster, usable)
+def _layout_graph(
+    pieces: _Sizes, elements: _Sizes, cluster: Cluster, offered: Offered, usable: tuple[int, ...]
+) -> _LayoutGraph:
+    return _LayoutGraph(pieces, elements, cluster, offered, usable)
 
 
 class _LayoutGraph:
@@ -177,8 +181,8 @@ class _LayoutGraph:
     Layouts and steps are those of ``pieces``, bytes those of ``elements``.
     """
 
-    def __init__(self, pieces: _Sizes, elements: _Sizes, cluster: Cluster, usable: tuple[int, ...]):
-        self._usable = usable
+    def __init__(self, pieces: _Sizes, elements: _Sizes, cluster: Cluster, offered: Offered, usable: tuple[int, ...]):
+        self._usable, self._offered = usable, offered
         self._shape, self._element_bytes = pieces
         self._elements = elements
         self._cluster = cluster
@@ -210,7 +214,7 @@ class _LayoutGraph:
                     _price(step, step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
                     step,
                 )
-                for step, after in moves(before, self._shape, self._cluster.mesh, self._usable)
+                for step, after in moves(before, self._shape, self._cluster.mesh, self._usable, self._offered)
             ]
         return self._edges[node]
 

@@ -8,16 +8,21 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hidet_dist.errors import SpecError
 from hidet_dist.spec import DeviceMesh, ReduceFn
 from hidet_dist.spec.collectives import COLLECTIVES, EXTREMES, Collective
 from hidet_dist.spec.operator import REDUCE_OPS
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of, with_partial
+from hidet_dist.spec.parts import AXES, Parts, Split, axes_text, normal_parts, parse_axes
 
 _STEP = re.compile(
-    r"^(\w+)\((?:([a-z]+),\s*)?axes=(\d+)(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=(\d+))?\)$"
+    rf"^(\w+)\((?:([a-z]+),\s*)?axes=({AXES})(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=(\d+))?\)$"
 )
+
+Offered: TypeAlias = Parts
+"""Parts that steps may split a dim into, besides the mesh's shares: an axis may have several."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,14 @@ class Step:
     ===================================== ==============================================================================
 
     Axes are in the order in which they split the dim, major to minor. ``kind`` is the name of one of ``COLLECTIVES``.
+    ``parts`` are the parts of the dim that it joins or splits, by axis, where they are not the mesh's shares:
+    ``slice(axes=0[5,4], dim=0)``.
 
     Raises
     ------
     SpecError
-        For an unknown kind, missing or repeated mesh axes, and fields that the kind lacks or must not have.
+        For an unknown kind, missing or repeated mesh axes, and fields that the kind lacks or must not have. Axes with
+        parts do not move from one dim to another.
     """
 
     kind: str
@@ -47,6 +55,7 @@ class Step:
     to_dim: int | None = None
     to_axes: tuple[int, ...] = ()
     op: str = ""
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
@@ -55,6 +64,10 @@ class Step:
             raise SpecError(f"A step is one of {', '.join(COLLECTIVES)}; got {self.kind!r}.")
         kind = self.collective
         has_dim, moves, reduces = kind.has_dim, kind.moves, kind.reduces
+        if self.parts:
+            object.__setattr__(self, "parts", normal_parts(self.parts, self.mesh_axes))
+            if not has_dim or moves:
+                raise SpecError(f"The step {self} has parts, and {self.kind} takes none.")
         if moves and not self.to_axes:
             object.__setattr__(self, "to_axes", self.mesh_axes)
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
@@ -76,7 +89,7 @@ class Step:
     @classmethod
     def of(cls, fn: ReduceFn) -> Step:
         """Make the step of a reduce function."""
-        return cls(fn.kind, fn.mesh_axes, fn.dim, op=fn.op)
+        return cls(fn.kind, fn.mesh_axes, fn.dim, op=fn.op, parts=fn.parts)
 
     def after(self, layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Layout:
         """Return the layout of a tensor of ``shape`` (whole) after the step. Raises SpecError if it does not apply."""
@@ -102,10 +115,12 @@ class Step:
             has = spec.mesh_axes_per_dim[self.dim]
             if has[-len(self.mesh_axes) :] != self.mesh_axes:
                 raise SpecError(f"The step {self} does not apply to {layout}: other mesh axes are minor-most there.")
+            if self.parts != _parts_of(self.mesh_axes, spec.parts):
+                raise SpecError(f"The step {self} does not apply to {layout}: the parts there are others.")
             spec = spec.with_dim(self.dim, has[: -len(self.mesh_axes)])
         if kind.splits:
             dim, axes = self.split
-            spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], *axes))
+            spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], *axes), self.parts)
         return with_partial(spec, layout.op if isinstance(layout, PartialSpec) else "", partial)
 
     @property
@@ -136,9 +151,15 @@ class Step:
         kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
         return kind.exchange.received(self.whole_nbytes(sent, received, mesh) * ranks, ranks)
 
+    def parts_of(self, mesh: DeviceMesh) -> Split:
+        """Return the parts that it joins or splits."""
+        return Split.of(mesh, self.mesh_axes, self.parts)
+
     def is_uneven(self, mesh: DeviceMesh) -> bool:
         """Tell whether it sends or receives parts of unequal size, padded to blocks of the largest part."""
-        return self.collective.communicates and self.dim is not None and mesh.is_uneven(self.mesh_axes)
+        if not (self.parts or mesh.shares):
+            return False
+        return self.collective.communicates and self.dim is not None and not self.parts_of(mesh).is_even
 
     def whole_nbytes(self, sent: int, received: int, mesh: DeviceMesh) -> int:
         """Return the bytes of the tensor within a group, given those of a rank's tensor before and after the step.
@@ -181,7 +202,7 @@ class Step:
 
     def __str__(self) -> str:
         written = [self.op] if self.op else []
-        written.append(f"axes={''.join(map(str, self.mesh_axes))}")
+        written.append(f"axes={axes_text(self.mesh_axes, self.parts)}")
         if self.dim is not None:
             written.append(f"dim={self.dim}")
         if self.to_dim is not None:
@@ -197,14 +218,21 @@ class Step:
         if match is None:
             raise SpecError(f"Not a step: {text!r}. Write it as all_gather(axes=0, dim=1).")
         kind, op, axes, dim, to_dim, to_axes = match.groups()
+        mesh_axes, parts = parse_axes(axes)
         return cls(
             kind,
-            tuple(map(int, axes)),
+            mesh_axes,
             None if dim is None else int(dim),
             None if to_dim is None else int(to_dim),
             tuple(map(int, to_axes or "")),
             op or "",
+            parts,
         )
+
+
+def _parts_of(mesh_axes: Sequence[int], parts: Parts) -> Parts:
+    """Select the parts of some mesh axes."""
+    return tuple((axis, of_axis) for axis, of_axis in parts if axis in mesh_axes)
 
 
 def _in_order(mesh_axes: tuple[int, ...], dim: int | None, shape: Sequence[int]) -> bool:
@@ -219,17 +247,17 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
     """Raise SpecError unless the step can take a tensor of ``shape`` from ``layout`` to ``result``.
 
     Slicing a whole dim that does not divide pads it. Gathering all of a dim cuts its padding off. No other step may
-    change the padding. Uneven axes do not move from one dim to another.
+    change the padding. Unequal parts do not move from one dim to another.
     """
     result.validate(shape, mesh, padded=True)
-    if step.collective.moves and mesh.is_uneven(step.mesh_axes):
+    if step.collective.moves and mesh.shares and not step.parts_of(mesh).is_even:
         raise SpecError(f"The step {step} would move an uneven axis of the mesh {mesh} from one dim to another.")
     for dim in (step.dim, step.to_dim):
         if dim is None:
             continue
-        before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
-        if shape[dim] % mesh.parts(before) == shape[dim] % mesh.parts(after) == 0:
+        if shape[dim] % split_of(layout).units(dim, mesh) == shape[dim] % split_of(result).units(dim, mesh) == 0:
             continue
+        before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
         kind = step.collective
         if (not kind.communicates and not before) or (kind.joins and not kind.splits and not after):
             continue
@@ -247,13 +275,14 @@ def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: Devi
 
 
 def moves(
-    layout: Layout, shape: Sequence[int], mesh: DeviceMesh, usable: Sequence[int] | None = None
+    layout: Layout, shape: Sequence[int], mesh: DeviceMesh, usable: Sequence[int] | None = None, offered: Offered = ()
 ) -> Iterator[tuple[Step, Layout]]:
     """Yield every step that applies to a layout of a tensor of ``shape``, and its result, in a fixed order.
 
-    ``usable`` are the mesh axes by which a step may split the tensor further; all axes by default.
+    ``usable`` are the mesh axes by which a step may split the tensor further; all axes by default. They split it in the
+    mesh's shares, or in parts that are ``offered``.
     """
-    for step, result in _candidates(layout, tuple(range(mesh.ndim) if usable is None else usable)):
+    for step, result in _candidates(layout, tuple(range(mesh.ndim) if usable is None else usable), offered):
         try:
             check_step(step, layout, result, shape, mesh)
         except SpecError:
@@ -268,7 +297,7 @@ _REDUCING = [kind for kind in COLLECTIVES.values() if kind.reduces and not kind.
 
 
 @functools.lru_cache(maxsize=2**13)
-def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, Layout], ...]:
+def _candidates(layout: Layout, usable: tuple[int, ...], offered: Offered) -> tuple[tuple[Step, Layout], ...]:
     """The steps of :func:`moves` before shapes are checked; they are the same for all shapes."""
     spec, partial = split_of(layout), partial_axes(layout)
     op = layout.op if isinstance(layout, PartialSpec) else ""
@@ -276,20 +305,32 @@ def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, La
     steps = []
     for dim in range(spec.ndim):
         for kind in _SPLITTING:
-            if kind.reduces:
-                steps += [Step(kind.name, axes, dim, op=op) for axes in _ordered_choices(partial)]
-            else:
-                steps += [Step(kind.name, axes, dim) for axes in _ordered_choices(free)]
+            split_by, own_op = (partial, op) if kind.reduces else (tuple(free), "")
+            steps += [
+                Step(kind.name, axes, dim, op=own_op, parts=parts)
+                for axes in _ordered_choices(split_by)
+                for parts in _offered_parts(axes, offered)
+            ]
         has = spec.mesh_axes_per_dim[dim]
         for kept in range(len(has)):
             axes = has[kept:]
-            steps += [Step(kind.name, axes, dim) for kind in _JOINING]
+            parts = _parts_of(axes, spec.parts)
+            steps += [Step(kind.name, axes, dim, parts=parts) for kind in _JOINING]
+            if parts:  # unequal parts do not move
+                continue
             for to_dim, kind in itertools.product(range(spec.ndim), _MOVING):
                 if to_dim != dim:
                     steps += [Step(kind.name, axes, dim, to_dim, order) for order in itertools.permutations(axes)]
     for count, kind in itertools.product(range(1, len(partial) + 1), _REDUCING):
         steps += [Step(kind.name, axes, op=op) for axes in itertools.combinations(partial, count)]
     return tuple((step, step._after(layout)) for step in steps)
+
+
+def _offered_parts(axes: Sequence[int], offered: Offered) -> Iterator[Parts]:
+    """Yield the parts in which axes may split a dim: each in the mesh's shares, or in parts that are offered."""
+    own = [[(), *((pair,) for pair in offered if pair[0] == axis)] for axis in sorted(axes)]
+    for chosen in itertools.product(*own):
+        yield tuple(pair for pairs in chosen for pair in pairs)
 
 
 def _ordered_choices(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -161,7 +161,7 @@ def localize(
     axes = row_axes(op, in_specs)
     if not axes:
         return rebuild(op, inputs, out_shapes)
-    outputs = sharded_lookup(op, inputs, coordinate(), axes, mesh)
+    outputs = sharded_lookup(op, inputs, coordinate(), axes, mesh, in_specs[0].parts)
     if not same_shape(extents_of(outputs[0]), out_shapes[0]):
         raise ValueError(f"{op.name} has the output {extents_of(outputs[0])}, not {out_shapes[0]}")
     return outputs

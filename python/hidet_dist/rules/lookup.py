@@ -21,6 +21,7 @@ from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.collectives import REDUCED_DTYPES
 from hidet_dist.spec.extents import part_interval
+from hidet_dist.spec.parts import Parts, Split
 from hidet_dist.traits import has_traits
 
 _ROWS = 1 << 20  # the number of the row factor, above the numbers of a definition's variables
@@ -77,7 +78,7 @@ class ShardedLookupTask(Task):
         mesh_axes: Sequence[int],
         sizes: Sequence[int],
         rows: int,
-        shares: Sequence[Sequence[int]] = (),
+        parts: Sequence[Sequence[int]] = (),
     ):
         local_rows = data.shape[dim]
         # The dims of the output that replace the selected dim of the table.
@@ -91,8 +92,8 @@ class ShardedLookupTask(Task):
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
             begin = shard * local_rows
-            if shares:
-                begin, _ = part_interval(rows, shares, [coordinate[axis] for axis in mesh_axes])
+            if parts:
+                begin, _ = part_interval(rows, parts, [coordinate[axis] for axis in mesh_axes])
             local = row - begin
             element_of_row = data[[*out[:dim], local, *out[dim + span :]]]
             dtype = data.type.dtype
@@ -102,26 +103,26 @@ class ShardedLookupTask(Task):
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]
-        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, shares)
+        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, parts)
         super().__init__(
             "sharded_lookup", [data, indices, coordinate], [compute("y", shape, element)], attributes=attributes
         )
 
 
 def _attributes(
-    kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int, shares: Sequence[Sequence[int]]
+    kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int, parts: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Return the attributes of the task and of its operator; shares are among them only if an axis is uneven."""
+    """Return the attributes of the task and of its operator; parts are among them only if they are unequal."""
     even = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
-    return even | ({"shares": list(map(list, shares))} if shares else {})
+    return even | ({"parts": list(map(list, parts))} if parts else {})
 
 
 @has_traits(kernel="lookup")
 class ShardedLookupOp(Operator):
     """A lookup in the device's rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 
-    The shards may be padded; ``rows`` excludes padding. ``shares`` are those of the axes, major to minor, if one of
-    them is uneven. Negative indices count from the end of the table.
+    The shards may be padded; ``rows`` excludes padding. ``parts`` are those of the axes, major to minor, if they are
+    unequal. Negative indices count from the end of the table.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class ShardedLookupOp(Operator):
         mesh_axes: Sequence[int],
         sizes: Sequence[int],
         rows: int,
-        shares: Sequence[Sequence[int]] = (),
+        parts: Sequence[Sequence[int]] = (),
     ):
         task = ShardedLookupTask(
             input_like(data, "data"),
@@ -145,16 +146,16 @@ class ShardedLookupOp(Operator):
             mesh_axes,
             sizes,
             rows,
-            shares,
+            parts,
         )
-        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, shares)
+        attributes = _attributes(kind, dim, mesh_axes, sizes, rows, parts)
         super().__init__(inputs=[data, indices, coordinate], attributes=attributes, task=task)
 
 
 def sharded_lookup(
-    op: Operator, inputs: Sequence[Tensor], coordinate: Tensor, axes: Sequence[int], mesh: DeviceMesh
+    op: Operator, inputs: Sequence[Tensor], coordinate: Tensor, axes: Sequence[int], mesh: DeviceMesh, parts: Parts
 ) -> list[Tensor]:
-    """Build the lookup ``op`` on local inputs, where ``axes`` split the rows of the table.
+    """Build the lookup ``op`` on local inputs, where ``axes`` split the rows of the table, in ``parts`` if any.
 
     Raises
     ------
@@ -168,5 +169,6 @@ def sharded_lookup(
     kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
     sizes = [mesh.shape[axis] for axis in axes]
     rows = int(op.inputs[0].shape[dim])
-    shares = tuple(map(mesh.shares_of, axes)) if mesh.is_uneven(axes) else ()
-    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows, shares).outputs)
+    split = Split.of(mesh, axes, parts)
+    own = () if split.is_even else split.parts
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows, own).outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,11 +24,41 @@ from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, part_shape
+from hidet_dist.spec.parts import Parts, Split, part_sizes
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.traits import Dims, Updates, traits_of
 from hidet_dist.weights.storage import shard_nbytes, storage_of
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class OfferedParts:
+    """The parts in which mesh axes may split factors and dims, besides the mesh's shares.
+
+    Attributes
+    ----------
+    parts: pairs of an axis and its parts; an axis may have several.
+    extents: the extents for which each of them is offered; None for all that are multiples of its units.
+    """
+
+    parts: Parts = ()
+    extents: tuple[frozenset[int] | None, ...] = ()
+
+    def of(self, mesh: DeviceMesh, axis: int, extent: int) -> tuple[Parts, ...]:
+        """List the parts in which an axis may split an extent: none of its own first."""
+        if not self.parts:
+            return ((),)
+        fitting = (
+            ((other, parts),)
+            for (other, parts), extents in zip(self.parts, self.extents, strict=True)
+            if other == axis and extent % sum(parts) == 0 and (extents is None or extent in extents)
+        )
+        return ((), *fitting)
+
+
+NO_PARTS = OfferedParts()
+"""No parts but the mesh's shares."""
 
 # Attributes that kernels need as numbers.
 _NUMBERS = ("groups", "repeats")
@@ -41,8 +71,8 @@ class Choice:
     ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are
     functions such as exp. ``read_bytes`` and ``written_bytes`` are the least bytes that the local operator moves.
 
-    Where uneven axes split the operator, these figures are those of the largest shards, and ``devices`` has the choice
-    with the work of the device at each ``coordinate`` along these axes (0 along all other axes).
+    Where the parts of devices are unequal, these figures are those of the largest shards, and ``devices`` has the
+    choice with the work of a device at each ``coordinate`` that differs from others (:func:`_unlike`).
     """
 
     spec: OpShardSpec
@@ -113,18 +143,30 @@ class Rule:
         text += f" reduction={{{','.join(reduction)}}}" if reduction else ""
         return text + (f" whole={{{','.join(whole)}}}" if whole else "")
 
-    def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
-        """List all choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
+    def choices(self, mesh: DeviceMesh, offered: OfferedParts = NO_PARTS) -> tuple[Choice, ...]:
+        """List all choices on a mesh, the replicated one first; each is proven to compute the same on shards.
+
+        Besides the mesh's shares, axes split in parts that are ``offered``.
+        """
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[frozenset[Any], bool] = {}  # a proof depends on numbers of shards, not on axes
+        proofs: dict[Hashable, bool] = {}  # a proof depends on numbers of shards, not on axes
         # Mesh axes of one device are not assigned.
-        options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
+        options = [
+            [
+                (None, ()),
+                *((digit, parts) for digit in self.factors for parts in offered.of(mesh, axis, digit.extent)),
+            ]
+            if size > 1
+            else [(None, ())]
+            for axis, size in enumerate(mesh.shape)
+        ]
         for assignment in itertools.product(*options):
             shards: dict[Digit, tuple[int, ...]] = {}
-            for axis, digit in enumerate(assignment):
+            for axis, (digit, _) in enumerate(assignment):
                 if digit is not None:
                     shards[digit] = (*shards.get(digit, ()), axis)
-            for choice in self._assigned(mesh, shards, proofs):
+            parts = tuple(pair for _, pairs in assignment for pair in pairs)
+            for choice in self._assigned(mesh, shards, proofs, parts=parts, offered=offered):
                 by_spec.setdefault(choice.spec, choice)
         return tuple(by_spec.values())
 
@@ -135,7 +177,7 @@ class Rule:
         such choices whatever the mesh, and among them those that hold least.
         """
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[frozenset[Any], bool] = {}
+        proofs: dict[Hashable, bool] = {}
         axes = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
         for choice in self._assigned(mesh, {}, proofs):
             by_spec.setdefault(choice.spec, choice)
@@ -149,7 +191,7 @@ class Rule:
         return tuple(by_spec.values())
 
     def _joint(
-        self, mesh: DeviceMesh, factor: Digit, axes: tuple[int, ...], proofs: dict[frozenset[Any], bool]
+        self, mesh: DeviceMesh, factor: Digit, axes: tuple[int, ...], proofs: dict[Hashable, bool]
     ) -> Iterator[Choice]:
         """Yield the choices of a factor that all of some mesh axes split, reduced over all of them at once."""
         ways: list[list[tuple[ReduceFn, ...]]] = [[()] for _ in self.op.outputs]
@@ -176,6 +218,9 @@ class Rule:
         if partial is None or (len(spec.in_specs), len(partial)) != (len(self.in_layouts), len(self.out_layouts)):
             return None
         specs = (*spec.in_specs, *partial)
+        parts = tuple(sorted({pair for tensor_spec in specs for pair in tensor_spec.parts}))
+        if len(dict(parts)) < len(parts):  # an axis splits a factor in one way
+            return None
         if any(tensor_spec.ndim != len(layout) for tensor_spec, layout in zip(specs, tensors, strict=True)):
             return None
         splits: dict[int, list[tuple[int, int]]] = {}  # the (tensor, dim)s that each mesh axis splits, in order
@@ -195,12 +240,12 @@ class Rule:
             for digit in self.factors
         }
         candidates = [[digit for digit in self.factors if indexed[digit] == where] for where in splits.values()]
-        proofs: dict[frozenset[Any], bool] = {}
+        proofs: dict[Hashable, bool] = {}
         for assignment in itertools.product(*candidates):
             shards: dict[Digit, tuple[int, ...]] = {}
             for axis, digit in zip(splits, assignment, strict=True):  # axes in the order of the first dim they split
                 shards[digit] = (*shards.get(digit, ()), axis)
-            for choice in self._assigned(mesh, shards, proofs, spec.reduce_fns):
+            for choice in self._assigned(mesh, shards, proofs, spec.reduce_fns, parts):
                 if choice.spec == spec:
                     return choice
         return None
@@ -209,37 +254,45 @@ class Rule:
         self,
         mesh: DeviceMesh,
         axes: Mapping[Digit, tuple[int, ...]],
-        proofs: dict[frozenset[Any], bool],
+        proofs: dict[Hashable, bool],
         reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
+        parts: Parts = (),
+        offered: OfferedParts = NO_PARTS,
     ) -> Iterator[Choice]:
         """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
 
-        With ``reduce_fns``, one tuple per output, only the choice with these reduce functions.
+        The axes split in ``parts``, others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the
+        choice with these reduce functions; else those that scatter in the mesh's shares or in parts that are
+        ``offered``.
         """
         extents = {}  # the extent of each sharded digit on a device, with padding
+        splits: dict[Digit, Split] = {}  # of those with unequal parts
         for digit, digit_axes in axes.items():
-            extent = padded_shard(digit.extent, digit_axes, mesh)
-            if extent is None or (digit.extent % mesh.parts(digit_axes) and digit not in self.paddable):
+            extent = padded_shard(digit.extent, digit_axes, mesh, parts)
+            if extent is None:
+                return
+            units = mesh.group_size(digit_axes)
+            if parts or mesh.shares:
+                split = Split.of(mesh, digit_axes, parts)
+                units = split.units
+                if not split.is_even:
+                    splits[digit] = split
+            if digit.extent % units and digit not in self.paddable:
                 return
             # The average of the averages of unequal parts is another number.
-            averages = any(op == "average" for _, op in self.reduce_ops.get(digit, ()))
-            if averages and mesh.is_uneven(digit_axes):
+            if digit in splits and any(op == "average" for _, op in self.reduce_ops.get(digit, ())):
                 return
             extents[digit] = extent
-        ins = [_spec(layout, axes, extents) for layout in self.in_layouts]
-        outs = [_spec(layout, axes, extents) for layout in self.out_layouts]
+        ins = [_spec(layout, axes, extents, parts) for layout in self.in_layouts]
+        outs = [_spec(layout, axes, extents, parts) for layout in self.out_layouts]
         if any(spec is None for spec in (*ins, *outs)):
             return
         in_specs = tuple(spec for spec in ins if spec is not None)
         partial = tuple(spec for spec in outs if spec is not None)
         if extents:
-            uneven = mesh.is_uneven(axis for digit_axes in axes.values() for axis in digit_axes)
-            key: frozenset[Any] = frozenset(axes.items() if uneven else extents.items())
+            key: Hashable = (frozenset(axes.items()), parts) if splits else frozenset(extents.items())
             if key not in proofs:
-                if uneven:
-                    proofs[key] = self._proven_unevenly(mesh, in_specs, partial, axes)
-                else:
-                    proofs[key] = self._proven(mesh, in_specs, partial, extents)
+                proofs[key] = self._proven_on_all(mesh, in_specs, partial, extents, splits)
             if not proofs[key]:
                 return
         reductions = [
@@ -253,13 +306,13 @@ class Rule:
             shape = self._shape(self.op.outputs[i])
             of_output = [(axis, op) for axis, (o, op) in reductions if o == i]
             if reduce_fns is None:
-                per_output.append(_reduced(out_spec, shape, mesh, of_output))
+                per_output.append(_reduced(out_spec, shape, mesh, of_output, offered))
             else:
                 reduced = _reduced_by(out_spec, shape, mesh, of_output, reduce_fns[i])
                 per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
-            yield self._choice(mesh, spec, partial, axes, extents)
+            yield self._choice(mesh, spec, partial, extents, splits)
 
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
@@ -274,7 +327,7 @@ class Rule:
     ) -> bool:
         """Tell whether the operator rebuilt on shards has the whole operator's definition, with the shards' extents.
 
-        The shards are those of the device at ``coordinate`` where uneven axes split the operator.
+        The shards are those of the device at ``coordinate`` where parts are unequal.
         """
         assert self.definition is not None
         rows = row_factor(self.op)
@@ -300,31 +353,34 @@ class Rule:
             self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
         return self._proofs[key]
 
-    def _proven_unevenly(
+    def _proven_on_all(
         self,
         mesh: DeviceMesh,
         in_specs: tuple[TensorShardSpec, ...],
         partial: tuple[TensorShardSpec, ...],
-        axes: Mapping[Digit, tuple[int, ...]],
+        extents: Mapping[Digit, int],
+        splits: Mapping[Digit, Split],
     ) -> bool:
-        """Prove a choice for the shards of every device, and that one operator with symbolic extents serves them all.
+        """Prove a choice for the shards of every device, and that one operator serves them all.
 
-        The symbolic operator must have, at the shares of each device, the definition of the operator on its shards.
+        Where parts are unequal, in ``splits``, the operator has symbolic extents. For the parts of each device it must
+        have the definition of the operator on that device's shards.
         """
-        used = [axis for digit_axes in axes.values() for axis in digit_axes]
+        if not splits:
+            return self._proven(mesh, in_specs, partial, extents)
         try:
             symbolic = self._local(mesh, in_specs, partial)
         except (SpecError, ValueError):
             return False
         if any(isinstance(symbolic.attrs.get(name), Expr) for name in _NUMBERS):
             return False
+        names = {name for split in splits.values() for name in split.symbols(mesh)}
         proven: set[tuple[int, ...]] = set()
-        for coordinate in mesh.coordinates_along(used):
-            sizes = mesh.share_sizes(coordinate)
-            shares = tuple(sizes[name] for name, axis in mesh.share_names().items() if axis in used)
-            if shares in proven:
+        for coordinate in _unlike(mesh, splits.values()):
+            sizes = part_sizes(sorted(names), mesh, coordinate)
+            if tuple(sizes.values()) in proven:
                 continue
-            if not self._proven(mesh, in_specs, partial, _extents_at(mesh, axes, coordinate), coordinate):
+            if not self._proven(mesh, in_specs, partial, _extents_at(extents, splits, coordinate), coordinate):
                 return False
             try:
                 fixed = self._local(mesh, in_specs, partial, coordinate)
@@ -333,7 +389,7 @@ class Rule:
                 return False
             if rename(definitions[0], {}) != rename(definitions[1], {}):
                 return False
-            proven.add(shares)
+            proven.add(tuple(sizes.values()))
         return True
 
     def _local(
@@ -407,16 +463,15 @@ class Rule:
         mesh: DeviceMesh,
         spec: OpShardSpec,
         partial: tuple[TensorShardSpec, ...],
-        axes: Mapping[Digit, tuple[int, ...]],
         extents: Mapping[Digit, int],
+        splits: Mapping[Digit, Split],
     ) -> Choice:
         choice = self._choice_at(mesh, spec, partial, extents, None)
-        used = [axis for digit_axes in axes.values() for axis in digit_axes]
-        if not mesh.is_uneven(used):
+        if not splits:
             return choice
         devices = (
-            self._choice_at(mesh, spec, partial, _extents_at(mesh, axes, coordinate), coordinate)
-            for coordinate in mesh.coordinates_along(used)
+            self._choice_at(mesh, spec, partial, _extents_at(extents, splits, coordinate), coordinate)
+            for coordinate in _unlike(mesh, splits.values())
         )
         return replace(choice, devices=tuple(devices))
 
@@ -526,7 +581,7 @@ def _derive(op: Operator) -> Rule:
 
 
 def _spec(
-    layout: Layout, axes: Mapping[Digit, tuple[int, ...]], extents: Mapping[Digit, int]
+    layout: Layout, axes: Mapping[Digit, tuple[int, ...]], extents: Mapping[Digit, int], parts: Parts = ()
 ) -> TensorShardSpec | None:
     """Derive a tensor's spec from an assignment of mesh axes to digits; None if shards would not be contiguous."""
     per_dim = []
@@ -543,7 +598,7 @@ def _spec(
             whole_above = whole_above and extents.get(digit, digit.extent) == 1
         per_dim.append(tuple(split))
     # No tensor sharding spec shards a digit that indexes two dims (a diagonal).
-    return TensorShardSpec(tuple(per_dim)) if len(set(used)) == len(used) else None
+    return TensorShardSpec(tuple(per_dim), parts) if len(set(used)) == len(used) else None
 
 
 def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
@@ -555,20 +610,29 @@ def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
 
 
 def _reduced(
-    partial: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, reductions: list[tuple[int, str]]
+    partial: TensorShardSpec,
+    shape: tuple[int, ...],
+    mesh: DeviceMesh,
+    reductions: list[tuple[int, str]],
+    offered: OfferedParts = NO_PARTS,
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
     """List all ways to reduce a partial output: all-reduce, or reduce-scatter of a mesh axis onto a dim it divides."""
     results = []
-    for dims in itertools.product((None, *range(len(shape))), repeat=len(reductions)):
+    ways = [
+        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        for axis, _ in reductions
+    ]
+    for chosen in itertools.product(*ways):
         spec = partial
         fns: list[ReduceFn] = []
         rest: dict[str, list[int]] = {}
-        for (axis, op), dim in zip(reductions, dims, strict=True):
-            if dim is None:
+        for (axis, op), way in zip(reductions, chosen, strict=True):
+            if way is None:
                 rest.setdefault(op, []).append(axis)
             else:
-                spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
-                fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim))
+                dim, parts = way
+                fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim, parts))
+                spec = fns[-1].after(spec)
         # Scatters first: the all-reduce then has less data.
         fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(fn_axes))) for op, fn_axes in rest.items())
         if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, fns):
@@ -605,17 +669,31 @@ def _scatters_exactly(
 ) -> bool:
     """Tell whether reduce functions split only dims that divide, so that no padding is scattered."""
     scattered = (fn.dim for fn in fns if fn.dim is not None)
-    return all(shape[dim] % mesh.parts(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
+    return all(shape[dim] % reduced.units(dim, mesh) == 0 for dim in scattered)
 
 
-def _extents_at(mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], coordinate: Sequence[int]) -> dict[Digit, int]:
-    """Return the extent of each sharded digit on the device at ``coordinate``, with padding on even axes."""
+def _extents_at(
+    extents: Mapping[Digit, int], splits: Mapping[Digit, Split], coordinate: Sequence[int]
+) -> dict[Digit, int]:
+    """Return the extent of each sharded digit on the device at ``coordinate``, given those of the largest shards."""
     return {
-        digit: mesh.interval(digit.extent, digit_axes, coordinate)[1]
-        if mesh.is_uneven(digit_axes)
-        else padded_shard(digit.extent, digit_axes, mesh) or 0
-        for digit, digit_axes in axes.items()
+        digit: splits[digit].interval(digit.extent, coordinate)[1] if digit in splits else extent
+        for digit, extent in extents.items()
     }
+
+
+def _unlike(mesh: DeviceMesh, splits: Iterable[Split]) -> Iterator[tuple[int, ...]]:
+    """Yield coordinates of devices whose parts differ, the first of each kind; 0 along axes with equal parts.
+
+    Along a first axis with shares, devices may differ, too: all of its coordinates are yielded if it has unequal parts.
+    """
+    own: list[Sequence[int]] = [(0,)] * mesh.ndim
+    for split in splits:
+        for axis, parts in zip(split.mesh_axes, split.parts, strict=True):
+            if len(set(parts)) > 1:
+                first = {part: number for number, part in reversed(list(enumerate(parts)))}
+                own[axis] = range(len(parts)) if axis == 0 and mesh.shares else sorted(first.values())
+    yield from itertools.product(*own)
 
 
 def _local_nbytes(
@@ -639,10 +717,13 @@ class RuleTable:
         The mesh of the choices.
     like: RuleTable, optional
         A table for any mesh, with which this one shares rules and proofs: they do not depend on the mesh.
+    offered: OfferedParts, optional
+        The parts in which axes may split, besides the mesh's shares.
     """
 
-    def __init__(self, mesh: DeviceMesh, like: RuleTable | None = None):
+    def __init__(self, mesh: DeviceMesh, like: RuleTable | None = None, offered: OfferedParts = NO_PARTS):
         self.mesh = mesh
+        self.offered = offered
         self._rules: dict[Any, Rule] = {} if like is None else like._rules
         self._choices: dict[Any, tuple[Choice, ...]] = {}
         self._joint: dict[Any, tuple[Choice, ...]] = {}
@@ -653,7 +734,7 @@ class RuleTable:
         """Return the rule of an operator, or of an equal one, and its choices on the mesh."""
         key, rule = self._rule(op)
         if key not in self._choices:
-            self._choices[key] = rule.choices(self.mesh)
+            self._choices[key] = rule.choices(self.mesh, self.offered)
         return rule, self._choices[key]
 
     def joint(self, op: Operator) -> tuple[Choice, ...]:
@@ -675,9 +756,9 @@ class RuleTable:
         reasons = []
         for axis in range(self.mesh.ndim if self.mesh.is_uneven() else 0):
             specs = (spec for choice in self(op)[1] for spec in (*choice.spec.in_specs, *choice.spec.out_specs))
-            if not self.mesh.is_uneven((axis,)) or any(axis in spec.mesh_axes for spec in specs):
+            if not self.mesh.shares[axis] or any(axis in spec.mesh_axes for spec in specs):
                 continue
-            parts = self.mesh.parts((axis,))
+            parts = sum(self.mesh.shares_of(axis))
             fitting = any(factor.extent % parts == 0 for factor in rule.factors)
             why = "one program does not serve all its shares" if fitting else f"no factor of it has {parts} equal parts"
             reasons.append(f"not split by {self.mesh.axis_names[axis]}: {why}")

@@ -80,7 +80,7 @@ class LoadedPartition:
     requests, if the inputs have the same shapes.
 
     * A partition of one rank, or one that communicates nothing, may be called from several threads. Its calls run one
-      after the other. So do the calls of all partitions with symbolic dims, or on meshes with shares, in a process,
+      after the other. So do the calls of all partitions with symbolic dims, or with unequal parts, in a process,
       because hidet's runtime has one table of sizes.
     * A partition that communicates is called from one thread: the one that loaded it, or the one that called
       :meth:`attach` last. Calls from other threads are refused, because threads take turns in a different order on each
@@ -118,12 +118,12 @@ class LoadedPartition:
                     first = self.manifest.programs[0]  # the stages of all programs have the same ranks
                     self._stage_number = first.stage_of(self.rank)
                     self._ranks = first.ranks_of(self._stage_number)
-                    self._shares = first.stages[self._stage_number].shares_of(self._group_rank)
                     self._parts = self._load(artifacts)
                 memory = self._device.memory
                 with self._sizes_lock():
                     loaded = [
-                        Program(part.stage, part.launcher, memory, self._runtime, self._shares) for part in self._parts
+                        Program(part.stage, part.launcher, memory, self._runtime, self._sizes_of(part.stage))
+                        for part in self._parts
                     ]
             self._communicators = self._communicate(rank, timeout_seconds)
             for communicator in self._communicators:
@@ -224,8 +224,12 @@ class LoadedPartition:
 
     def _sizes_lock(self) -> AbstractContextManager[Any]:
         """Return the lock of hidet's table of sizes, if a program has symbolic extents."""
-        symbolic = any(part.stage.symbols for part in self._parts) or self._shares
+        symbolic = any(part.stage.symbols or part.stage.parts for part in self._parts)
         return _sizes_lock if symbolic else nullcontext()
+
+    def _sizes_of(self, stage: StageManifest) -> Mapping[str, int]:
+        """Return this rank's unequal parts in a program, by the names of their symbols."""
+        return stage.part_sizes(self._group_rank)
 
     @property
     def _group_rank(self) -> int:
@@ -249,7 +253,7 @@ class LoadedPartition:
         for place, stage in enumerate(stages):
             library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
             try:
-                layouts.append(check_description(manifest, place, number, description, self._shares))
+                layouts.append(check_description(manifest, place, number, description, self._sizes_of(stage)))
             except ValueError as error:
                 raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
             libraries.append(library)
@@ -265,7 +269,7 @@ class LoadedPartition:
             launcher = self._device.launcher(library, kernels, data, stage, self._states.addresses(names))
             self._states.lend(names, launcher.take_states)
             parts.append(_Part(stage, launcher, kernels))
-            if not stage.symbols and not self._shares and launcher.workspaces() != stage.workspace_bytes:
+            if not stage.symbols and not stage.parts and launcher.workspaces() != stage.workspace_bytes:
                 raise ArtifactError(
                     f"{folder}: programs[{place}].stages[{number}].workspace_bytes is {stage.workspace_bytes}, but the "
                     f"launcher needs {launcher.workspaces()}. Build the artifacts again."

@@ -55,8 +55,8 @@ class Program:
         The memory in which its tensors lie.
     runtime: ctypes.CDLL
         hidet's runtime library.
-    shares: mapping, optional
-        The rank's shares of uneven mesh axes, by the names of their symbols. They are passed to hidet's runtime with
+    parts: mapping, optional
+        The rank's unequal parts, by the names of their symbols. They are passed to hidet's runtime with
         the sizes of symbolic dims.
     """
 
@@ -66,13 +66,13 @@ class Program:
         launcher: Launcher,
         memory: Memory,
         runtime: ctypes.CDLL,
-        shares: Mapping[str, int] | None = None,
+        parts: Mapping[str, int] | None = None,
     ):
         self._stage = stage
         self._launcher = launcher
         self._memory = memory
         self._runtime = runtime
-        self._shares = dict(shares or {})
+        self._parts = dict(parts or {})
         self._signature = Signature(stage, memory)
         # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
         self._shapes: Kept[tuple[int, ...], list[tuple[int, ...]]] = Kept()
@@ -196,7 +196,7 @@ class Program:
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """Return the outputs' shapes, after passing the sizes of symbolic dims to hidet's runtime, for kernels."""
-        for name, size in (*self._shares.items(), *sizes.items()):
+        for name, size in (*self._parts.items(), *sizes.items()):
             self._runtime.set_symbol_value(name.encode(), size)
         return self._shapes.get(tuple(sizes.values()), self._output_shapes)
 

@@ -128,7 +128,12 @@ def search_family(
         def formulated(part: Limits | None, simple: bool) -> _Joint:
             formulations = []
             for view, member, pins in zip(views, members, pinned, strict=True):
-                own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
+                own = replace(
+                    options,
+                    input_specs=member.input_specs,
+                    output_specs=member.output_specs,
+                    unequal_parts=False,
+                )
                 formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, simple))
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 

@@ -51,11 +51,14 @@ class SearchOptions(PlanningOptions):
     without: collection of str
         Steps of the search within a memory budget that are left out, to measure what they are worth: names of
         :data:`hidet_dist.search.steps.STEPS`.
+    unequal_parts: bool
+        Whether devices may have unequal parts of a dim besides the mesh's shares, where the target compiles them.
     """
 
     on_incumbent: OnBetter | None = None
     clock: Clock = time.perf_counter
     without: Collection[str] = ()
+    unequal_parts: bool = True
 
     def __post_init__(self) -> None:
         check_options(self)

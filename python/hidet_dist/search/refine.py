@@ -12,14 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hidet.graph.ops.transform import ReshapeOp
-
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search.formulation.parts import heads_of
 from hidet_dist.spec import DeviceMesh, StagePlan, TensorShardSpec
 from hidet_dist.spec.mesh import MAX_AXES
-from hidet_dist.view import GraphView
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,7 @@ def refine(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None)
     dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead. Rules
     are shared with the table ``rules``.
     """
-    table = RuleTable(DeviceMesh((1,)), rules)
-    reshapes = [table.rule(op) for op in GraphView(graph).operators if isinstance(op, ReshapeOp)]
-    dims = [dim for rule in reshapes for layout in (*rule.in_layouts, *rule.out_layouts) for dim in layout]
-    extents = {digits[0].extent for digits in dims if digits is not None and len(digits) > 1}
+    extents = heads_of(graph, rules)
     shape: list[int] = []
     names: list[str] = []
     links = []

@@ -276,8 +276,7 @@ def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
     """Compute the spec of a partial output before one of its reduce functions."""
     spec_of = spec.partial_spec(output)
     for earlier in spec.reduce_fns[output][:fn]:
-        if earlier.dim is not None:
-            spec_of = spec_of.with_dim(earlier.dim, (*spec_of.mesh_axes_per_dim[earlier.dim], *earlier.mesh_axes))
+        spec_of = earlier.after(spec_of)
     return spec_of
 
 

@@ -12,6 +12,8 @@ FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is f
 # Ties (ties.py, relaxation.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 
+MOST_NEAR_EVEN = 3  # lists of near-even parts of heads that are offered for an axis
+
 # Shares of an axis of unequal devices (shares.py).
 MOST_PARTS = 64  # the greatest sum of shares that is proposed
 PROPOSALS = 3  # meshes with shares that are searched, besides the even one

@@ -152,7 +152,7 @@ def simulate_shards(
     mesh = program.mesh
     graph = program.graph if graph is None else graph
     ranks = range(mesh.size)
-    shares = [program.share_sizes(rank) for rank in ranks]
+    parts = [program.part_sizes(rank) for rank in ranks]
     values: list[dict[Tensor, Tensor]] = []
     for rank in ranks:
         data = program.data_of(rank)
@@ -182,8 +182,8 @@ def simulate_shards(
         else:
             results = []
             for rank, own in enumerate(arguments):
-                for name, share in shares[rank].items():
-                    runtime_api.set_symbol_value(name, share)
+                for name, part in parts[rank].items():
+                    runtime_api.set_symbol_value(name, part)
                 results.append([node.block_of(*own)] if isinstance(node, BlockOp) else kernels[node].run_async(own))
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
@@ -228,8 +228,8 @@ def split(plan: TensorPlan, mesh: DeviceMesh, whole: np.ndarray) -> list[np.ndar
 def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -> np.ndarray:
     """Assemble a whole output from its shards, by rank. Raises PartitionError where copies of a piece differ."""
     shape = tuple(
-        whole if mesh.is_uneven(axes) else size * mesh.group_size(axes)
-        for whole, size, axes in zip(plan.shape, shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
+        size * mesh.group_size(axes) if plan.spec.is_even(dim, mesh) else plan.shape[dim]
+        for dim, (size, axes) in enumerate(zip(shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True))
     )
     whole = np.empty(shape, shards[0].dtype)
     written: dict[tuple[int, ...], np.ndarray] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 from typing import Any
@@ -18,13 +18,15 @@ from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.lookup import row_axes
 from hidet_dist.rules.padding import mask_padding
-from hidet_dist.rules.rule import Rule, derive
+from hidet_dist.rules.rule import NO_PARTS, OfferedParts, Rule, derive
 from hidet_dist.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.extents import part_shape
+from hidet_dist.spec.parts import Split, in_lowest_terms, part_sizes
 
 Array = np.ndarray[Any, Any]
 
+_LISTS_OF_PARTS = 2  # that are drawn for an axis
 _REDUCE: dict[str, Callable[[Array], Any]] = {
     "sum": np.add.reduce,
     "max": np.maximum.reduce,
@@ -93,14 +95,30 @@ def tolerance(dtype: DataType) -> tuple[float, float]:
     return (0.0, 0.0) if dtype.is_integer() or dtype.is_boolean() else (1e-8, 1e-9)
 
 
+def random_parts(extents: Iterable[int], mesh: DeviceMesh, rng: np.random.Generator) -> OfferedParts:
+    """Draw parts of some of these extents for each mesh axis, a unit or more for each coordinate, mostly unequal."""
+    pairs: dict[tuple[int, tuple[int, ...]], None] = {}
+    for axis, size in enumerate(mesh.shape):
+        large = sorted({extent for extent in extents if extent > size > 1})
+        for units in rng.choice(large, min(len(large), _LISTS_OF_PARTS), replace=False) if large else ():
+            ends = np.sort(rng.choice(np.arange(1, units), size - 1, replace=False))
+            parts = in_lowest_terms([int(part) for part in np.diff([0, *ends, units])])
+            if parts != mesh.shares_of(axis):
+                pairs[axis, parts] = None
+    return OfferedParts(tuple(pairs), (None,) * len(pairs))
+
+
 def check_operator(
     op: Operator,
     mesh: DeviceMesh,
     rng: np.random.Generator,
     ranges: Mapping[int, tuple[float, float]] | None = None,
     rule: Rule | None = None,
+    offered: OfferedParts = NO_PARTS,
 ) -> Checked:
     """Run every choice of the operator's rule (or of another ``rule``), and compare with the whole operator.
+
+    Axes split in the mesh's shares, and in parts that are ``offered``.
 
     Raises
     ------
@@ -108,7 +126,7 @@ def check_operator(
         When the oracle cannot evaluate the operator, so that nothing would be checked.
     """
     rule = derive(op) if rule is None else rule
-    choices = rule.choices(mesh)
+    choices = rule.choices(mesh, offered)
     return check_specs(op, mesh, [choice.spec for choice in choices], random_inputs(op, rng, ranges), rule)
 
 
@@ -147,8 +165,7 @@ class _Program:
     operators: tuple[tuple[Operator, Task], ...]
     outputs: tuple[Tensor, ...]
 
-    def run(self, shards: Sequence[Array], mesh: DeviceMesh, coordinate: Sequence[int]) -> list[Array]:
-        sizes = mesh.share_sizes(coordinate)
+    def run(self, shards: Sequence[Array], sizes: Mapping[str, int], coordinate: Sequence[int]) -> list[Array]:
         values: dict[Tensor, Array] = dict(zip(self.inputs, shards, strict=True))
         values[self.coordinate] = np.array(coordinate, np.int32)
         for op, task in self.operators:
@@ -200,6 +217,7 @@ def _run_ranks(
         for x, tensor_spec in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
     )
     kind = (shapes, row_axes(op, spec.in_specs), tuple(masks))
+    names = sorted({name for one in (*spec.in_specs, *partial) for name in one.symbols(mesh)})
     if kind not in programs:
         programs[kind] = _local_program(rule, mesh, spec)
     done: dict[Any, list[Array]] = {}
@@ -210,12 +228,13 @@ def _run_ranks(
             tensor_spec.shard_offset(x.shape, mesh, coordinate)
             for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
         )
-        key = (*mesh.share_sizes(coordinate).values(), *offsets)
-        if key not in done:  # ranks with the same shares and shards compute the same
+        sizes = part_sizes(names, mesh, coordinate)
+        key = (*sizes.values(), *offsets)
+        if key not in done:  # ranks with the same parts and shards compute the same
             shards = [
                 _shard(x, tensor_spec, mesh, coordinate) for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
             ]
-            done[key] = programs[kind].run(shards, mesh, coordinate)
+            done[key] = programs[kind].run(shards, sizes, coordinate)
         results.append(done[key])
     return results
 
@@ -233,7 +252,7 @@ def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> li
         peers = mesh.peers(rank, fn.mesh_axes)
         y = reduced(fn.op, [partial[peer] for peer in peers])
         if fn.dim is not None:
-            begin, size = mesh.interval(y.shape[fn.dim], fn.mesh_axes, mesh.coordinate(rank))
+            begin, size = Split.of(mesh, fn.mesh_axes, fn.parts).interval(y.shape[fn.dim], mesh.coordinate(rank))
             y = y.take(range(begin, begin + size), axis=fn.dim)
         results.append(np.asarray(y).astype(partial[rank].dtype))
     return results

@@ -20,11 +20,12 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import CommunicationOp, Program, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.declared import definition_of
-from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.rule import NO_PARTS, OfferedParts, RuleTable
 from hidet_dist.soundness.check import reduced, shape_of
 from hidet_dist.soundness.oracle import evaluate, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.parts import Parts
 from hidet_dist.view import GraphView
 from hidet_dist.weights import source_of
 from hidet_dist.weights.states import initial_of, is_state, new_values, state_mark_of
@@ -33,15 +34,24 @@ Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 
-def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
-    """Draw a random spec that fits a tensor of ``shape`` on the mesh; with ``padded``, perhaps with padding."""
+def random_spec(
+    shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False, offered: OfferedParts = NO_PARTS
+) -> TensorShardSpec:
+    """Draw a random spec that fits a tensor of ``shape`` on the mesh; with ``padded``, perhaps with padding.
+
+    Axes split in the mesh's shares, or in parts that are ``offered``.
+    """
     options = []
-    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+    ways: list[list[tuple[int | None, Parts]]] = [
+        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        for axis in range(mesh.ndim)
+    ]
+    for chosen in itertools.product(*ways):
         per_dim: list[list[int]] = [[] for _ in shape]
-        for axis, dim in enumerate(dims):
+        for axis, (dim, _) in enumerate(chosen):
             if dim is not None:
                 per_dim[dim].append(axis)
-        spec = TensorShardSpec(tuple(map(tuple, per_dim)))
+        spec = TensorShardSpec(tuple(map(tuple, per_dim)), tuple(pair for _, pairs in chosen for pair in pairs))
         if spec.fits(shape, mesh, padded):
             options.append(spec)
     return options[int(rng.integers(len(options)))]
@@ -52,7 +62,7 @@ def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) 
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(view.pieces(name)[0], mesh, rng, padded=name in view.weights)
+        spec = random_spec(view.pieces(name)[0], mesh, rng, name in view.weights, table.offered)
         dtype, written = view.tensors[name].dtype.name, view.written(name)
         return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 
@@ -185,7 +195,7 @@ def evaluate_shards(
         for name, placeholder in program.state_placeholders.items():
             rank_values[placeholder] = states[rank][name]
         values.append(rank_values)
-    shares = [program.share_sizes(rank) for rank in range(mesh.size)]
+    parts = [program.part_sizes(rank) for rank in range(mesh.size)]
     same = _Same()
     for rank_values in values:
         rank_values.update({x: same(value) for x, value in rank_values.items()})
@@ -196,10 +206,10 @@ def evaluate_shards(
             ]
         else:
             task = definition_of(node)
-            # Ranks with the same inputs and shares compute the same.
+            # Ranks with the same inputs and parts compute the same.
             done: dict[tuple[int, ...], list[Array]] = {}
             results = []
-            for rank_values, own in zip(values, shares, strict=True):
+            for rank_values, own in zip(values, parts, strict=True):
                 arguments = [rank_values[x] for x in node.inputs]
                 key = (*own.values(), *map(id, arguments))
                 if key not in done:

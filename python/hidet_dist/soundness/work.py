@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hidet_dist.normalize import normalize
-from hidet_dist.rules.rule import RuleTable
-from hidet_dist.soundness.check import check_operator
+from hidet_dist.rules.rule import RuleTable, derive
+from hidet_dist.soundness.check import check_operator, random_parts
 from hidet_dist.soundness.cuts import Cuttable, check_pipeline, random_pipeline
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
@@ -21,6 +21,8 @@ from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
 OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))
+PART_MESHES: tuple[tuple[int, ...], ...] = ((3,), (5,), (2, 3))
+"""The meshes whose axes split in random parts."""
 STATE_MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2))
 CALLS = 4
 """The number of calls of a graph with states, each of which finds what the ones before it have left."""
@@ -37,7 +39,7 @@ class Result:
 
 
 def check_class(number: int, instances: int, seed: int) -> Result:
-    """Check every choice of random instances of operator class ``number`` on all meshes."""
+    """Check every choice of random instances of operator class ``number`` on all meshes, and in random parts."""
     cls = list(MAKERS)[number]
     result = Result("", Counter(operators=1))
     for repeat in range(instances):
@@ -47,13 +49,19 @@ def check_class(number: int, instances: int, seed: int) -> Result:
             checked = check_operator(sample.op, mesh, rng, sample.ranges)
             result.counts["choices"] += checked.choices
             result.failures += map(str, checked.failures)
+        rule = derive(sample.op)
+        for mesh in map(DeviceMesh, PART_MESHES):
+            offered = random_parts([digit.extent for digit in rule.factors], mesh, rng)
+            checked = check_operator(sample.op, mesh, rng, sample.ranges, rule, offered)
+            result.counts["choices"] += checked.choices
+            result.failures += map(str, checked.failures)
         result.counts["instances"] += 1
     result.line = f"{cls.__name__}: {result.counts['choices']} choices"
     return result
 
 
 def check_graph(name: str, plans: int, seed: int) -> Result:
-    """Check random plans of a graph, on all meshes in turn."""
+    """Check random plans of a graph, on all meshes in turn, on those of ``PART_MESHES`` in random parts."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
     traced = GRAPHS[name](rng)
     inputs = graph_inputs(traced, rng)
@@ -62,9 +70,12 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     view = GraphView(graph)
     shared = RuleTable(DeviceMesh(GRAPH_MESHES[0]))  # rules and proofs, for all meshes
     tables = {shape: RuleTable(DeviceMesh(shape), shared) for shape in GRAPH_MESHES}
+    extents = [digit.extent for op in view.operators for digit in shared.rule(op).factors]
+    for mesh in map(DeviceMesh, PART_MESHES):
+        tables[mesh.shape] = RuleTable(mesh, shared, random_parts(extents, mesh, rng))
     result = Result(f"{name}: {plans} plans", Counter(plans=plans))
     for number in range(plans):
-        shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
+        shape = list(tables)[number % len(tables)]
         stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
         difference = check_stage(graph, stage, inputs, expected, tables[shape])
         if difference:

@@ -14,6 +14,7 @@ from hidet.ir.expr import Constant, Expr, SymbolVar, symbol_var
 from hidet.ir.tools import collect
 
 from hidet_dist.spec.mesh import DeviceMesh
+from hidet_dist.spec.parts import Split
 from hidet_dist.spec.symbols import local_name
 from hidet_dist.spec.tensor import TensorShardSpec
 
@@ -153,22 +154,24 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
     return hidet.utils.prod(factors) if shards == 1 else None
 
 
-def part_extent(extent: int, axes: Sequence[int], mesh: DeviceMesh) -> Extent:
-    """Return the extent of a device's part of a dim of ``extent`` that ``axes`` split, some of them uneven.
+def part_extent(extent: int, split: Split, mesh: DeviceMesh) -> Extent:
+    """Return the extent of a device's part of a dim of ``extent``, where the parts of the devices are unequal.
 
-    It is a number times the symbol of the device's share of each uneven axis (:meth:`DeviceMesh.share_names`).
+    It is a number times the symbol of the device's part along each axis with unequal parts (:meth:`Split.symbols`).
     """
-    number = extent // mesh.parts(axes)
-    symbols = [symbol_var(name) for name, axis in mesh.share_names().items() if axis in axes]
+    number = extent // split.units
+    symbols = [symbol_var(name) for name in split.symbols(mesh)]
     return hidet.utils.prod(symbols if number == 1 else [number, *symbols])
 
 
 def part_shape(shape: Sequence[int], spec: TensorShardSpec, mesh: DeviceMesh) -> tuple[Extent, ...]:
-    """Return the shape of a device's shard, with symbols for shares of uneven axes. Raises SpecError for a misfit."""
+    """Return the shape of a device's shard, with symbols for unequal parts. Raises SpecError for a misfit."""
     local = spec.local_shape(shape, mesh)
+    if spec.has_equal_shards(mesh):
+        return local
     return tuple(
-        part_extent(whole, axes, mesh) if mesh.is_uneven(axes) else size
-        for whole, size, axes in zip(shape, local, spec.mesh_axes_per_dim, strict=True)
+        size if spec.is_even(dim, mesh) else part_extent(whole, spec.split(dim, mesh), mesh)
+        for dim, (whole, size) in enumerate(zip(shape, local, strict=True))
     )
 
 
@@ -185,14 +188,14 @@ def choose(values: Sequence[int], index: Expr | int) -> Expr | int:
 
 
 def part_interval(
-    extent: Extent, shares: Sequence[Sequence[int]], coordinates: Sequence[Expr | int]
+    extent: Extent, parts: Sequence[Sequence[int]], coordinates: Sequence[Expr | int]
 ) -> tuple[Extent, Extent]:
-    """Return the begin and the size of a part of a dim of ``extent``, as :meth:`DeviceMesh.interval` does.
+    """Return the begin and the size of a part of a dim of ``extent``, as :meth:`Split.interval` does.
 
-    ``shares`` are those of the axes that split the dim, major to minor, and ``coordinates`` those along these axes.
+    ``parts`` are those of the axes that split the dim, major to minor, and ``coordinates`` those along these axes.
     """
     begin: Extent = 0
-    for of_axis, coordinate in zip(shares, coordinates, strict=True):
+    for of_axis, coordinate in zip(parts, coordinates, strict=True):
         part = extent // sum(of_axis)
         begin = begin + part * choose([sum(of_axis[:number]) for number in range(len(of_axis))], coordinate)
         extent = part * choose(of_axis, coordinate)

@@ -1,10 +1,9 @@
-"""The device mesh: a row-major grid of ranks with named axes, each of which splits evenly or by shares."""
+"""The device mesh: a row-major grid of ranks with named axes, and the parts into which each splits a dim by default."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hidet_dist.checks import is_whole, shown
@@ -28,8 +27,8 @@ class DeviceMesh:
         One name per axis; ``axis0, axis1, ...`` by default.
     shares: tuple of tuple[int, ...]
         For each axis the share of each of its coordinates, in whole parts, or an empty tuple for an even axis. An axis
-        with the shares ``(11, 5)`` splits a dim of 32 elements into 22 and 10. Shares are kept in lowest terms, and
-        equal shares make an even axis; without uneven axes the tuple is empty.
+        with the shares ``(11, 5)`` splits a dim of 32 elements into 22 and 10, where a spec gives no other parts.
+        Shares are kept in lowest terms, and equal shares make an even axis; without uneven axes the tuple is empty.
 
     Raises
     ------
@@ -96,11 +95,9 @@ class DeviceMesh:
             number *= self.shape[axis]
         return number
 
-    def is_uneven(self, axes: Iterable[int] | None = None) -> bool:
-        """Tell whether one of ``axes`` splits by shares; by default, one of all axes."""
-        if not self.shares:
-            return False
-        return any(self.shares[axis] for axis in (range(self.ndim) if axes is None else axes))
+    def is_uneven(self) -> bool:
+        """Tell whether one of its axes has shares."""
+        return bool(self.shares)
 
     def without_shares(self) -> DeviceMesh:
         """Return the mesh with even axes only."""
@@ -109,45 +106,6 @@ class DeviceMesh:
     def shares_of(self, axis: int) -> tuple[int, ...]:
         """Return the share of each coordinate along an axis; 1 for each along an even axis."""
         return (self.shares[axis] if self.shares else ()) or (1,) * self.shape[axis]
-
-    def parts(self, axes: Iterable[int]) -> int:
-        """Return the number of equal parts that a split by ``axes`` needs: the product of the sums of shares."""
-        if not self.shares:
-            return self.group_size(axes)
-        return math.prod(sum(self.shares_of(axis)) for axis in axes)
-
-    def interval(self, extent: int, axes: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
-        """Return the begin and the size of a device's part of a dim of ``extent`` that ``axes`` split, major to minor.
-
-        The extent must be a multiple of :meth:`parts`.
-        """
-        begin = 0
-        for axis in axes:
-            shares = self.shares_of(axis)
-            part = extent // sum(shares)
-            begin += part * sum(shares[: coordinate[axis]])
-            extent = part * shares[coordinate[axis]]
-        return begin, extent
-
-    def largest_part(self, extent: int, axes: Iterable[int]) -> int:
-        """Return the size of the largest device's part of a dim of ``extent`` that ``axes`` split."""
-        for axis in axes:
-            shares = self.shares_of(axis)
-            extent = extent // sum(shares) * max(shares)
-        return extent
-
-    def share_names(self) -> dict[str, int]:
-        """Map the names of the symbols of shares to their axes: ``share_of_gpu`` is for the axis gpu."""
-        return {f"share_of_{name}": axis for axis, name in enumerate(self.axis_names) if self.is_uneven((axis,))}
-
-    def share_sizes(self, coordinate: Sequence[int]) -> dict[str, int]:
-        """Return the shares of the device at ``coordinate``, by the names of their symbols."""
-        return {name: self.shares_of(axis)[coordinate[axis]] for name, axis in self.share_names().items()}
-
-    def coordinates_along(self, axes: Iterable[int]) -> Iterator[tuple[int, ...]]:
-        """Yield each coordinate along the uneven ones of ``axes``, with 0 along all other axes."""
-        used = {axis for axis in axes if self.is_uneven((axis,))}
-        yield from itertools.product(*(range(n) if axis in used else (0,) for axis, n in enumerate(self.shape)))
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return the coordinate of a rank. Raises SpecError when the mesh has no such rank."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.collectives import COLLECTIVES, REDUCING
+from hidet_dist.spec.parts import AXES, Parts, axes_text, normal_parts, parse_axes
 from hidet_dist.spec.tensor import TensorShardSpec
 
 REDUCE_OPS = ("sum", "max", "min", "product", "average")
-_REDUCE = re.compile(rf"^({'|'.join(REDUCING)})\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{{1,9}}))?\)$")
+_REDUCE = re.compile(rf"^({'|'.join(REDUCING)})\((\w+),\s*axes=({AXES})(?:,\s*dim=(\d{{1,9}}))?\)$")
 _CALL = re.compile(r"\w+\([^()]*\)")
 _TENSOR = re.compile(r"\([^()]*\)")
 
@@ -19,6 +20,8 @@ _TENSOR = re.compile(r"\([^()]*\)")
 @dataclass(frozen=True)
 class ReduceFn:
     """The collective that completes a partial output: ``kind`` over ``mesh_axes`` by ``op``; ``dim`` if it scatters.
+
+    ``parts`` are the parts into which it scatters, by axis, where they are not the mesh's shares.
 
     Raises
     ------
@@ -30,9 +33,12 @@ class ReduceFn:
     op: str
     mesh_axes: tuple[int, ...]
     dim: int | None = None
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
+        if self.parts:
+            object.__setattr__(self, "parts", normal_parts(self.parts, () if self.dim is None else self.mesh_axes))
         if self.kind not in REDUCING:
             raise SpecError(f"A reduce function is one of {', '.join(REDUCING)}; got {shown(self.kind)}.")
         if self.op not in REDUCE_OPS:
@@ -47,11 +53,11 @@ class ReduceFn:
         """Return the spec of a partial tensor after it is reduced."""
         if self.dim is None:
             return partial
-        return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes))
+        return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes), self.parts)
 
     def __str__(self) -> str:
         dim = "" if self.dim is None else f", dim={self.dim}"
-        return f"{self.kind}({self.op}, axes={''.join(map(str, self.mesh_axes))}{dim})"
+        return f"{self.kind}({self.op}, axes={axes_text(self.mesh_axes, self.parts)}{dim})"
 
     @classmethod
     def parse(cls, text: str) -> ReduceFn:
@@ -60,7 +66,8 @@ class ReduceFn:
         if match is None:
             raise SpecError(f"Not a reduce function: {shown(text)}. Write it as all_reduce(sum, axes=0).")
         kind, op, axes, dim = match.groups()
-        return cls(kind, op, tuple(map(int, axes)), None if dim is None else int(dim))
+        mesh_axes, parts = parse_axes(axes)
+        return cls(kind, op, mesh_axes, None if dim is None else int(dim), parts)
 
 
 @dataclass(frozen=True)

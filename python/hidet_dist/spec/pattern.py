@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.operator import OpShardSpec
-from hidet_dist.spec.tensor import TensorShardSpec
+from hidet_dist.spec.parts import Parts, axes_text
+from hidet_dist.spec.tensor import TensorShardSpec, dims_of
 
 FREE = "?"
 _TENSOR = re.compile(r"\([^()]*\)|\?")
@@ -20,7 +21,8 @@ class SpecPattern:
     """A tensor sharding spec with free dims.
 
     ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None for a free dim. The field itself is None in the
-    pattern that every spec matches. The written form is ``(S0, ?, R)``, or ``?``.
+    pattern that every spec matches. The written form is ``(S0, ?, R)``, or ``?``. Axes with ``parts`` split in these
+    parts, written ``(S0[5,4], ?, R)``; others in any parts.
 
     Raises
     ------
@@ -29,25 +31,27 @@ class SpecPattern:
     """
 
     mesh_axes_per_dim: tuple[tuple[int, ...] | None, ...] | None = None
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         if self.mesh_axes_per_dim is not None:
             per_dim = tuple(None if axes is None else tuple(axes) for axes in self.mesh_axes_per_dim)
             object.__setattr__(self, "mesh_axes_per_dim", per_dim)
-            TensorShardSpec(tuple(axes or () for axes in per_dim))  # raises SpecError unless some spec matches
+            # Raises SpecError unless some spec matches.
+            object.__setattr__(self, "parts", TensorShardSpec(tuple(axes or () for axes in per_dim), self.parts).parts)
 
     @classmethod
     def of(cls, spec: TensorShardSpec) -> SpecPattern:
-        """Make the pattern that only ``spec`` matches."""
-        return cls(spec.mesh_axes_per_dim)
+        """Make the pattern that ``spec`` matches, and others only in parts that it does not give."""
+        return cls(spec.mesh_axes_per_dim, spec.parts)
 
     @property
     def spec(self) -> TensorShardSpec | None:
-        """The only spec that matches; None if a dim is free."""
+        """The only spec that matches, but for parts that are not given; None if a dim is free."""
         per_dim = self.mesh_axes_per_dim
         if per_dim is None or any(axes is None for axes in per_dim):
             return None
-        return TensorShardSpec(tuple(axes or () for axes in per_dim))
+        return TensorShardSpec(tuple(axes or () for axes in per_dim), self.parts)
 
     @property
     def mesh_axes(self) -> tuple[int, ...]:
@@ -59,14 +63,16 @@ class SpecPattern:
         per_dim = self.mesh_axes_per_dim
         if per_dim is None:
             return True
-        return len(per_dim) == spec.ndim and all(
-            axes is None or axes == given for axes, given in zip(per_dim, spec.mesh_axes_per_dim, strict=True)
+        return (
+            len(per_dim) == spec.ndim
+            and set(self.parts) <= set(spec.parts)
+            and all(axes is None or axes == given for axes, given in zip(per_dim, spec.mesh_axes_per_dim, strict=True))
         )
 
     def __str__(self) -> str:
         if self.mesh_axes_per_dim is None:
             return FREE
-        dims = (FREE if a is None else "S" + "".join(map(str, a)) if a else "R" for a in self.mesh_axes_per_dim)
+        dims = (FREE if a is None else "S" + axes_text(a, self.parts) if a else "R" for a in self.mesh_axes_per_dim)
         return f"({', '.join(dims)})"
 
     @classmethod
@@ -77,11 +83,11 @@ class SpecPattern:
             return cls()
         if not (stripped.startswith("(") and stripped.endswith(")")):
             raise SpecError(f"Not a pattern of a spec: {shown(text)}. Write it as (S0, ?, R), or ? for any spec.")
-        tokens = [token.strip() for token in stripped[1:-1].split(",")] if stripped[1:-1].strip() else []
+        tokens = [token.strip() for token in dims_of(stripped[1:-1])] if stripped[1:-1].strip() else []
         # With R in place of free dims, the text must be a spec; parsing refuses any other text.
         spec = TensorShardSpec.parse(f"({', '.join('R' if token == FREE else token for token in tokens)})")
         pairs = zip(tokens, spec.mesh_axes_per_dim, strict=True)
-        return cls(tuple(None if token == FREE else axes for token, axes in pairs))
+        return cls(tuple(None if token == FREE else axes for token, axes in pairs), spec.parts)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
+from hidet_dist.spec.parts import check_parts
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.report import SearchReport
 from hidet_dist.spec.storage import WeightStorage
@@ -143,6 +144,7 @@ class OperatorPlan:
                     raise SpecError(f"{fn} reduces over an axis that the mesh {mesh} does not have.")
                 if fn.dim is not None and fn.dim >= spec.ndim:
                     raise SpecError(f"{fn} splits a dim that the output {spec} does not have.")
+                check_parts(fn.parts, mesh, str(fn))
         for conversion in self.conversions:
             conversion.check(mesh)
 
@@ -179,6 +181,13 @@ class StagePlan:
     def stored(self) -> tuple[TensorPlan, ...]:
         """The tensors that nothing computes: weights, inputs and states."""
         return (*self.weights, *self.inputs, *self.states)
+
+    @property
+    def has_equal_shards(self) -> bool:
+        """Whether all ranks hold shards of one shape of every tensor."""
+        specs = {tensor.spec for tensor in (*self.stored, *self.outputs)}
+        specs.update(spec for op in self.operators for spec in (*op.spec.in_specs, *op.spec.out_specs))
+        return all(spec.has_equal_shards(self.mesh) for spec in specs)
 
     @property
     def seconds(self) -> float:

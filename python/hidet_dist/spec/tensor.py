@@ -11,27 +11,32 @@ from dataclasses import dataclass
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.mesh import DeviceMesh
+from hidet_dist.spec.parts import AXES, Parts, Split, axes_text, check_parts, normal_parts, parse_axes
 
-_DIM = re.compile(r"^(?:R|S(\d+))$")
+_DIM = re.compile(rf"^(?:R|S({AXES}))$")
+_COMMA = re.compile(r",(?![^\[]*\])")  # one that is not within brackets
 
 
-def _parse_dim(token: str, text: str) -> tuple[int, ...]:
+def _parse_dim(token: str, text: str) -> tuple[tuple[int, ...], Parts]:
     match = _DIM.match(token)
     if match is None:
         raise SpecError(
-            f"Not a tensor sharding spec: {shown(text)} has the dim {shown(token)}. Write (S0, S1, R) or (S01, R)."
+            f"Not a tensor sharding spec: {shown(text)} has the dim {shown(token)}. Write (S0, S1, R), (S01, R) or "
+            "(S0[5,4], R)."
         )
-    return tuple(int(digit) for digit in match.group(1) or "")
+    return parse_axes(match[1] or "")
 
 
-def padded_shard(size: int, axes: Sequence[int], mesh: DeviceMesh) -> int | None:
+def padded_shard(size: int, axes: Sequence[int], mesh: DeviceMesh, parts: Parts = ()) -> int | None:
     """Return the extent of the largest shard of a dim of ``size`` that ``axes`` split; None if the split is impossible.
 
-    A dim that even axes do not divide is padded to the next multiple of the mesh's number of devices; each shard must
-    have at least one element that is not padding. A dim that uneven axes split must be a multiple of their parts.
+    A dim that an even split does not divide is padded to the next multiple of the mesh's number of devices; each shard
+    must have at least one element that is not padding. A dim with unequal parts must be a multiple of their units.
     """
-    if mesh.is_uneven(axes):
-        return None if size % mesh.parts(axes) else mesh.largest_part(size, axes)
+    if parts or mesh.shares:
+        split = Split.of(mesh, axes, parts)
+        if not split.is_even:
+            return None if size % split.units else split.largest(size)
     shards = mesh.group_size(axes)
     if size % shards == 0:
         return size // shards
@@ -46,21 +51,26 @@ class TensorShardSpec:
     The written form is ``(S0, S1, R)``. ``(S01, R)`` splits dim 0 by axis 0, and each piece by axis 1. ``R`` marks a
     dim that is not split. A mesh axis that splits no dim replicates the tensor.
 
-    Even mesh axes make shards of equal size. A dim that does not divide may be padded at its end, so that the last
-    shards are partly padding; each shard has at least one element of the tensor. Uneven mesh axes (those with shares)
-    make shards in proportion to the shares, without padding.
+    Each coordinate of an axis has a part of the dim. The parts are those in ``parts``, by axis: ``(S0[5,4], R)`` gives
+    coordinate 0 five units and coordinate 1 four, of nine into which the dim is divided. Other axes have the shares of
+    the mesh, which are equal unless it says otherwise. Where all parts are equal, a dim that does not divide may be
+    padded at its end, so that the last shards are partly padding; each shard has at least one element of the tensor.
+    Unequal parts are never padded.
 
     Raises
     ------
     SpecError
-        For a repeated mesh axis, or one outside of 0 to 9.
+        For a repeated mesh axis, or one outside of 0 to 9, and for parts that are not whole numbers from 1.
     """
 
     mesh_axes_per_dim: tuple[tuple[int, ...], ...]
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes_per_dim", tuple(tuple(axes) for axes in self.mesh_axes_per_dim))
         used = self.mesh_axes
+        if self.parts:
+            object.__setattr__(self, "parts", normal_parts(self.parts, used))
         if any(isinstance(axis, bool) or not isinstance(axis, int) or not 0 <= axis < 10 for axis in used):
             raise SpecError(f"Mesh axes are whole numbers from 0 to 9; got {self.mesh_axes_per_dim}.")
         if len(set(used)) != len(used):
@@ -86,11 +96,35 @@ class TensorShardSpec:
         """True if every device holds the whole tensor."""
         return not self.mesh_axes
 
-    def with_dim(self, dim: int, axes: Sequence[int]) -> TensorShardSpec:
-        """Return the spec with dim ``dim`` split by ``axes``."""
+    def with_dim(self, dim: int, axes: Sequence[int], parts: Parts = ()) -> TensorShardSpec:
+        """Return the spec with dim ``dim`` split by ``axes``, those of which in ``parts`` have these parts."""
         per_dim = list(self.mesh_axes_per_dim)
         per_dim[dim] = tuple(axes)
-        return TensorShardSpec(tuple(per_dim))
+        return TensorShardSpec(tuple(per_dim), (*self.parts, *parts))
+
+    def split(self, dim: int, mesh: DeviceMesh) -> Split:
+        """Return the parts into which dim ``dim`` is split."""
+        return Split.of(mesh, self.mesh_axes_per_dim[dim], self.parts)
+
+    def is_even(self, dim: int, mesh: DeviceMesh) -> bool:
+        """Tell whether all parts of dim ``dim`` are equal."""
+        return not (self.parts or mesh.shares) or self.split(dim, mesh).is_even
+
+    def units(self, dim: int, mesh: DeviceMesh) -> int:
+        """Return the number of whole units into which dim ``dim`` is split."""
+        if self.parts or mesh.shares:
+            return self.split(dim, mesh).units
+        return mesh.group_size(self.mesh_axes_per_dim[dim])
+
+    def has_equal_shards(self, mesh: DeviceMesh) -> bool:
+        """Tell whether all devices hold shards of one shape."""
+        return not (self.parts or mesh.shares) or all(self.is_even(dim, mesh) for dim in range(self.ndim))
+
+    def symbols(self, mesh: DeviceMesh) -> dict[str, int]:
+        """Map the names of the symbols of unequal parts to their largest values."""
+        if not (self.parts or mesh.shares):
+            return {}
+        return {name: most for dim in range(self.ndim) for name, most in self.split(dim, mesh).symbols(mesh).items()}
 
     def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
         """Raise SpecError unless the spec fits a tensor of ``shape`` (elements) on ``mesh``.
@@ -102,24 +136,25 @@ class TensorShardSpec:
             raise SpecError(f"The spec {self} is for {self.ndim} dims but the tensor has the shape {tuple(shape)}.")
         self.check_axes(mesh)
         for dim, axes in enumerate(self.mesh_axes_per_dim):
-            shards = mesh.parts(axes)
+            shards = self.units(dim, mesh)
             if not shape[dim] % shards:
                 continue
-            if not padded or mesh.is_uneven(axes):
+            if not padded or not self.is_even(dim, mesh):
                 raise SpecError(
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, which does not divide it."
                 )
-            if padded_shard(shape[dim], axes, mesh) is None:
+            if padded_shard(shape[dim], axes, mesh, self.parts) is None:
                 raise SpecError(
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}; with padding for the mesh "
                     f"{mesh} some shards would hold only padding."
                 )
 
     def check_axes(self, mesh: DeviceMesh) -> None:
-        """Raise SpecError when the spec uses an axis that the mesh does not have."""
+        """Raise SpecError when the spec uses an axis that the mesh does not have, or parts that do not fit it."""
         for axis in self.mesh_axes:
             if axis >= mesh.ndim:
                 raise SpecError(f"The spec {self} uses the mesh axis {axis} but the mesh {mesh} has {mesh.ndim} axes.")
+        check_parts(self.parts, mesh, f"The spec {self}")
 
     def fits(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> bool:
         """Tell whether :meth:`validate` accepts the spec."""
@@ -138,15 +173,15 @@ class TensorShardSpec:
     ) -> tuple[int, ...]:
         """Return the shape of a shard of a tensor of ``shape``, including padding. Raises SpecError for a misfit.
 
-        Shards differ only where uneven axes split the tensor: the shard is that of the device at ``coordinate``, or by
-        default as large as the largest shard in each dim.
+        Shards differ only where parts are unequal: the shard is that of the device at ``coordinate``, or by default as
+        large as the largest shard in each dim.
         """
         largest = _local_shape(self, tuple(shape), mesh)
-        if coordinate is None or not mesh.is_uneven(self.mesh_axes):
+        if coordinate is None or self.has_equal_shards(mesh):
             return largest
         return tuple(
-            mesh.interval(size, axes, coordinate)[1] if mesh.is_uneven(axes) else local
-            for size, axes, local in zip(shape, self.mesh_axes_per_dim, largest, strict=True)
+            local if self.is_even(dim, mesh) else self.split(dim, mesh).interval(size, coordinate)[1]
+            for dim, (size, local) in enumerate(zip(shape, largest, strict=True))
         )
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
@@ -157,8 +192,8 @@ class TensorShardSpec:
         """
         local = self.local_shape(shape, mesh)
         return tuple(
-            whole if mesh.is_uneven(axes) else size * mesh.group_size(axes)
-            for whole, size, axes in zip(shape, local, self.mesh_axes_per_dim, strict=True)
+            size * mesh.group_size(axes) if self.is_even(dim, mesh) else whole
+            for dim, (whole, size, axes) in enumerate(zip(shape, local, self.mesh_axes_per_dim, strict=True))
         )
 
     def is_padded(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
@@ -176,9 +211,9 @@ class TensorShardSpec:
         local = self.local_shape(shape, mesh)
         mesh.rank(coordinate)  # refuses a coordinate outside the mesh
         offsets = []
-        for whole, size, axes in zip(shape, local, self.mesh_axes_per_dim, strict=True):
-            if mesh.is_uneven(axes):
-                offsets.append(mesh.interval(whole, axes, coordinate)[0])
+        for dim, (whole, size, axes) in enumerate(zip(shape, local, self.mesh_axes_per_dim, strict=True)):
+            if not self.is_even(dim, mesh):
+                offsets.append(self.split(dim, mesh).interval(whole, coordinate)[0])
                 continue
             index = 0
             for axis in axes:
@@ -198,7 +233,8 @@ class TensorShardSpec:
         )
 
     def __str__(self) -> str:
-        return "(" + ", ".join("S" + "".join(map(str, axes)) if axes else "R" for axes in self.mesh_axes_per_dim) + ")"
+        dims = ("S" + axes_text(axes, self.parts) if axes else "R" for axes in self.mesh_axes_per_dim)
+        return "(" + ", ".join(dims) + ")"
 
     @classmethod
     def parse(cls, text: str) -> TensorShardSpec:
@@ -209,10 +245,19 @@ class TensorShardSpec:
         inner = stripped[1:-1].strip()
         if not inner:
             return cls(())
-        return cls(tuple(_parse_dim(token.strip(), text) for token in inner.split(",")))
+        dims = [_parse_dim(token.strip(), text) for token in dims_of(inner)]
+        return cls(tuple(axes for axes, _ in dims), tuple(part for _, parts in dims for part in parts))
+
+
+def dims_of(text: str) -> list[str]:
+    """Split the text of a spec, without its parentheses, into those of its dims."""
+    return _COMMA.split(text)
 
 
 @functools.lru_cache(maxsize=2**14)  # a search asks for the same few shards many times
 def _local_shape(spec: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh) -> tuple[int, ...]:
     spec.validate(shape, mesh, padded=True)
-    return tuple(padded_shard(size, axes, mesh) or 0 for size, axes in zip(shape, spec.mesh_axes_per_dim, strict=True))
+    return tuple(
+        padded_shard(size, axes, mesh, spec.parts) or 0
+        for size, axes in zip(shape, spec.mesh_axes_per_dim, strict=True)
+    )

@@ -22,7 +22,7 @@ from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
-from hidet_dist.rules.rule import Choice, Rule, RuleTable
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
@@ -37,7 +37,9 @@ def local_shape(
     """Return the symbolic shape of a shard; None if the spec splits a symbolic dim that is not declared to divide."""
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
-    for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
+    for dim, (extent, axes) in enumerate(zip(extents, spec.mesh_axes_per_dim, strict=True)):
+        if not spec.is_even(dim, mesh):
+            return None  # the sizes of unequal parts of graphs with symbolic dims are not known
         fixed = isinstance(extent, int)
         local = padded_shard(extent, axes, mesh) if fixed else local_extent(extent, mesh.group_size(axes), multiples)
         if local is None:
@@ -135,14 +137,18 @@ def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tu
     return part, planning_view(graph, declared, mesh)
 
 
-def rule_table(view: GraphView, mesh: DeviceMesh, like: RuleTable | None = None) -> RuleTable:
+def rule_table(
+    view: GraphView, mesh: DeviceMesh, like: RuleTable | None = None, offered: OfferedParts = NO_PARTS
+) -> RuleTable:
     """Make the table of rules for a view's operators; with symbolic dims, only of choices that hold for all sizes.
 
-    Rules and proofs are shared with the table ``like``, for any mesh and graph; choices too if it is for the same mesh.
+    Rules and proofs are shared with the table ``like``, for any mesh and graph; choices too if it is for the same mesh
+    and the same parts that are ``offered``.
     """
     if isinstance(view, TwinView):
         return SymbolicRules(view, mesh, like)
-    return like if like is not None and like.mesh == mesh else RuleTable(mesh, like)
+    same = like is not None and like.mesh == mesh and like.offered == offered
+    return like if same and like is not None else RuleTable(mesh, like, offered)
 
 
 def check_specs(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hidet_dist.weights.header import Layout, UnevenLayout
+from hidet_dist.weights.header import Layout
 
 if TYPE_CHECKING:
     from hidet_dist.weights.combined import Source
@@ -29,7 +29,6 @@ __all__ = [
     "Layout",
     "SafetensorsFiles",
     "Source",
-    "UnevenLayout",
     "as_weight",
     "as_weights",
     "check_weights",

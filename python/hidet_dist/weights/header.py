@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
@@ -48,36 +48,29 @@ LIBRARY_ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor in a file: hidet's name of its dtype, and its shape in elements."""
+    """A tensor in a file: hidet's name of its dtype, and its shape in elements.
 
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        return math.prod(self.shape) * ITEMSIZE[self.dtype]
-
-
-@dataclass(frozen=True)
-class UnevenLayout:
-    """A tensor whose shape depends on a device's shares of uneven mesh axes.
-
-    Such an extent is a product of numbers and of names of shares.
+    Where the parts of devices are unequal, ``factors`` has dims, each with the name of a part by which its extent is to
+    be multiplied (:mod:`hidet_dist.spec.parts`).
     """
 
     dtype: str
-    shape: tuple[int | tuple[int | str, ...], ...]
+    shape: tuple[int, ...]
+    factors: tuple[tuple[int, str], ...] = field(default=(), kw_only=True)
 
-    def at(self, shares: Mapping[str, int]) -> Layout:
-        """Return the layout on a device with these shares. Raises KeyError for an unknown name."""
-        return Layout(self.dtype, tuple(_value(extent, shares) for extent in self.shape))
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, but for ``factors``."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
-
-def _value(extent: int | tuple[int | str, ...], shares: Mapping[str, int]) -> int:
-    if isinstance(extent, int):
-        return extent
-    return math.prod(factor if isinstance(factor, int) else shares[factor] for factor in extent)
+    def at(self, parts: Mapping[str, int]) -> Layout:
+        """Return the layout on a device with these parts. Raises KeyError for an unknown name."""
+        if not self.factors:
+            return self
+        shape = list(self.shape)
+        for dim, name in self.factors:
+            shape[dim] *= parts[name]
+        return Layout(self.dtype, tuple(shape))
 
 
 @dataclass(frozen=True)

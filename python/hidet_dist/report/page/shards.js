@@ -1,7 +1,8 @@
 // Sharding specs, in words and drawn on the mesh.
 
+// The mesh axes that split each dim. Parts, as in S0[5,4], are left out: shards are drawn as if they were equal.
 function parseSpec(text) {
-  const inner = text.slice(1, -1).trim();
+  const inner = text.slice(1, -1).replace(/\[[^\]]*\]/g, '').trim();
   if (!inner) return [];
   return inner.split(',').map(part => {
     const token = part.trim();

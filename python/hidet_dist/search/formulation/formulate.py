@@ -16,8 +16,9 @@ from hidet_dist.machine import Cluster
 from hidet_dist.reshard import conversion_buffers, conversion_collectives
 from hidet_dist.reshard.buffers import reduction_nbytes
 from hidet_dist.reshard.cost import itemsize
-from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable
 from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
+from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pin, Pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
@@ -114,11 +115,12 @@ def formulate(
             f"The mesh {mesh} has shares, and the graph has states ({', '.join(view.states)}), which are split equally "
             "only: leave the shares out."
         )
+    offered = offered_parts(view, mesh, pins, rules, options.unequal_parts, options.mode == "search")
     weights = [
         _whole_groups(
             view.tensors[name],
             view.shape(name),
-            _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True, simple=simple),
+            _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", True, simple, offered),
             mesh,
         )
         for name in view.weights
@@ -127,7 +129,7 @@ def formulate(
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, rule_table(view, mesh, rules), pins, allow, limits, simple)
+    choices, notes = _operator_choices(view, rule_table(view, mesh, rules, offered), pins, allow, limits, simple)
     _in_place(view, choices)
     states = [_state_specs(view, pins, name, choices) for name in view.states]
     fused = model.fused(view)
@@ -564,29 +566,41 @@ def _never_converted(specs: Specs, budget: int) -> ConvertedTensor:
     return ConvertedTensor(layout, (0,) * count, lambda: ((budget + 1,) * count,) * count)
 
 
-def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool, offered: OfferedParts = NO_PARTS) -> Specs:
     """List the specs to store a tensor in: each mesh axis splits one dim that it divides, or none; replicated first.
 
-    With ``padded`` also dims that do not divide are split, with padding.
+    With ``padded`` also dims that do not divide are split, with padding. Axes split in the mesh's shares, or in parts
+    that are ``offered``.
     """
     specs: dict[TensorShardSpec, None] = {}
-    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+    ways = [
+        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        for axis in range(mesh.ndim)
+    ]
+    for chosen in itertools.product(*ways):
         per_dim: list[list[int]] = [[] for _ in shape]
-        for axis, dim in enumerate(dims):
+        for axis, (dim, _) in enumerate(chosen):
             if dim is not None and mesh.shape[axis] > 1:
                 per_dim[dim].append(axis)
-        spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim))
+        parts = tuple(pair for _, pairs in chosen for pair in pairs)
+        spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim), parts)
         if spec.fits(shape, mesh, padded):
             specs.setdefault(spec)
     return list(specs)
 
 
 def _layouts(
-    pins: Pins, tensor_pins: Sequence[Pin], name: str, what: str, padded: bool = False, simple: bool = False
+    pins: Pins,
+    tensor_pins: Sequence[Pin],
+    name: str,
+    what: str,
+    padded: bool = False,
+    simple: bool = False,
+    offered: OfferedParts = NO_PARTS,
 ) -> Specs:
     """List the specs of a stored tensor that its pins allow; without pins, only ``simple`` ones if so."""
     shape, _ = pins.view.pieces(name)
-    specs = stored_specs(shape, pins.mesh, padded)
+    specs = stored_specs(shape, pins.mesh, padded, NO_PARTS if simple and not tensor_pins else offered)
     if simple and not tensor_pins:
         of_one_dim = [spec for spec in specs if sum(map(bool, spec.mesh_axes_per_dim)) == 1]
         most = max((len(spec.mesh_axes) for spec in of_one_dim), default=0)

@@ -15,6 +15,7 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.search.formulation.labels import tensor_labels
 from hidet_dist.spec import DeviceMesh, OpShardSpec, OpSpecPattern, SpecPattern, TensorShardSpec
+from hidet_dist.spec.parts import check_parts
 from hidet_dist.view import GraphView
 
 OPERATOR = "op:"
@@ -39,6 +40,11 @@ class Pin:
 
     def __str__(self) -> str:
         return f"{self.name} = {self.pattern}"
+
+    @property
+    def patterns(self) -> tuple[SpecPattern, ...]:
+        """The patterns of tensors' specs in the pin."""
+        return self.pattern.patterns if isinstance(self.pattern, OpSpecPattern) else (self.pattern,)
 
     def matches(self, spec: TensorShardSpec | OpShardSpec) -> bool:
         """Whether ``spec`` satisfies the pin."""
@@ -108,6 +114,7 @@ class Pins:
         self.mesh = mesh
         self.names = {label: name for name, label in tensor_labels(view, {}).items()}
         self.names.update((label, view.names[t]) for label, t in (names or {}).items() if t in view.names)
+        self.all = tuple(pins)
         self.tensors: dict[str, list[Pin]] = {}
         self.outputs: dict[int, list[Pin]] = {}
         self.operators: dict[int, list[tuple[Pin, int | None]]] = {}  # a pin, and the number of the output it is for
@@ -184,6 +191,10 @@ class Pins:
                 raise ConfigError(
                     f"The pin {pin} does not fit: it names the mesh axis {axis}, and the mesh is {self.mesh}."
                 )
+        try:
+            check_parts(pattern.parts, self.mesh, f"The pin {pin}")
+        except SpecError as error:
+            raise ConfigError(str(error)) from error
 
     def layouts(
         self,
@@ -205,7 +216,7 @@ class Pins:
         known = dict.fromkeys(options)
         for pin in pins:
             spec = pin.pattern.spec if isinstance(pin.pattern, SpecPattern) else None
-            if spec is not None:
+            if spec is not None and (spec.parts or not any(map(pin.matches, options))):
                 try:
                     spec.validate(shape, self.mesh, padded)
                 except SpecError as error:

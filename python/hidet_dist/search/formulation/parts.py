@@ -1,0 +1,90 @@
+"""Unequal parts that a search chooses from: of attention heads that an axis does not divide, and those of pins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+from hidet.graph.ops.transform import ReshapeOp
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.rules.rule import NO_PARTS, OfferedParts, RuleTable
+from hidet_dist.search import tuning
+from hidet_dist.search.formulation.pins import Pins
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.parts import near_even as near_even_parts
+from hidet_dist.view import GraphView
+from hidet_dist.weights.storage import storage_of
+
+
+def heads_of(graph: NormalGraph | GraphView, rules: RuleTable | None = None) -> dict[int, frozenset[int]]:
+    """Map numbers of heads to the extents of which they are the major digit, by one reshape or several.
+
+    Numbers of heads are the extents of the major digits into which a reshape splits a dim. A dim of 4096 that is
+    reshaped to 32 heads of 128, and 32 to 8 groups of 4, has both 32 and 8 as major digits.
+    """
+    view = graph if isinstance(graph, GraphView) else GraphView(graph)
+    table = RuleTable(DeviceMesh((1,)), rules)
+    reshapes = [table.rule(op) for op in view.operators if isinstance(op, ReshapeOp)]
+    dims = {dim for rule in reshapes for layout in (*rule.in_layouts, *rule.out_layouts) for dim in layout if dim}
+    split = {(math.prod(digit.extent for digit in digits), digits[0].extent) for digits in dims if len(digits) > 1}
+    result: dict[int, frozenset[int]] = {}
+    for heads in sorted({major for _, major in split}):
+        extents = {heads}
+        while more := {whole for whole, major in split if major in extents} - extents:
+            extents |= more
+        result[heads] = frozenset(extents)
+    return result
+
+
+def offered_parts(
+    view: GraphView, mesh: DeviceMesh, pins: Pins, rules: RuleTable | None, allowed: bool, near_even: bool
+) -> OfferedParts:
+    """Select the unequal parts from which a plan may choose, besides the mesh's shares.
+
+    If ``near_even`` ones are wanted, an axis whose devices do not divide a number of heads may split the heads so that
+    the parts differ by one head at most. Other dims are padded there instead, by at most one element a device. Parts
+    of pins are offered for all dims. If they are not ``allowed``, or the graph has symbolic dims, states, or weights of
+    another storage, there are none.
+
+    Raises
+    ------
+    ConfigError
+        For pins with parts where there are none.
+    """
+    given = {pair for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
+    stored = any(storage_of(view.tensors[name]) is not None for name in view.weights)
+    if not allowed or view.symbols or view.states or stored:
+        if given:
+            why = (
+                "symbolic dims"
+                if view.symbols
+                else "states"
+                if view.states
+                else "weights in another precision"
+                if stored
+                else "pipelines, several graphs, or this target"
+            )
+            raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
+        return NO_PARTS
+    found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
+    if near_even and not mesh.shares and mesh.size > 1:
+        heads = heads_of(view, rules)
+        for axis, size in enumerate(mesh.shape):
+            found.update(_heads_along(axis, size, mesh.size // size, heads))
+    found.update(dict.fromkeys(sorted(given)))
+    return OfferedParts(tuple(found), tuple(found.values()))
+
+
+def _heads_along(
+    axis: int, size: int, others: int, heads: Mapping[int, frozenset[int]]
+) -> dict[tuple[int, tuple[int, ...]], frozenset[int] | None]:
+    """List near-even parts of heads along an axis: of all heads, and of those left when all other axes split them."""
+    found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
+    for (number, extents), divisor in itertools.product(heads.items(), dict.fromkeys((1, others))):
+        units, rest = divmod(number, divisor)
+        if not rest and units > size and units % size and len(found) < tuning.MOST_NEAR_EVEN:
+            found[axis, near_even_parts(units, size)] = extents
+    return found
