@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hidet_dist.checks import is_whole, shown
+from hidet_dist.codec import Positive
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json, read_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
@@ -47,7 +48,12 @@ class Pooling:
 
     mode: str
     normalized: bool
-    size: int
+    size: Positive
+
+    def check(self) -> None:
+        """Raise ValueError for an unknown mode."""
+        if self.mode not in MODES:
+            raise ValueError(f"its pooling has the mode {shown(self.mode)}")
 
     @classmethod
     def of_folder(cls, folder: Path, size: int) -> Pooling:
@@ -70,19 +76,6 @@ class Pooling:
             )
         where = folder / _inside(modules[1].get("path"), file) / "config.json"
         return cls(_mode(_fields(where), where), kinds[-1] == "Normalize", size)
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Pooling:
-        """Make it of what :func:`dataclasses.asdict` gave. Raises ValueError."""
-        if (
-            not isinstance(fields, dict)
-            or fields.keys() != {"mode", "normalized", "size"}
-            or fields["mode"] not in MODES
-            or not isinstance(fields["normalized"], bool)
-            or not is_whole(fields["size"], 1)
-        ):
-            raise ValueError(f"its pooling is {shown(fields)}")
-        return cls(**fields)
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the vector of one text [H] from those of its tokens [T, H], special tokens included.

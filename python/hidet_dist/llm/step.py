@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hidet_dist.codec import Positive
 from hidet_dist.errors import InputError
 
 Integers = NDArray[np.int64]
@@ -43,12 +44,12 @@ class StepSizes:
         its pages cannot.
     """
 
-    vocabulary: int
-    context: int
-    pages: int
-    page: int
-    states: int
-    tokens: int
+    vocabulary: Positive
+    context: Positive
+    pages: Positive
+    page: Positive
+    states: Positive
+    tokens: Positive
     shares_prefixes: bool = True
 
     @property

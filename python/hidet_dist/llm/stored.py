@@ -9,15 +9,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.checks import is_whole, shown
-from hidet_dist.errors import ArtifactError
+from hidet_dist.checks import shown
+from hidet_dist.codec import decode, encode
+from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
 from hidet_dist.llm.pooling import Pooling
@@ -28,6 +27,17 @@ FORMAT = 2
 _FILE = "language-model.json"
 _ARTIFACTS = "artifacts"
 _TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What the file says of a model; ``artifacts`` is the identity of their manifest."""
+
+    format: int
+    name: str
+    artifacts: str
+    sizes: StepSizes
+    pooling: Pooling | None
 
 
 @dataclass(frozen=True)
@@ -77,14 +87,8 @@ class StoredModel:
         (folder / _TOKENIZER).mkdir()
         tokenizer.save(folder / _TOKENIZER)
         identity = Manifest.load(cls.artifacts_in(folder)).identity
-        fields = {
-            "format": FORMAT,
-            "name": name,
-            "artifacts": identity,
-            "sizes": dataclasses.asdict(sizes),
-            "pooling": None if pooling is None else dataclasses.asdict(pooling),
-        }
-        write_text(folder / _FILE, json.dumps(fields, indent=1))
+        description = _Description(FORMAT, name, identity, sizes, pooling)
+        write_text(folder / _FILE, json.dumps(encode(description), indent=1))
 
     @classmethod
     def open(cls, folder: str | Path) -> StoredModel:
@@ -102,16 +106,16 @@ class StoredModel:
             if not isinstance(fields, dict) or fields.get("format") != FORMAT:
                 found = fields.get("format") if isinstance(fields, dict) else fields
                 raise ValueError(f"its format is {shown(found)}, not {FORMAT}")
-            name, sizes = fields.get("name"), _sizes(fields.get("sizes"))
-            pooling = None if fields.get("pooling") is None else Pooling.from_fields(fields["pooling"])
-            if not isinstance(name, str):
-                raise ValueError(f"its name is {shown(name)}")
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"{file} is no description of a language model: {error}. Build it again.") from error
+            described = decode(_Description, fields, "the description")
+            if described.pooling is not None:
+                described.pooling.check()
+        except (OSError, ValueError, SpecError) as error:
+            said = str(error).rstrip(".")
+            raise ArtifactError(f"{file} is no description of a language model: {said}. Build it again.") from error
         manifest = Manifest.load(cls.artifacts_in(folder))
-        if manifest.identity != fields.get("artifacts"):
+        if manifest.identity != described.artifacts:
             raise ArtifactError(f"{folder} has artifacts that were built for another model. Build it again.")
-        return cls(folder, name, sizes, manifest, pooling)
+        return cls(folder, described.name, described.sizes, manifest, described.pooling)
 
     @property
     def artifacts(self) -> Path:
@@ -127,14 +131,3 @@ class StoredModel:
             When it is malformed.
         """
         return CheckpointTokenizer.of_folder(self.folder / _TOKENIZER)
-
-
-def _sizes(given: Any) -> StepSizes:
-    """Read the sizes of a step. Raises ValueError."""
-    names = {field.name: field.type for field in dataclasses.fields(StepSizes)}
-    if not isinstance(given, dict) or given.keys() != names.keys():
-        raise ValueError(f"its sizes are {shown(given)}")
-    for name, value in given.items():
-        if not (isinstance(value, bool) if names[name] == "bool" else is_whole(value, 1)):
-            raise ValueError(f"its size {name} is {shown(value)}")
-    return StepSizes(**given)
