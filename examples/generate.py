@@ -33,7 +33,8 @@ def model_file() -> Path:
 def answer_of_ranks(path: Path, question: str, ranks: int, tokens: int) -> tuple[list[int], list[int]]:
     """Load the model over ranks, print its answer as it comes, and return the tokens of the prompt and the answer."""
     begin = time.monotonic()
-    model = load(path, ranks=ranks, context=CONTEXT)
+    # In float32, as transformers has the weights: in the bits of the file, which is the default, products round.
+    model = load(path, ranks=ranks, context=CONTEXT, optimization={"weights": {"precision": None}})
     print(f"Loaded over {ranks} ranks after {time.monotonic() - begin:.1f} s.", flush=True)
     with Engine(model, model.tokenizer) as engine:
         template = ChatTemplate(model.tokenizer.chat_template or "", model.tokenizer.special_texts)

@@ -68,7 +68,9 @@ def test_the_perplexity_of_a_text_is_that_of_transformers(path: Path, tmp_path: 
     with torch.no_grad():
         logits = module(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
     theirs = logits[torch.arange(511), torch.tensor(prompt[1:])].numpy()
-    with load(path, ranks=2, context=544, cache=tmp_path) as model, Engine(model, model.tokenizer) as engine:
+    whole = {"weights": {"precision": None}}
+    model = load(path, ranks=2, context=544, cache=tmp_path, optimization=whole)
+    with Engine(model, model.tokenizer) as engine:
         stream = engine.submit(Request(tuple(prompt), max_tokens=0, prompt_logprobs=0))
         stream.answers()
     assert stream.prompt is not None

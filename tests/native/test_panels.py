@@ -12,7 +12,7 @@ from hidet_dist import native
 from hidet_dist.native.signatures import PANELS, PanelProduct, QuantizedProduct
 from hidet_dist.runtime.processor import LEVELS, features
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, SCALE_BYTES, Panels
+from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, SCALE_BYTES, Panels, groups_of
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
 ROWS = (1, 2, 3, 4, 6, 7, 13, 14, 15, 16, 29, 200)
@@ -151,7 +151,7 @@ def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels
         panels.depth,
         stored.data_ptr(),
         BITS[panels.precision],
-        PANELS.constants["AFFINE" if panels.precision == "uint4" else "SYMMETRIC"],
+        PANELS.constants[{"uint4": "AFFINE", "wide_int8": "WIDE"}.get(panels.precision, "SYMMETRIC")],
         panels.group,
         result.ctypes.data,
         panels.columns,
@@ -174,6 +174,8 @@ def unpacked(stored: torch.Tensor, panels: Panels) -> torch.Tensor:
         if panels.precision == "uint4":
             scale = np.frombuffer(bytes_of, np.float32, 1, begin + j % width * 4)[0]
             minimum = float(np.frombuffer(bytes_of, np.float32, 1, begin + (width + j % width) * 4)[0])
+        elif panels.precision == "wide_int8":
+            scale, minimum = np.frombuffer(bytes_of, np.float32, 1, begin + j % width * 4)[0], 0.0
         else:
             scale, minimum = np.frombuffer(bytes_of, np.float16, 1, begin + j % width * 2)[0], 0.0
         if bits == 8:
@@ -194,8 +196,9 @@ def rounded(a: torch.Tensor, group: int) -> torch.Tensor:
     return ((padded * factor).round().double() * (most / 127).double()).flatten(1)[:, : a.shape[1]]
 
 
-@pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("precision", BITS)
+@pytest.mark.parametrize(
+    ("precision", "group"), [(name, group) for name in BITS for group in groups_of(name) if group != 64]
+)
 @pytest.mark.parametrize("size", [(1, 1), (70, 33), (320, 70)])
 def test_products_of_few_bits_are_those_of_the_rounded_operands(
     level: str, size: tuple[int, int], precision: str, group: int
@@ -206,7 +209,7 @@ def test_products_of_few_bits_are_those_of_the_rounded_operands(
     stored = packed(w, panels)
     assert stored.shape == panels.shape
     weight = unpacked(stored, panels)
-    steps = w.abs().max() / (127 if precision == "int8" else 7)
+    steps = w.abs().max() / (127 if BITS[precision] == 8 else 7)
     assert float((weight - w).abs().max()) <= float(steps)
     whole = multiply_quantized(level, a, stored, panels)
     left = rounded(a, group)
@@ -222,7 +225,7 @@ def test_products_of_few_bits_are_those_of_the_rounded_operands(
 def test_rows_of_few_bits_that_are_not_finite_have_no_result(level: str, precision: str) -> None:
     a, w = operands(70, 33, "float32")
     a[1, 3], a[2, 69], a[4] = float("nan"), float("inf"), 1e-41
-    panels = Panels(1, 70, 33, False, PANEL_WIDTHS[level], precision, 32)
+    panels = Panels(1, 70, 33, False, PANEL_WIDTHS[level], precision, groups_of(precision)[0])
     result = multiply_quantized(level, a[:5], packed(w, panels), panels)
     assert np.isnan(result).all(1).tolist() == [False, True, True, False, False]
     assert (result[4] == 0).all()

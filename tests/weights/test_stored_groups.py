@@ -15,14 +15,23 @@ from hidet import ops
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ConfigError
+from hidet_dist.weights.combined import Joined, Part, Stacked
 from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted
-from hidet_dist.weights.named import weight_of
+from hidet_dist.weights.named import part_of_weight, weight_of
+from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import BITS, SCALE_BYTES, Panels
-from hidet_dist.weights.stored_groups import read_groups
+from hidet_dist.weights.sources import source_of
+from hidet_dist.weights.stored_groups import read_groups, stored_precision_of
 
 Q = gguf.GGMLQuantizationType
-ENCODINGS = {Q.Q8_0: (34, 1), Q.Q4_0: (18, 1), Q.Q4_1: (20, 2), Q.Q4_K: (144, 2)}
-"""The bytes of a block, and the float16 numbers with which it begins."""
+ENCODINGS = {
+    Q.Q8_0: (32, 34, [0]),
+    Q.Q4_0: (32, 18, [0]),
+    Q.Q4_1: (32, 20, [0, 1]),
+    Q.Q4_K: (256, 144, [0, 1]),
+    Q.Q6_K: (256, 210, [104]),
+}
+"""The elements and the bytes of a block, and the places of its float16 numbers."""
 
 ROWS = 40
 
@@ -30,10 +39,11 @@ ROWS = 40
 def stored(path: Path, kind: Q, columns: int = 512) -> tuple[GgufTensor, torch.Tensor]:
     """A tensor of random blocks in a file, and its values by the ``gguf`` package."""
     rng = np.random.default_rng(int(kind))
-    nbytes, numbers = ENCODINGS[kind]
-    raw = rng.integers(0, 256, (ROWS, columns // (256 if kind == Q.Q4_K else 32), nbytes), dtype=np.uint8)
-    halves = rng.standard_normal((*raw.shape[:2], numbers)).astype(np.float16) / 64
-    raw[..., : 2 * numbers] = halves.view(np.uint8).reshape(*raw.shape[:2], -1)
+    elements, nbytes, places = ENCODINGS[kind]
+    raw = rng.integers(0, 256, (ROWS, columns // elements, nbytes), dtype=np.uint8)
+    for place in places:
+        halves = (rng.standard_normal((*raw.shape[:2], 1)) / 64).astype(np.float16)
+        raw[..., 2 * place : 2 * place + 2] = halves.view(np.uint8)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("w", raw.reshape(ROWS, -1), raw_dtype=kind)
     writer.write_header_to_file()
@@ -53,7 +63,8 @@ def values_of(data: torch.Tensor, panels: Panels) -> torch.Tensor:
         both = blocks[..., :scales].contiguous().view(torch.float32)
         factors, minimums = both[..., :width], both[..., width:]
     else:
-        factors = blocks[..., :scales].contiguous().view(torch.float16).float()
+        dtype = torch.float32 if panels.precision == "wide_int8" else torch.float16
+        factors = blocks[..., :scales].contiguous().view(dtype).float()
     rest = blocks[..., scales:]
     if few == 8:
         elements = rest.reshape(*rest.shape[:2], group // 4, width, 4).view(torch.int8).transpose(2, 3)
@@ -106,3 +117,36 @@ def test_shards_are_of_whole_groups(tmp_path: Path) -> None:
     assert str(weight.spec) in ("(R, R)", "(S0, R)")
     with pytest.raises(ConfigError, match="split its groups of 32"):
         hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {**config, "pins": {"w0": "(R, S0)"}})
+
+
+def test_weights_joined_and_stacked_of_such_weights_are_taken_too(tmp_path: Path) -> None:
+    tensor, values = stored(tmp_path / "a.gguf", Q.Q4_K)
+    gate_up = Joined([tensor, tensor], [ROWS, ROWS], 0)
+    whole = Stacked([gate_up, gate_up, gate_up], 0)
+    expected = torch.cat([values, values]).expand(3, -1, -1)
+    weight = weight_of("w", whole, [3, 2 * ROWS, 512], "float32")
+    assert stored_precision_of(weight) == tensor.stored_precision
+    region = [slice(1, 3), slice(ROWS - 3, ROWS + 5), slice(32, 320)]
+    assert torch.equal(read_groups(whole, region).values(), expected[tuple(region)])
+    part = part_of_weight(part_of_weight(weight, 1, 7, 60), 2, 64, 256)
+    assert stored_precision_of(part) == tensor.stored_precision
+    assert stored_precision_of(part_of_weight(weight, 2, 7, 71)) is None
+    across = weight_of("w", Joined([tensor, tensor], [512, 512], 1), [ROWS, 1024], "float32")
+    assert stored_precision_of(across) is None
+    other, _ = stored(tmp_path / "b.gguf", Q.Q8_0)
+    mixed = weight_of("w", Joined([tensor, other], [ROWS, ROWS], 0), [2 * ROWS, 512], "float32")
+    assert stored_precision_of(mixed) is None
+
+
+def test_panels_behind_the_last_row_are_zeros(tmp_path: Path) -> None:
+    tensor, values = stored(tmp_path / "a.gguf", Q.Q4_1)
+    few = weight_of("w", Part(tensor, [slice(0, 33), slice(0, 512)]), [33, 512], "float32")
+    x = hidet.symbol([3, 512], "float32", "cpu")
+    graph = hidet.trace_from(ops.matmul_nt(x, few), [x])
+    config = {"weights": {"precision": "stored"}, "pins": {"w0": "(S0, R)"}, "arch": "x86-64-v3"}
+    (stage,) = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, config).stages  # of 17 rows, and 16 and one of zeros
+    panels = Panels(1, 512, 17, True, 16, "uint4", 32)
+    blocks = list(panel_blocks(source_of(few), stage.weights[0], stage.mesh, (1,), panels, block_bytes=1))
+    assert len(blocks) == 2  # the second has the row of zeros alone
+    got = values_of(torch.cat(blocks), panels)
+    assert torch.equal(got[:16], values[17:33]) and not got[16:].any()

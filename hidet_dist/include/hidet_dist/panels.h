@@ -45,9 +45,9 @@ typedef struct hidet_dist_panel_product {
 
 /*
  * The scales of a group: for each column, a float16 number; or a float32 number, and after those of all columns of the
- * panel, for each column a float32 number that is added to the multiples of the scale.
+ * panel, for each column a float32 number that is added to the multiples of the scale; or a float32 number alone.
  */
-enum hidet_dist_scales { HIDET_DIST_SYMMETRIC = 0, HIDET_DIST_AFFINE = 1 };
+enum hidet_dist_scales { HIDET_DIST_SYMMETRIC = 0, HIDET_DIST_AFFINE = 1, HIDET_DIST_WIDE = 2 };
 
 /*
  * A part of a product by a weight of few bits. The depth is in groups, of which the last is padded with zeros, and the
@@ -65,9 +65,9 @@ typedef struct hidet_dist_quantized_product {
   int64_t columns;
   int64_t depth;
   const void *panels;  /* the part's first panel */
-  int32_t bits;        /* of an element: 8 or 4; 4 with minimums */
+  int32_t bits;        /* of an element: 8 or 4; 4 with minimums, 8 with wide scales */
   int32_t scales;      /* one of hidet_dist_scales */
-  int64_t group;       /* rows of a group: 32, 64 or 128 */
+  int64_t group;       /* rows of a group: 32, 64 or 128; 16 with wide scales */
   float *result;
   int64_t result_step; /* elements from one row of the result to the next */
   void *scratch;       /* as many bytes as hidet_dist_quantized_scratch says, aligned to 64 bytes */
@@ -91,7 +91,7 @@ HIDET_DIST_API int64_t hidet_dist_quantized_scratch(int32_t level, int64_t rows,
 /*
  * Computes a part of a product by a weight of few bits in the calling thread. Results are those of hidet_dist_level's
  * instructions: a processor with more may use them where results are the same. Returns HIDET_DIST_INVALID_ARGUMENT for
- * an unknown level, or another number of bits or rows of a group.
+ * an unknown level, or other bits, scales or rows of a group than those above.
  */
 HIDET_DIST_API int32_t hidet_dist_multiply_quantized(int32_t level, const hidet_dist_quantized_product *product);
 

@@ -73,7 +73,7 @@ struct Baseline {
 struct BaselineQuantized {
   static constexpr int64_t kWidth = 8, kRows = 2;
 
-  static constexpr int32_t added(int bits, bool affine) { return bits == 4 && !affine ? 8 : 0; }
+  static constexpr int32_t added(int bits, int scales) { return bits == 4 && scales == HIDET_DIST_SYMMETRIC ? 8 : 0; }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     int32_t bits = 0;
@@ -94,12 +94,12 @@ struct BaselineQuantized {
     return scale.scale;
   }
 
-  template <int Bits, bool Affine, int Rows>
+  template <int Bits, int Scales, int Rows>
   static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
     for (int64_t g = 0; g < groups; ++g) {
       const uint16_t *const halves = reinterpret_cast<const uint16_t *>(panel);
       const float *const floats = reinterpret_cast<const float *>(panel);
-      const uint8_t *const stored = reinterpret_cast<const uint8_t *>(panel + kWidth * scale_bytes(Affine));
+      const uint8_t *const stored = reinterpret_cast<const uint8_t *>(panel + kWidth * scale_bytes(Scales));
       for (int r = 0; r < Rows; ++r) {
         const int8_t *const row = left.elements + g * group * Rows + r * 4;
         for (int64_t j = 0; j < kWidth; ++j) {
@@ -109,13 +109,13 @@ struct BaselineQuantized {
             const int32_t weight = Bits == 4 ? (stored[at] >> (k % 8 / 4 * 4)) & 15 : static_cast<int8_t>(stored[at]);
             sum += row[k / 4 * 4 * Rows + k % 4] * weight;
           }
-          const float scale = Affine ? floats[j] : float_of_half(halves[j]);
+          const float scale = Scales != HIDET_DIST_SYMMETRIC ? floats[j] : float_of_half(halves[j]);
           float &total = totals[r * kWidth + j];
           total += static_cast<float>(sum) * (scale * left.scales[g * Rows + r]);
-          if (Affine) total += floats[kWidth + j] * left.sums[g * Rows + r];
+          if (Scales == HIDET_DIST_AFFINE) total += floats[kWidth + j] * left.sums[g * Rows + r];
         }
       }
-      panel += kWidth * scale_bytes(Affine) + group * kWidth * Bits / 8;
+      panel += kWidth * scale_bytes(Scales) + group * kWidth * Bits / 8;
     }
   }
 };

@@ -35,7 +35,9 @@ struct Scale {
 };
 
 // The bytes of a column's scales in a group.
-constexpr int64_t scale_bytes(bool affine) { return affine ? 8 : 2; }
+constexpr int64_t scale_bytes(int scales) {
+  return scales == HIDET_DIST_AFFINE ? 8 : scales == HIDET_DIST_WIDE ? 4 : 2;
+}
 
 // A block of rows of the left operand in 8 bits. `elements` are four of each row, then the next four of each row. For
 // each group, `scales` has a scale of each row, `begins` where the sums of each row's products begin, which make up for
@@ -51,16 +53,16 @@ struct QuantizedRows {
   }
 };
 
-// Level has: kWidth, the columns of a panel; kRows, the most rows of a block; added(bits, affine), what is added to
-// weights; round(values, group, elements, sum), which rounds a group and returns its scale; and
-// template <int Bits, bool Affine, int Rows> run(groups, group, left, panel, totals), which adds the products of some
+// Level has: kWidth, the columns of a panel; kRows, the most rows of a block; added(bits, scales), what is added to
+// weights; round(values, group, elements, sum), which rounds a group of at least 32 elements and returns its scale; and
+// template <int Bits, int Scales, int Rows> run(groups, group, left, panel, totals), which adds the products of some
 // groups to totals of Rows x kWidth floats.
 template <class Level>
 class QuantizedProduct {
   static constexpr int64_t kWidth = Level::kWidth;
   static constexpr int64_t kMost = Level::kRows;
   static constexpr int64_t kChunkBytes = 8192;  // of a panel that all rows read in turn, from the first-level cache
-  static constexpr int64_t kMostGroup = 128;
+  static constexpr int64_t kMostGroup = 128, kLeastRounded = 32;
 
  public:
   static int64_t row_bytes(int64_t depth, int64_t group) {
@@ -75,13 +77,13 @@ class QuantizedProduct {
         step_((groups_ * (product.group + 12) + 63) / 64 * 64),
         totals_(reinterpret_cast<float *>(static_cast<char *>(product.scratch) + product.rows * step_)) {}
 
-  template <int Bits, bool Affine>
+  template <int Bits, int Scales>
   void run() {
-    constexpr int32_t kAdded = Level::added(Bits, Affine);
+    constexpr int32_t kAdded = Level::added(Bits, Scales);
     for (int64_t block = 0; block < blocks_; ++block) {
       p_.depth_step == 1 ? quantize<true>(block, kAdded) : quantize<false>(block, kAdded);
     }
-    const int64_t group_bytes = kWidth * scale_bytes(Affine) + p_.group * kWidth * Bits / 8;
+    const int64_t group_bytes = kWidth * scale_bytes(Scales) + p_.group * kWidth * Bits / 8;
     const int64_t at_once = kChunkBytes > group_bytes ? kChunkBytes / group_bytes : 1;
     const char *panel = static_cast<const char *>(p_.panels);
     for (int64_t column = 0; column < p_.columns; column += kWidth) {
@@ -92,7 +94,7 @@ class QuantizedProduct {
         for (int64_t block = 0; block < blocks_; ++block) {
           const int64_t rows = rows_of(block);
           const QuantizedRows left = block_at(block).from(g, p_.group, rows);
-          dispatch<Bits, Affine, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
+          dispatch<Bits, Scales, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
         }
         panel += count * group_bytes;
       }
@@ -121,6 +123,7 @@ class QuantizedProduct {
   void quantize(int64_t block, int32_t added) const {
     const QuantizedRows left = block_at(block);
     const int64_t rows = rows_of(block), first_row = row_of(block), group = p_.group;
+    const int64_t at_once = group > kLeastRounded ? group : kLeastRounded;
     int32_t *const elements = reinterpret_cast<int32_t *>(const_cast<int8_t *>(left.elements));
     float *const scales = const_cast<float *>(left.scales);
     int32_t *const begins = const_cast<int32_t *>(left.begins);
@@ -131,14 +134,14 @@ class QuantizedProduct {
         const int64_t first = g * group, count = least(group, p_.depth - first);
         alignas(64) float copied[kMostGroup];
         const float *values = source + first;
-        if (!Contiguous || count < group) {
+        if (!Contiguous || count < at_once) {
           for (int64_t i = 0; i < count; ++i) copied[i] = source[(first + i) * (Contiguous ? 1 : p_.depth_step)];
-          for (int64_t i = count; i < group; ++i) copied[i] = 0.0f;
+          for (int64_t i = count; i < at_once; ++i) copied[i] = 0.0f;
           values = copied;
         }
         alignas(64) int8_t rounded[kMostGroup];
         int32_t sum;
-        scales[g * rows + r] = Level::round(values, group, rounded, &sum);
+        scales[g * rows + r] = Level::round(values, at_once, rounded, &sum);
         begins[g * rows + r] = -added * sum;
         sums[g * rows + r] = static_cast<float>(sum) * scales[g * rows + r];
         for (int64_t k = 0; k < group / 4; ++k) {
@@ -148,14 +151,14 @@ class QuantizedProduct {
     }
   }
 
-  template <int Bits, bool Affine, int Rows>
+  template <int Bits, int Scales, int Rows>
   void dispatch(int64_t rows, int64_t groups, const QuantizedRows &left, const char *panel, float *totals) const {
     if constexpr (Rows == 1) {
-      Level::template run<Bits, Affine, 1>(groups, p_.group, left, panel, totals);
+      Level::template run<Bits, Scales, 1>(groups, p_.group, left, panel, totals);
     } else if (rows == Rows) {
-      Level::template run<Bits, Affine, Rows>(groups, p_.group, left, panel, totals);
+      Level::template run<Bits, Scales, Rows>(groups, p_.group, left, panel, totals);
     } else {
-      dispatch<Bits, Affine, Rows - 1>(rows, groups, left, panel, totals);
+      dispatch<Bits, Scales, Rows - 1>(rows, groups, left, panel, totals);
     }
   }
 
@@ -166,14 +169,19 @@ class QuantizedProduct {
 
 template <class Level>
 int32_t multiply_quantized(const hidet_dist_quantized_product &product) {
-  if (product.group != 32 && product.group != 64 && product.group != 128) return HIDET_DIST_INVALID_ARGUMENT;
+  const bool is_wide = product.scales == HIDET_DIST_WIDE;
+  const bool has_group =
+      is_wide ? product.group == 16 : product.group == 32 || product.group == 64 || product.group == 128;
+  if (!has_group) return HIDET_DIST_INVALID_ARGUMENT;
   QuantizedProduct<Level> part(product);
   if (product.bits == 8 && product.scales == HIDET_DIST_SYMMETRIC) {
-    part.template run<8, false>();
+    part.template run<8, HIDET_DIST_SYMMETRIC>();
+  } else if (product.bits == 8 && is_wide) {
+    part.template run<8, HIDET_DIST_WIDE>();
   } else if (product.bits == 4 && product.scales == HIDET_DIST_SYMMETRIC) {
-    part.template run<4, false>();
+    part.template run<4, HIDET_DIST_SYMMETRIC>();
   } else if (product.bits == 4 && product.scales == HIDET_DIST_AFFINE) {
-    part.template run<4, true>();
+    part.template run<4, HIDET_DIST_AFFINE>();
   } else {
     return HIDET_DIST_INVALID_ARGUMENT;
   }

@@ -10,19 +10,21 @@ struct Vnni {
   static constexpr int64_t kWidth = 32, kRows = 6;
 
   // The instruction takes unsigned weights.
-  static constexpr int32_t added(int bits, bool affine) { return bits == 8 ? 128 : affine ? 0 : 8; }
+  static constexpr int32_t added(int bits, int scales) {
+    return bits == 8 ? 128 : scales == HIDET_DIST_AFFINE ? 0 : 8;
+  }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     return round_wide(values, group, rounded, sum);
   }
 
-  template <int Bits, bool Affine, int Rows>
+  template <int Bits, int Scales, int Rows>
   static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
     const int8_t *elements = left.elements;
     const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(-128);
     for (int64_t g = 0; g < groups; ++g) {
       const char *const scales = panel;
-      panel += kWidth * scale_bytes(Affine);
+      panel += kWidth * scale_bytes(Scales);
       __m512i dots[Rows][2];
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
@@ -52,14 +54,14 @@ struct Vnni {
         const float *const floats = reinterpret_cast<const float *>(scales) + v * 16;
         const __m256i *const halves = reinterpret_cast<const __m256i *>(scales + v * 32);
         const __m512 scale =
-            Affine ? _mm512_loadu_ps(floats) : _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves));
+            Scales != HIDET_DIST_SYMMETRIC ? _mm512_loadu_ps(floats) : _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves));
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(left.scales[g * Rows + r]));
           const __m512 sums = _mm512_maskz_cvtepi32_ps(0xffff, dots[r][v]);
           float *const at = totals + r * kWidth + v * 16;
           __m512 total = _mm512_fmadd_ps(sums, both, _mm512_loadu_ps(at));
-          if (Affine) {
+          if (Scales == HIDET_DIST_AFFINE) {
             const __m512 sum = _mm512_set1_ps(left.sums[g * Rows + r]);
             total = _mm512_fmadd_ps(_mm512_loadu_ps(floats + kWidth), sum, total);
           }

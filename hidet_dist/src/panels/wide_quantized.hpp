@@ -50,30 +50,32 @@ template <int64_t Width>
 struct WideQuantized {
   static constexpr int64_t kWidth = Width, kRows = 4;
 
-  static constexpr int32_t added(int bits, bool affine) { return bits == 4 && !affine ? 8 : 0; }
+  static constexpr int32_t added(int bits, int scales) { return bits == 4 && scales == HIDET_DIST_SYMMETRIC ? 8 : 0; }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     return round_wide(values, group, rounded, sum);
   }
 
-  template <int Bits, bool Affine, int Rows>
+  template <int Bits, int Scales, int Rows>
   static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
-    constexpr int64_t kScales = Width * scale_bytes(Affine);
+    constexpr int64_t kScales = Width * scale_bytes(Scales);
     for (int64_t g = 0; g < groups; ++g, panel += kScales + group * Width * Bits / 8) {
       const QuantizedRows of_group = left.from(g, group, Rows);
 #pragma GCC unroll 2
       for (int64_t column = 0; column < Width; column += 16) {
-        columns<Bits, Affine, Rows>(group, of_group, panel + column * (Affine ? 4 : 2), panel + kScales + column * 4,
+        columns<Bits, Scales, Rows>(group, of_group, panel + column * (kIsFloat<Scales> ? 4 : 2), panel + kScales + column * 4,
                                     totals + column);
       }
     }
   }
 
  private:
+  template <int Scales>
+  static constexpr bool kIsFloat = Scales != HIDET_DIST_SYMMETRIC;
   static constexpr int64_t kAhead = 8192;  // bytes from those that are multiplied to those that are fetched
 
   // Adds the products of a group of 16 columns.
-  template <int Bits, bool Affine, int Rows>
+  template <int Bits, int Scales, int Rows>
   static HIDET_DIST_INLINE void columns(int64_t group, const QuantizedRows &left, const char *scales, const char *panel,
                                         float *totals) {
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
@@ -83,7 +85,8 @@ struct WideQuantized {
     for (int r = 0; r < Rows; ++r) {
       sums[r][0] = sums[r][1] = _mm256_set1_epi32(left.begins[r]);
     }
-    for (int64_t k = 0; k < group; k += 32) {
+    constexpr int64_t kStep = Scales == HIDET_DIST_WIDE ? 16 : 32;
+    for (int64_t k = 0; k < group; k += kStep) {
       if constexpr (Bits == 4) {
         __m256i halves[Rows][2];  // sums of at most 16 products of at most 15 * 127, in 16 bits
 #pragma GCC unroll 4
@@ -113,7 +116,7 @@ struct WideQuantized {
         }
       } else {
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i, panel += Width * 4, elements += 4 * Rows) {
+        for (int i = 0; i < kStep / 4; ++i, panel += Width * 4, elements += 4 * Rows) {
           _mm_prefetch(panel + kAhead, _MM_HINT_T0);
 #pragma GCC unroll 2
           for (int v = 0; v < 2; ++v) {
@@ -132,7 +135,7 @@ struct WideQuantized {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
       const float *const floats = reinterpret_cast<const float *>(scales) + v * 8;
-      const __m256 scale = Affine
+      const __m256 scale = kIsFloat<Scales>
                                ? _mm256_loadu_ps(floats)
                                : _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(scales + v * 16)));
 #pragma GCC unroll 4
@@ -140,7 +143,7 @@ struct WideQuantized {
         float *const at = totals + r * Width + v * 8;
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(left.scales[r]));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), both, _mm256_loadu_ps(at));
-        if (Affine) total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
+        if (Scales == HIDET_DIST_AFFINE) total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
         _mm256_storeu_ps(at, total);
       }
     }

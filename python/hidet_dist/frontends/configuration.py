@@ -22,6 +22,7 @@ from hidet_dist.checks import shown
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.files import parse_json, read_text
+from hidet_dist.frontends.quantized import problem_of
 from hidet_dist.limits import (
     MOST_CONFIGURATION_BYTES,
     MOST_CONFIGURATION_DEPTH,
@@ -39,6 +40,7 @@ _COUNTS = (
 """The names of numbers of things that transformers makes one by one, or lists, and the bounds of these numbers."""
 _ELSEWHERE = re.compile(r"(hf[-_]hub|local-dir):")
 """The beginning of names with which timm, which makes backbones, loads models from the hub or from any folder."""
+_QUANTIZATION = "quantization_config"
 _MOST_TEXT = 400  # characters of an error of transformers
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -65,12 +67,15 @@ class Configuration:
     fields: the fields that differ from the defaults of its class, by name.
     folder: the folder of the file.
     given: the object, if it is from no file.
+    quantization: how the weights in the folder are quantized, which the model does not know of; see
+        :mod:`hidet_dist.frontends.quantized`.
     """
 
     where: str
     fields: Mapping[str, Any]
     folder: Path | None = None
     given: Any = None
+    quantization: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, model: Any) -> Configuration:
@@ -87,7 +92,13 @@ class Configuration:
             file = path / "config.json" if path.is_dir() else path
             if not file.is_file():
                 raise ConfigError(f"There is no {file}: name a folder with the config.json of a model, or such a file.")
-            result = cls(str(file), _read(file), file.parent)
+            fields = _read(file)
+            quantization = fields.get(_QUANTIZATION)
+            if quantization is not None and not problem_of(quantization):
+                del fields[_QUANTIZATION]
+            else:
+                quantization = None
+            result = cls(str(file), fields, file.parent, quantization=quantization)
             _check_type(result.fields, result.where)
         elif hasattr(model, "model_type") and hasattr(model, "to_diff_dict"):
             where = type(model).__name__
@@ -164,7 +175,7 @@ class Configuration:
         if self.given is not None and fields is self.fields:
             return copy.deepcopy(self.given)
         config = importlib.import_module("transformers").AutoConfig
-        if fields is self.fields and self.folder is not None:
+        if fields is self.fields and self.folder is not None and self.quantization is None:
             return config.from_pretrained(self.where, local_files_only=True, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "config.json"
@@ -296,15 +307,14 @@ def _texts(value: Any) -> list[str]:
 def _is_quantization(name: str, value: Any) -> bool:
     if name == "quantization":
         return isinstance(value, Mapping) and "bits" in value
-    return name in ("quantization_config", "compression_config") and value is not None
+    return name in (_QUANTIZATION, "compression_config") and value is not None
 
 
 def _quantization(value: Any) -> str:
-    method = value.get("quant_method") if isinstance(value, Mapping) else None
-    named = f"method {shown(method)}" if method is not None else "method that it describes"
+    said = problem_of(value) or "only that of a folder's whole model is read"
     return (
-        f"is a quantized checkpoint's, and the {named} is not supported: use the checkpoint that it was made from, or "
-        "dequantize it and save it without this field"
+        f"is a quantized checkpoint's, and {said}: use the checkpoint that it was made from, or dequantize it and save "
+        "it without this field"
     )
 
 

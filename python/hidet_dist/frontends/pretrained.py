@@ -27,8 +27,8 @@ from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.calls import DTYPES
 from hidet_dist.frontends.pytorch.export import quiet_logs
 from hidet_dist.frontends.pytorch.module import from_torch
+from hidet_dist.frontends.quantized import weights_of_folder
 from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_BYTES
-from hidet_dist.weights.named import weights_from_safetensors
 
 WEIGHTS = ("files", "random", None)
 LOGITS = ("last", "all", "none")
@@ -124,7 +124,7 @@ def from_transformers(
         module, inputs = configuration.made(make, lambda config: make(config, False))
         stored = None
         if weights == "files" and configuration.folder is not None:
-            stored = stored_weights(module, weights_from_safetensors(configuration.folder))
+            stored = stored_weights(module, weights_of_folder(configuration.folder, configuration.quantization))
         elif weights is None:
             module.tie_weights()  # part of the initialization that is skipped without data
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pretrained import class_of, dtype_of, made_module
+from hidet_dist.frontends.quantized import weights_of_folder
 from hidet_dist.llm.gguf import configuration_of, weights_of
 from hidet_dist.llm.gguf_tokenizer import tokenizer_of
 from hidet_dist.llm.pooling import MODULES
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.weights.gguf_file import GgufFile
-from hidet_dist.weights.named import weights_from_safetensors
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Checkpoint:
     ----------
     path: the folder or the file.
     configuration: the configuration, checked.
+    is_quantized: whether weights of products may be in few bits.
     """
 
     path: Path
     configuration: Configuration
+    is_quantized: bool
     _files: Callable[[], Mapping[str, Tensor]]
     _tokenizer: Callable[[], CheckpointTokenizer]
 
@@ -54,25 +57,31 @@ class Checkpoint:
         Parameters
         ----------
         path: str or Path
-            A folder as transformers writes it, with ``config.json`` and safetensors, or a GGUF file.
+            A folder as transformers writes it, with ``config.json`` and safetensors, or a GGUF file. Its weights may
+            be quantized by one of the methods of :mod:`hidet_dist.frontends.quantized`.
 
         Raises
         ------
         ConfigError
-            When there is none, or its configuration describes no model of transformers, is a quantized one, or asks
-            for code or files of other places.
+            When there is none, or its configuration describes no model of transformers, or one that is quantized
+            otherwise, or asks for code or files of other places.
         WeightsError
             When a GGUF file is malformed, or has a model of another architecture than those that are read.
         """
         path = Path(path)
         if path.is_dir():
             configuration = Configuration.of(path)
-            return cls(path, configuration, lambda: weights_from_safetensors(path), _of_folder(path))
+            quantization = configuration.quantization
+            files = partial(weights_of_folder, path, quantization)
+            return cls(
+                path, configuration, quantization is not None, files, partial(CheckpointTokenizer.of_folder, path)
+            )
         if not path.is_file():
             raise ConfigError(f"There is no {path}: name a folder with config.json and safetensors, or a GGUF file.")
         file = GgufFile.open(path)
         configuration = Configuration.from_fields(str(path), configuration_of(file))
-        return cls(path, configuration, lambda: weights_of(file), lambda: tokenizer_of(file))
+        is_quantized = any(tensor.stored_precision is not None for tensor in file.tensors.values())
+        return cls(path, configuration, is_quantized, partial(weights_of, file), partial(tokenizer_of, file))
 
     def module(
         self, dtype: str | None = None, prepare: Callable[[Any], None] | None = None
@@ -110,10 +119,6 @@ class Checkpoint:
             When the checkpoint has none, or a malformed one.
         """
         return self._tokenizer()
-
-
-def _of_folder(path: Path) -> Callable[[], CheckpointTokenizer]:
-    return lambda: CheckpointTokenizer.of_folder(path)
 
 
 def module_of(

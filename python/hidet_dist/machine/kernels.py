@@ -14,6 +14,8 @@ PRODUCT = "matmul"
 STORED_PRODUCTS = ("matmul_float16", "matmul_bfloat16", "matmul_int8", "matmul_int4", "matmul_uint4")
 """The classes of products by weights of a lower precision. Where one is not known, it has the costs of ``PRODUCT``."""
 
+_COSTS_AS = {"wide_int8": "int8"}  # products by the same elements, with other scales
+
 KERNEL_CLASSES = (
     PRODUCT,
     *STORED_PRODUCTS,
@@ -32,7 +34,7 @@ KERNEL_CLASSES = (
 
 def product_class(precision: str) -> str:
     """Name the class of products of float32 by weights of a lower precision."""
-    return f"{PRODUCT}_{precision}"
+    return f"{PRODUCT}_{_COSTS_AS.get(precision, precision)}"
 
 
 @dataclass(frozen=True)

@@ -349,6 +349,7 @@ PANELS = Header(
         "IN_COLUMNS": 2,
         "SYMMETRIC": 0,
         "AFFINE": 1,
+        "WIDE": 2,
     },
     functions={
         "panel_width": Signature(c_int64, (c_int32,)),

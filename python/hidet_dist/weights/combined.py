@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -93,17 +93,20 @@ class Joined:
         self.extents = tuple(extents)
         self.dim = dim
 
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``, from those parts alone that it reaches into; contiguous."""
-        wanted = region[self.dim]
-        found, begin = [], 0
+    def within(self, region: Sequence[slice]) -> Iterator[tuple[Source, list[slice]]]:
+        """Yield the parts that ``region`` reaches into, and the region of each."""
+        wanted, begin = region[self.dim], 0
         for part, extent in zip(self.parts, self.extents, strict=True):
             start, stop = max(wanted.start, begin), min(wanted.stop, begin + extent)
             if start < stop:
                 inner = list(region)
                 inner[self.dim] = slice(start - begin, stop - begin)
-                found.append(part.read(inner))
+                yield part, inner
             begin += extent
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """Read the elements of ``region``, from those parts alone that it reaches into; contiguous."""
+        found = [part.read(inner) for part, inner in self.within(region)]
         if not found:
             return self.parts[0].read([slice(0, 0) if d == self.dim else bounds for d, bounds in enumerate(region)])
         return found[0] if len(found) == 1 else torch.cat(found, self.dim)

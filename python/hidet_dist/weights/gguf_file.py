@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, state
 from hidet_dist.limits import MOST_GGUF_ENTRIES, MOST_GGUF_HEADER_BYTES
 from hidet_dist.weights.panels import StoredPrecision
-from hidet_dist.weights.stored_groups import Groups
+from hidet_dist.weights.stored_groups import Groups, joined
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # 1 counted in 32 bits
@@ -67,7 +67,8 @@ ENCODINGS: Mapping[int, Encoding] = {
 """The encodings that are read, by their codes in the format."""
 
 
-_GROUP = 32  # elements of each scale of the encodings that are taken as they are
+_GROUP = 32  # elements of each scale of most encodings that are taken as they are
+_SMALL_GROUP = 16  # of Q6_K
 
 
 def _halves(blocks: torch.Tensor, number: int) -> torch.Tensor:
@@ -105,8 +106,29 @@ def _q4_k(blocks: torch.Tensor) -> Groups:
     )
 
 
-_GROUPS_OF: Mapping[int, Callable[[torch.Tensor], Groups]] = {8: _q8_0, 2: _q4_0, 3: _q4_1, 12: _q4_k}
+def _q6_k(blocks: torch.Tensor) -> Groups:
+    """Read blocks of sixteen groups, whose scales are multiples, of 8 bits, of a float16 number.
+
+    Each half of a block has 64 bytes with the low four bits of its elements, and 32 with the high two bits.
+    """
+    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
+    high = torch.cat([blocks[..., 128:192].unflatten(-1, (2, 32)) >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+    elements = (low | high << 4).to(torch.int8) - 32
+    scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    return Groups(elements.flatten(1), (_halves(blocks, 104)[..., None] * scales).flatten(1))
+
+
+_GROUPS_OF: Mapping[int, Callable[[torch.Tensor], Groups]] = {8: _q8_0, 2: _q4_0, 3: _q4_1, 12: _q4_k, 14: _q6_k}
 """What reads the groups of uint8[rows, blocks, bytes], by the code of an encoding."""
+
+_PRECISION_OF: Mapping[int, StoredPrecision] = {
+    8: StoredPrecision("int8", _GROUP, exact=True),
+    2: StoredPrecision("int4", _GROUP, exact=True),
+    3: StoredPrecision("uint4", _GROUP, exact=True),
+    12: StoredPrecision("uint4", _GROUP, exact=True),
+    14: StoredPrecision("wide_int8", _SMALL_GROUP, exact=True),
+}
+"""The precision that holds such groups without rounding."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +235,7 @@ class GgufTensor:
     @property
     def stored_precision(self) -> StoredPrecision | None:
         """The precision that holds the elements without rounding; None if there is none."""
-        name = {8: "int8", 2: "int4", 3: "uint4", 12: "uint4"}.get(self.code)
-        return None if name is None else StoredPrecision(name, _GROUP, exact=True)
+        return _PRECISION_OF.get(self.code)
 
     def groups(self, region: Sequence[slice]) -> Groups:
         """Read the groups of ``region``, whose last dim is of whole groups, without rounding.
@@ -222,17 +243,18 @@ class GgufTensor:
         Raises WeightsError as :meth:`rows` does.
         """
         counts, last = [part.stop - part.start for part in region], region[-1]
+        group = _PRECISION_OF[self.code].group
         elements, scales, minimums = [], [], []
         for begin, end in self._runs(region):
             rows = torch.frombuffer(self._bytes_of(begin, end), dtype=torch.uint8)
             blocks = rows.reshape(end - begin, -1, ENCODINGS[self.code].nbytes)
             found = _GROUPS_OF[self.code](blocks)
             elements.append(found.elements[:, last.start : last.stop])
-            wanted = slice(last.start // _GROUP, last.stop // _GROUP)
+            wanted = slice(last.start // group, last.stop // group)
             scales.append(found.scales[:, wanted])
             if found.minimums is not None:
                 minimums.append(found.minimums[:, wanted])
-        per_group = [*counts[:-1], counts[-1] // _GROUP]
+        per_group = [*counts[:-1], counts[-1] // group]
         return Groups(
             torch.cat(elements).reshape(counts),
             torch.cat(scales).reshape(per_group),
@@ -463,13 +485,27 @@ class Joined:
     tensors: tuple[GgufTensor, ...]
     dim: int
 
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``; contiguous. Raises WeightsError as :meth:`GgufTensor.rows` does."""
-        wanted, begin, parts = region[self.dim], 0, []
+    def _within(self, region: Sequence[slice]) -> Iterator[tuple[GgufTensor, list[slice]]]:
+        """Yield the tensors that ``region`` reaches into, and the region of each."""
+        wanted, begin = region[self.dim], 0
         for tensor in self.tensors:
             size = tensor.shape[self.dim]
             within = slice(max(wanted.start - begin, 0), max(min(wanted.stop - begin, size), 0))
             if within.start < within.stop:
-                parts.append(tensor.read([*region[: self.dim], within, *region[self.dim + 1 :]]))
+                yield tensor, [*region[: self.dim], within, *region[self.dim + 1 :]]
             begin += size
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """Read the elements of ``region``; contiguous. Raises WeightsError as :meth:`GgufTensor.rows` does."""
+        parts = [tensor.read(inner) for tensor, inner in self._within(region)]
         return torch.cat(parts, self.dim) if parts else self.tensors[0].read(region)
+
+    @property
+    def stored_precision(self) -> StoredPrecision | None:
+        """The precision that holds the elements without rounding; None if there is none."""
+        found = {tensor.stored_precision for tensor in self.tensors}
+        return found.pop() if len(found) == 1 and self.dim < len(self.tensors[0].shape) - 1 else None
+
+    def groups(self, region: Sequence[slice]) -> Groups:
+        """Read the groups of ``region``, whose last dim is of whole groups; see :meth:`GgufTensor.groups`."""
+        return joined([tensor.groups(inner) for tensor, inner in self._within(region)], self.dim)

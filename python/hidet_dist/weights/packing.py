@@ -9,7 +9,7 @@ import torch
 
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
-from hidet_dist.weights.panels import BITS, Panels
+from hidet_dist.weights.panels import BITS, SCALE_BYTES, Panels
 from hidet_dist.weights.safetensors_file import own_memory
 from hidet_dist.weights.sources import Source, read_shard, region_of
 from hidet_dist.weights.stored_groups import read_groups
@@ -160,8 +160,10 @@ def quantized(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
         values = torch.nn.functional.pad(values, (0, 0, 0, missing))
     padded = values.reshape(groups, group, -1)
     minimums = None
-    if panels.precision == "int8":
-        scales = (padded.abs().amax(1) / 127).half().float()
+    if BITS[panels.precision] == 8:
+        scales = padded.abs().amax(1) / 127
+        if panels.precision == "int8":
+            scales = scales.half().float()
     elif panels.precision == "int4":
         largest = padded.abs().argmax(1, keepdim=True)
         scales = (padded.gather(1, largest)[:, 0] / -8).half().float()
@@ -171,7 +173,7 @@ def quantized(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
         padded = padded - minimums[:, None]
     _check_finite(scales, panels)
     multiples = padded * torch.where(scales == 0, 0.0, 1 / scales)[:, None]
-    if panels.precision == "int8":
+    if BITS[panels.precision] == 8:
         rounded = multiples.round().clamp(-127, 127).to(torch.int8)
     else:
         begin = 0.5 if minimums is not None else 8.5
@@ -187,12 +189,14 @@ def _in_groups(
     width, across = panels.width, -(-columns // panels.width)
     missing = (0, across * width - columns)
     stored = torch.nn.functional.pad(elements.view(torch.uint8), missing)
-    if panels.precision == "int8":
+    if BITS[panels.precision] == 8:
         bytes_ = stored.reshape(groups, group // 4, 4, across, width).permute(3, 0, 1, 4, 2)
     else:
         halves = stored.reshape(groups, group // 8, 2, 4, across, width)
         bytes_ = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(3, 0, 1, 4, 2)
-    factors = [scales.half()] if minimums is None else [scales, minimums]
+    factors = [scales if SCALE_BYTES[panels.precision] == 4 else scales.half()]
+    if minimums is not None:
+        factors = [scales, minimums]
     parts = [
         torch.nn.functional.pad(part, missing).reshape(groups, across, width).transpose(0, 1).contiguous()
         for part in factors
@@ -212,11 +216,16 @@ def _taken(
 
     The weight has transposed matrices; ``part`` has some of their rows. Rows beyond the end of the weight are zero.
     """
-    read = read_groups(source, region_of(weight, mesh, coordinate, part))
+    region = region_of(weight, mesh, coordinate, part)
+    rows = part[-2].stop - part[-2].start
+    if any(bounds.start >= bounds.stop for bounds in region):
+        columns = -(-rows // panels.width) * panels.width
+        return torch.zeros(columns * panels.column_bytes, dtype=torch.uint8)  # scales of zero
+    read = read_groups(source, region)
     elements = read.elements.reshape(-1, panels.depth)
     scales = read.scales.reshape(len(elements), -1)
     minimums = None if read.minimums is None else read.minimums.reshape(len(elements), -1)
-    missing = (0, 0, 0, part[-2].stop - part[-2].start - len(elements))
+    missing = (0, 0, 0, rows - len(elements))
     pad = torch.nn.functional.pad
     return _in_groups(
         pad(elements, missing).t().contiguous().unflatten(0, (-1, panels.group)),

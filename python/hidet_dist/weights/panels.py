@@ -22,27 +22,41 @@ PANEL_WIDTHS = {
 }
 """The columns of a panel, by architecture. For a processor, those whose sums its registers hold for a block of rows."""
 
-BITS = {"int8": 8, "int4": 4, "uint4": 4}
+BITS = {"int8": 8, "int4": 4, "uint4": 4, "wide_int8": 8}
 """The bits of an element of each precision with scales."""
 
-SCALE_BYTES = {"int8": 2, "int4": 2, "uint4": 8}
-"""The bytes of the scale of a group of one column: a float16 number. ``uint4`` has a float32 scale and minimum."""
+SCALE_BYTES = {"int8": 2, "int4": 2, "uint4": 8, "wide_int8": 4}
+"""The bytes of the scale of a group of one column: a float16 number, and a float32 one for ``wide_int8``. ``uint4`` has
+a float32 scale and minimum."""
 
 STORED = "stored"
 """The name that stands for the precision in which the file of a weight has it, without rounding."""
 
-PRECISIONS = ("float16", "bfloat16", *BITS)
-"""The lower precisions in which weights may be stored."""
+EXACT_ONLY = ("wide_int8",)
+"""The precisions for weights of files alone, to which no weight is rounded."""
+
+PRECISIONS = ("float16", "bfloat16", *(name for name in BITS if name not in EXACT_ONLY))
+"""The lower precisions to which weights may be rounded."""
 
 GROUPS = (32, 64, 128)
 """The rows that a group of elements with one scale may have."""
+
+_EXACT_GROUPS = (16,)
+
+
+def groups_of(precision: str) -> tuple[int, ...]:
+    """Return the rows that a group of a precision of few bits may have; 0 for one of half precision."""
+    if precision not in BITS:
+        return (0,)
+    return _EXACT_GROUPS if precision in EXACT_ONLY else GROUPS
+
 
 _HALF_BITS = 16
 
 
 @dataclass(frozen=True)
 class StoredPrecision:
-    """A lower precision of weights in panels, one of ``PRECISIONS``; for those of few bits, the rows of a group.
+    """A lower precision of weights in panels; for those of few bits, the rows of a group.
 
     ``exact``: elements and scales are those that a file has, instead of rounded ones.
     """
@@ -70,7 +84,7 @@ class Panels:
     depth, columns: the rows and columns of each, as the right operand of a product.
     transposed: whether the weight has the transposed matrices, of shape [columns, depth].
     width: the columns of a panel.
-    precision: that of the elements, one of ``PRECISIONS``; empty for the weight's dtype.
+    precision: that of the elements; empty for the weight's dtype.
     group: for elements of few bits, the rows that have one scale for each column; otherwise 0.
     """
 

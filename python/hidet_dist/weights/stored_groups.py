@@ -1,19 +1,20 @@
 """Weights that files have in few bits, taken as they are: the elements of each group, with its scale and minimum.
 
 The groups are along the last dim. Sources of such weights have ``stored_precision``, the precision that holds them
-without rounding, and ``groups``, which reads a region that consists of whole groups.
+without rounding, and ``groups``, which reads a region that consists of whole groups. So do parts of them, and sources
+that are joined or stacked of them along another dim, such as the matrices of experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights.combined import Part, Source
+from hidet_dist.weights.combined import Joined, Part, Source, Stacked
 from hidet_dist.weights.named import mark_of
 from hidet_dist.weights.panels import StoredPrecision
 
@@ -49,17 +50,48 @@ class Groups:
         return Groups(self.elements[rows], self.scales[rows], minimums)
 
 
+def joined(parts: Sequence[Groups], dim: int) -> Groups:
+    """Join groups along a dim that is not the last."""
+    return _combined(parts, lambda tensors: torch.cat(tensors, dim))
+
+
+def stacked(parts: Sequence[Groups], dim: int) -> Groups:
+    """Stack groups along a new dim that is not the last."""
+    return _combined(parts, lambda tensors: torch.stack(tensors, dim))
+
+
+def _combined(parts: Sequence[Groups], combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> Groups:
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return Groups(
+        combine([part.elements for part in parts]),
+        combine([part.scales for part in parts]),
+        combine(minimums) if minimums else None,
+    )
+
+
 def stored_precision_of(weight: Tensor) -> StoredPrecision | None:
     """Return the precision that holds a weight as its file has it; None if there is none, or the file is not known."""
     mark = mark_of(weight)
     if mark is None or mark.dtype is not None:
         return None
-    precision: StoredPrecision | None = getattr(mark.stored, "stored_precision", None)
-    if precision is None or list(weight.shape) != [part.stop - part.start for part in mark.part]:
+    if mark.stored is None or list(weight.shape) != [part.stop - part.start for part in mark.part]:
         return None  # with zeros behind it
-    last = mark.part[-1]
-    whole = last.start % precision.group == 0 and (last.stop - last.start) % precision.group == 0
-    return precision if whole else None
+    return _precision_of(Part(mark.stored, mark.part), len(mark.part))
+
+
+def _precision_of(source: Source, dims: int) -> StoredPrecision | None:
+    """Return the precision that holds a source of so many dims without rounding; None if there is none."""
+    precision: StoredPrecision | None
+    if isinstance(source, Part):
+        precision = _precision_of(source.whole, dims)
+        last = source.part[-1]
+        is_whole = precision is not None and not (last.start % precision.group or last.stop % precision.group)
+        return precision if is_whole and all((bounds.step or 1) == 1 for bounds in source.part) else None
+    if isinstance(source, Joined | Stacked):
+        of_parts = {_precision_of(part, dims - isinstance(source, Stacked)) for part in source.parts}
+        return of_parts.pop() if len(of_parts) == 1 and source.dim < dims - 1 else None
+    precision = getattr(source, "stored_precision", None)
+    return precision
 
 
 def read_groups(source: Source, region: Sequence[slice]) -> Groups:
@@ -70,6 +102,11 @@ def read_groups(source: Source, region: Sequence[slice]) -> Groups:
             for bounds, part in zip(source.part, region, strict=True)
         ]
         return read_groups(source.whole, inner)
+    if isinstance(source, Joined):
+        return joined([read_groups(part, inner) for part, inner in source.within(region)], source.dim)
+    if isinstance(source, Stacked):
+        inner = [bounds for dim, bounds in enumerate(region) if dim != source.dim]
+        return stacked([read_groups(part, inner) for part in source.parts[region[source.dim]]], source.dim)
     read = getattr(source, "groups", None)
     if read is None:
         raise WeightsError(

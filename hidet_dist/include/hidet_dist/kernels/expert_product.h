@@ -55,7 +55,7 @@ struct QuantizedExperts {
   void multiply(int64_t expert, const float *left, int64_t step, int64_t rows, int64_t column, int64_t width,
                 void *memory, float *c, int64_t ldc) const {
     static_assert(Width == kPanelWidth, "the panels are those of another level");
-    const int64_t column_bytes = divide_up(depth, Group) * ((Scales == HIDET_DIST_AFFINE ? 8 : 2) + Group * Bits / 8);
+    const int64_t column_bytes = divide_up(depth, Group) * (scale_bytes(Scales) + Group * Bits / 8);
     const uint8_t *const matrix = data + expert * divide_up(columns, Width) * Width * column_bytes;
     const hidet_dist_quantized_product part = {left, step,   1,     rows, width, depth, matrix + column * column_bytes,
                                                Bits, Scales, Group, c,    ldc,   memory};

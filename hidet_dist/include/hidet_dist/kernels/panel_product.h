@@ -120,6 +120,11 @@ void multiply_panels(const Matrices<L> &a, const Matrices<T> &b, const Product &
   }
 }
 
+/* The bytes of the scales of a group of one column. */
+constexpr int64_t scale_bytes(int scales) {
+  return scales == HIDET_DIST_AFFINE ? 8 : scales == HIDET_DIST_WIDE ? 4 : 2;
+}
+
 /* The product by weights of few bits, whose matrices are bytes in panels of `Width` columns. */
 template <int64_t Width, int Bits, int64_t Group, int Scales, class Store>
 void multiply_quantized(const Matrices<float> &a, const Matrices<uint8_t> &b, const Product &product,
@@ -131,8 +136,7 @@ void multiply_quantized(const Matrices<float> &a, const Matrices<uint8_t> &b, co
                 std::max(kPanelWidth, INT64_C(16)));
   const int64_t down = divide_up(product.m, cut.rows), across = divide_up(product.n, cut.columns);
   const int64_t ld = leading_dimension(cut.columns);
-  const int64_t scale_bytes = Scales == HIDET_DIST_AFFINE ? 8 : 2;
-  const int64_t column_bytes = divide_up(product.k, Group) * (scale_bytes + Group * Bits / 8);
+  const int64_t column_bytes = divide_up(product.k, Group) * (scale_bytes(Scales) + Group * Bits / 8);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const PanelMemory memory(cut.rows * ld, hidet_dist_quantized_scratch(kPanelLevel, cut.rows, product.k, Group));

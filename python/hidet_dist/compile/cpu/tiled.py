@@ -285,5 +285,5 @@ class _Flat(IRRewriter):
 
 def quantized_parameters(width: int, precision: str, group: int) -> str:
     """Write the parameters of templates that multiply by panels of few bits."""
-    scales = "HIDET_DIST_AFFINE" if precision == "uint4" else "HIDET_DIST_SYMMETRIC"
-    return f"{width}, {BITS[precision]}, {group}, {scales}"
+    scales = {"uint4": "AFFINE", "wide_int8": "WIDE"}.get(precision, "SYMMETRIC")
+    return f"{width}, {BITS[precision]}, {group}, HIDET_DIST_{scales}"
