@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from tests.llm.serving_command import serving
 from tests.llm.test_load import checkpoint, made
 from tests.llm.test_serving import Server, server, wait_for
 from tests.llm.tokenizers_made import byte_level, write_folder
@@ -177,27 +176,6 @@ def test_under_the_load_of_guidellm_nothing_is_lost_and_memory_is_flat(tmp_path:
         assert made_server.resident_bytes() - before < 32 * 2**20
 
 
-@contextmanager
-def serving(folder: Path, cache: Path, *options: str) -> Iterator[str]:
-    """Serve a checkpoint with the command, and give its address once it is ready."""
-    command = [sys.executable, "-m", "hidet_dist.cli", "serve", str(folder), "--port", "0", "--cache", str(cache)]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        end = time.monotonic() + 900
-        while httpx.get(f"{url}/health", timeout=60).status_code != 200:
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-
-
 def log_likelihood(tokens: list[int], begin: int) -> float:
     """The sum of the log-probabilities, by transformers, of the tokens from one on."""
     with torch.no_grad():
@@ -216,8 +194,8 @@ def test_evaluations_of_lm_eval_are_those_of_transformers(tmp_path: Path):
     for name, text in TASKS.items():
         head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test"
         (tasks / f"{name}.yaml").write_text(head + text)
-    with serving(folder, tmp_path / "cache", "--context", "128") as url:
-        model = f"model=model,base_url={url}/v1/completions,tokenizer={folder},num_concurrent=4,max_length=127"
+    with serving(folder, tmp_path / "cache", "--context", "128") as served:
+        model = f"model=model,base_url={served.url}/v1/completions,tokenizer={folder},num_concurrent=4,max_length=127"
         run(
             *(program("lm_eval"), "run", "--model", "local-completions", "--model_args", model),
             *("--tasks", ",".join(TASKS), "--include_path", str(tasks), "--batch_size", "1"),

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.llm.gguf_made import model_of
+from tests.frontends.quantized_made import quantize_folder
+from tests.llm.gguf_made import Q, model_of, write
+from tests.llm.test_gguf_tokenizer import metadata_of
 from tests.llm.tokenizers_made import byte_level, write_folder
 
 from hidet_dist.errors import ArtifactError, ConfigError, EngineError
@@ -94,6 +96,22 @@ def test_greedy_tokens_of_models_of_experts_are_those_of_transformers(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("kind", "ranks", "stages"),
+    [("llama", None, 2), ("gemma3_text", 2, 2), ("gpt2", 3, 2), ("mixtral", 4, 2), ("gpt_oss", 2, 2), ("qwen3", 3, 2)],
+)
+def test_greedy_tokens_over_stages_are_those_of_transformers(tmp_path: Path, kind: str, ranks: int | None, stages: int):
+    folder, cache = checkpoint(tmp_path / "model", kind), tmp_path / "cache"
+    model = load(folder, ranks=ranks, stages=stages, cache=cache, **SIZES)
+    (built,) = (path for path in cache.iterdir() if path.is_dir())
+    program = StoredModel.open(built).manifest.program()
+    assert (model.ranks, len(program.stages)) == (ranks or stages, stages)
+    layers = made(kind).config.num_hidden_layers
+    assert program.stages[0].states and sum(len(stage.states) for stage in program.stages) == 2 * layers
+    check_answers(model, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("stored", "options", "most"),
     [
         ("bfloat16", {}, 1e-4),
@@ -116,6 +134,47 @@ def test_checkpoints_and_weights_of_fewer_bits(tmp_path: Path, stored: str, opti
     with torch.no_grad():
         logits = whole(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
     loaded = load(folder, ranks=2, cache=tmp_path / "cache", **SIZES, **options)
+    with Engine(loaded, loaded.tokenizer) as engine:
+        stream = engine.submit(Request(prompt, max_tokens=0, prompt_logprobs=0))
+        stream.answers()
+    assert stream.prompt is not None
+    ours = np.array([told.logprob for told in stream.prompt[1:]])
+    theirs = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].numpy()
+    assert np.abs(ours - theirs).max() < most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options", "precisions", "most"),
+    [
+        ("gptq", {"ranks": 2}, {"uint4"}, 0.15),
+        ("awq", {"ranks": 2, "optimization": {"weights": {"precision": None}}}, set(), 1e-4),
+        ("compressed-tensors", {"ranks": 2, "stages": 2}, {"uint4"}, 0.15),
+        ("gguf", {"ranks": 2}, {"uint4"}, 0.15),
+    ],
+)
+def test_weights_in_the_bits_of_their_files(
+    tmp_path: Path, method: str, options: dict[str, Any], precisions: set[str], most: float
+):
+    """Log-probabilities of a prompt, beside those of transformers with the weights dequantized, in float32."""
+    model = model_of("llama", vocab_size=VOCABULARY)
+    path = tmp_path / ("model.gguf" if method == "gguf" else "model")
+    if method == "gguf":
+        keys = {**metadata_of(byte_level(), "gpt2"), "tokenizer.ggml.pre": "gpt-2"}
+        values = write(path, model, "llama", Q.Q4_1, **keys)
+    else:
+        write_folder(path, byte_level(), {"eos_token": "<|im_end|>"})
+        model.save_pretrained(path)
+        values = quantize_folder(path, method, 32)
+    model.load_state_dict(values, strict=False)
+    prompt = prompts()[1]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    loaded = load(path, cache=tmp_path / "cache", **SIZES, **options)
+    (built,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    stages = StoredModel.open(built).manifest.program().stages
+    found = {one.precision for stage in stages for one in stage.panels.values()} - {""}
+    assert found == precisions
     with Engine(loaded, loaded.tokenizer) as engine:
         stream = engine.submit(Request(prompt, max_tokens=0, prompt_logprobs=0))
         stream.answers()
@@ -160,6 +219,8 @@ def test_ranks_that_have_no_room_for_the_model_share_it_and_a_second_start_only_
         ({"ranks": 0}, "number of ranks"),
         ({"context": 0}, "context must be"),
         ({"sequences": True}, "sequences must be"),
+        ({"stages": 0}, "stages must be"),
+        ({"stages": 3, "ranks": 2}, "3 stages cannot be on 2 ranks"),
         ({"context": 64, "cached_tokens": 32}, "less than the 64 tokens"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
         ({"distributed": []}, "distributed must be"),

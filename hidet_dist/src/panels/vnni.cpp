@@ -10,9 +10,7 @@ struct Vnni {
   static constexpr int64_t kWidth = 32, kRows = 6;
 
   // The instruction takes unsigned weights.
-  static constexpr int32_t added(int bits, int scales) {
-    return bits == 8 ? 128 : scales == HIDET_DIST_AFFINE ? 0 : 8;
-  }
+  static constexpr int32_t added(int bits, int scales) { return bits == 8 ? 128 : scales == HIDET_DIST_AFFINE ? 0 : 8; }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     return round_wide(values, group, rounded, sum);
@@ -53,8 +51,8 @@ struct Vnni {
       for (int v = 0; v < 2; ++v) {
         const float *const floats = reinterpret_cast<const float *>(scales) + v * 16;
         const __m256i *const halves = reinterpret_cast<const __m256i *>(scales + v * 32);
-        const __m512 scale =
-            Scales != HIDET_DIST_SYMMETRIC ? _mm512_loadu_ps(floats) : _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves));
+        const __m512 scale = Scales != HIDET_DIST_SYMMETRIC ? _mm512_loadu_ps(floats)
+                                                            : _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves));
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(left.scales[g * Rows + r]));

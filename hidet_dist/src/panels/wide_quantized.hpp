@@ -63,8 +63,8 @@ struct WideQuantized {
       const QuantizedRows of_group = left.from(g, group, Rows);
 #pragma GCC unroll 2
       for (int64_t column = 0; column < Width; column += 16) {
-        columns<Bits, Scales, Rows>(group, of_group, panel + column * (kIsFloat<Scales> ? 4 : 2), panel + kScales + column * 4,
-                                    totals + column);
+        columns<Bits, Scales, Rows>(group, of_group, panel + column * (kIsFloat<Scales> ? 4 : 2),
+                                    panel + kScales + column * 4, totals + column);
       }
     }
   }
@@ -143,7 +143,8 @@ struct WideQuantized {
         float *const at = totals + r * Width + v * 8;
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(left.scales[r]));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), both, _mm256_loadu_ps(at));
-        if (Scales == HIDET_DIST_AFFINE) total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
+        if (Scales == HIDET_DIST_AFFINE)
+          total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
         _mm256_storeu_ps(at, total);
       }
     }

@@ -200,6 +200,9 @@ LanguageModelPath = Annotated[
     ),
 ]
 Ranks = Annotated[int | None, typer.Option("-n", help="Ranks to start on this machine; 1 by default.")]
+Stages = Annotated[
+    int, typer.Option(help="Stages of whole layers, each on ranks of its own; with several hosts, such as one a host.")
+]
 Context = Annotated[
     int | None, typer.Option(help="Tokens of a sequence, its prompt included; by default the model's, at most 4096.")
 ]
@@ -222,6 +225,7 @@ Seed = Annotated[int | None, typer.Option(help="The seed of sampling; by default
 def serve(
     model: LanguageModelPath,
     ranks: Ranks = None,
+    stages: Stages = 1,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name in requests; that of its file by default.")] = None,
@@ -254,7 +258,14 @@ def serve(
         from hidet_dist.llm.loading import Hosts
 
         sizes = {"sequences": sequences, "step_tokens": step_tokens, "cached_tokens": cached_tokens}
-        given = {"ranks": ranks, "context": context, "dtype": dtype, "timeout_seconds": timeout, **sizes}
+        given = {
+            "ranks": ranks,
+            "stages": stages,
+            "context": context,
+            "dtype": dtype,
+            "timeout_seconds": timeout,
+            **sizes,
+        }
         loading = Loading(model, cache, given, machine, Hosts(nnodes, node_rank, rdzv))
         raise typer.Exit(command(loading, name, host, port, drain, queue))
 
@@ -264,6 +275,7 @@ def generate(
     model: LanguageModelPath,
     prompt: Annotated[str, typer.Argument(help="What to answer.", metavar="PROMPT")],
     ranks: Ranks = None,
+    stages: Stages = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")] = False,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -279,7 +291,7 @@ def generate(
         from hidet_dist.cli.language_models import Loading, sampling
         from hidet_dist.cli.language_models import generate as command
 
-        loading = Loading(model, cache, {"ranks": ranks, "context": context, "dtype": dtype}, machine)
+        loading = Loading(model, cache, {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}, machine)
         command(loading, prompt, raw, sampling(temperature, top_p, seed), max_tokens)
 
 
@@ -287,6 +299,7 @@ def generate(
 def chat(
     model: LanguageModelPath,
     ranks: Ranks = None,
+    stages: Stages = 1,
     system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
@@ -302,7 +315,7 @@ def chat(
         from hidet_dist.cli.language_models import Loading, sampling
         from hidet_dist.cli.language_models import chat as command
 
-        loading = Loading(model, cache, {"ranks": ranks, "context": context, "dtype": dtype}, machine)
+        loading = Loading(model, cache, {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}, machine)
         command(loading, system, sampling(temperature, top_p, seed), max_tokens)
 
 

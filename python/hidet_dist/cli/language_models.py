@@ -55,7 +55,7 @@ class Loading:
         if "ranks" in options:
             options["ranks"] *= self.hosts.count
         elif self.hosts.count > 1 and not StoredModel.is_in(self.model):
-            options["ranks"] = self.hosts.count
+            options["ranks"] = max(self.hosts.count, self.given.get("stages") or 1)
         return options if self.machine is None else {**options, "distributed": {"machine": self.machine}}
 
     def load(self) -> LanguageModel:
@@ -220,7 +220,7 @@ def serve(loading: Loading, name: str | None, host: str, port: int, drain_second
     options.check()
     checked = LoadOptions(**loading.options())
     checked.check()
-    loading.hosts.place(checked.ranks or loading.hosts.count)
+    loading.hosts.place_of(checked)
 
     def start(failed: Callable[[BaseException], None]) -> Engine | EmbeddingEngine:
         model = loading.load()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hidet.graph import FlowGraph
 
 from hidet_dist.api import auto_parallel
 from hidet_dist.errors import ConfigError
@@ -15,12 +18,16 @@ from hidet_dist.llm.pooling import Pooling, longest_text
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 from hidet_dist.llm.step import StepSizes
 from hidet_dist.llm.stored import StoredModel
+from hidet_dist.phases.values import Traced
+from hidet_dist.pipeline.state_cuts import stages_between_states
+from hidet_dist.weights.panels import STORED
 
 
 def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     """Build a checkpoint for the ranks and sizes of ``options``.
 
-    The model is traced over ragged tokens, with all sizes of a step symbolic. The plan is the best for a step in which
+    The model is traced over ragged tokens, with all sizes of a step symbolic. Several stages are cut between the pools
+    of its layers. The plan is the best for a step in which
     each of the sequences that run at once decodes a token, with half of its context filled; that of an encoder, for a
     step full of texts.
 
@@ -72,13 +79,37 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         "pages": max(1, context // (2 * options.page)),
         "wanted": sequences,
     }
-    distributed = {**options.distributed, "mesh_shape": [options.ranks or 1]}
-    auto_parallel(graph, distributed, {"symbols": symbols, **options.optimization}, StoredModel.artifacts_in(folder))
+    distributed = {**options.distributed, "mesh_shape": [options.rank_count]}
+    optimization = {"symbols": symbols, **options.optimization}
+    if checkpoint.is_quantized and options.dtype == "float32":
+        optimization = _with_weights_as_stored(graph, distributed, optimization)
+    if options.stages > 1:
+        if "stages" in optimization:
+            raise ConfigError("optimization has stages, and their number is given, too: leave one of the two out.")
+        whole = Traced.of(graph, distributed, optimization).prepare()
+        optimization["stages"] = stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages)
+    auto_parallel(graph, distributed, optimization, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer)
+
+
+def _with_weights_as_stored(
+    graph: FlowGraph, distributed: Mapping[str, Any], optimization: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Ask for the weights of products in the bits of their files, unless their precision is given, where that is known.
+
+    A file of 4 bits would be eight times as large in float32.
+    """
+    weights = optimization.get("weights") or {}
+    is_open = isinstance(weights, Mapping) and "precision" not in weights
+    if is_open and STORED in Traced.of(graph, distributed, optimization).target.record.stored_precisions:
+        return {**optimization, "weights": {**weights, "precision": STORED}}
+    return dict(optimization)
 
 
 def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, folder: Path) -> None:
     """Build an encoder of texts, as :func:`build`."""
+    if options.stages > 1:
+        raise ConfigError(f"{checkpoint.path} is an encoder, which keeps no states to cut between: leave stages out.")
     tokenizer = checkpoint.tokenizer()
     module, weights = checkpoint.module(options.dtype, ragged_encoder.prepare)
     first = ragged_encoder.first_position(module)
@@ -98,6 +129,6 @@ def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, fold
         )
     sizes = StepSizes(vocabulary, context, tokens, 1, options.sequences, tokens, shares_prefixes=False)
     symbols = {"tokens": tokens, "sequences": min(options.sequences, tokens), "columns": context}
-    distributed = {**options.distributed, "mesh_shape": [options.ranks or 1]}
+    distributed = {**options.distributed, "mesh_shape": [options.rank_count]}
     auto_parallel(graph, distributed, {"symbols": symbols, **options.optimization}, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer, pooling)

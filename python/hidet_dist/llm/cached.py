@@ -82,13 +82,13 @@ def _key(path: Path, name: str, options: LoadOptions, cache: Path) -> str:
     parts = {
         "name": name,
         "checkpoint": _digests(path, cache),
-        "options": {**decided, "ranks": options.ranks or 1},
+        "options": {**decided, "ranks": options.rank_count},
         "code": _code(),
         "processor": [platform.machine(), best_level()],
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()
     stem = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).lstrip(".")
-    return f"{stem[:64] or 'model'}-{options.ranks or 1}-{digest[:24]}"
+    return f"{stem[:64] or 'model'}-{options.rank_count}-{digest[:24]}"
 
 
 def _plain(value: Any) -> Any:

@@ -32,7 +32,17 @@ from hidet_dist.runtime import session
 from hidet_dist.runtime.rendezvous import SECRET_VARIABLE, Settings
 from hidet_dist.runtime.threads import divide_cores, spin_between_kernels
 
-_BUILT = ("sequences", "step_tokens", "context", "cached_tokens", "page", "dtype", "distributed", "optimization")
+_BUILT = (
+    "stages",
+    "sequences",
+    "step_tokens",
+    "context",
+    "cached_tokens",
+    "page",
+    "dtype",
+    "distributed",
+    "optimization",
+)
 """Options that decide what is built, and mean nothing for a model that was built."""
 
 
@@ -67,6 +77,10 @@ class Hosts:
         if world_size % self.count:
             raise ConfigError(f"{world_size} ranks cannot be on {self.count} hosts: each has equally many.")
         return place_on_host(world_size // self.count, self.count, self.number, self.rendezvous)
+
+    def place_of(self, options: LoadOptions) -> Place:
+        """Return the ranks of this host for options, before the model is found. Raises ConfigError as :meth:`place`."""
+        return self.place(options.ranks or max(options.stages, self.count))
 
 
 ONE_HOST = Hosts()
@@ -110,7 +124,7 @@ def load(
         raise ConfigError(f"This is host {hosts.number}: rank 0 is on host 0. Call join here.")
     if session.current() is not None:
         raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
-    divide_cores(hosts.place(wanted.ranks or hosts.count).count)
+    divide_cores(hosts.place_of(wanted).count)
     spin_between_kernels()
     stored = StoredModel.open(folder_of(Path(model), wanted, cache))
     place = hosts.place(stored.manifest.world_size)
@@ -138,7 +152,7 @@ def join(model: str | Path, hosts: Hosts, *, cache: str | Path | None = None, **
     wanted = _checked(options)
     if not hosts.number:
         raise ConfigError("This is host 0, on which rank 0 is: call load here.")
-    hosts.place(wanted.ranks or hosts.count)
+    hosts.place_of(wanted)
     stored = StoredModel.open(folder_of(Path(model), wanted, cache))
     place = hosts.place(stored.manifest.world_size)
     secret = os.environ[SECRET_VARIABLE]

@@ -24,7 +24,10 @@ class LoadOptions:
     Attributes
     ----------
     ranks: int, optional
-        The number of ranks. By default 1, and for an artifact folder that for which it was built.
+        The number of ranks. By default one for each stage, and for an artifact folder that for which it was built.
+    stages: int
+        Stages of whole layers, one behind the other, each on ranks of its own. Ranks of one stage share its operators;
+        a step goes through all stages, so that more of them give memory and not speed.
     context: int, optional
         Tokens that a sequence may have, its prompt and what is generated together. By default those of the
         configuration, at most 4096.
@@ -47,6 +50,7 @@ class LoadOptions:
     """
 
     ranks: int | None = None
+    stages: int = 1
     context: int | None = None
     sequences: int = 8
     step_tokens: int = 256
@@ -65,7 +69,7 @@ class LoadOptions:
         ConfigError
             When one is no positive whole number, or the pools have no room for one sequence.
         """
-        for name in ("context", "sequences", "step_tokens", "cached_tokens", "page"):
+        for name in ("stages", "context", "sequences", "step_tokens", "cached_tokens", "page"):
             value = getattr(self, name)
             if value is None and name in ("context", "cached_tokens"):
                 continue
@@ -73,6 +77,8 @@ class LoadOptions:
                 raise ConfigError(f"{name} must be a whole number from 1 to 2**31 - 1; got {shown(value)}.")
         if self.ranks is not None and not is_whole(self.ranks, 1, MOST_DEVICES):
             raise ConfigError(f"The number of ranks must be a whole number from 1 to {MOST_DEVICES}; got {self.ranks}.")
+        if self.stages > self.rank_count:
+            raise ConfigError(f"{self.stages} stages cannot be on {self.ranks} ranks: each is on ranks of its own.")
         if not 0 < self.timeout_seconds <= MOST_SECONDS:
             raise ConfigError(f"timeout_seconds is {self.timeout_seconds}; give seconds above 0, up to {MOST_SECONDS}.")
         for name in ("distributed", "optimization"):
@@ -83,6 +89,17 @@ class LoadOptions:
                 f"cached_tokens is {self.cached_tokens}, less than the {self.context} tokens of one sequence: give at "
                 "least as many, or a smaller context."
             )
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks that a model is built for."""
+        return self.stages if self.ranks is None else self.ranks
+
+    @property
+    def ranks_of_stages(self) -> list[int]:
+        """The number of ranks of each stage; where they cannot be equal, the first ones have one more."""
+        each, more = divmod(self.rank_count, self.stages)
+        return [each + (number < more) for number in range(self.stages)]
 
     def context_of(self, trained: int | None) -> int:
         """Return the tokens of a sequence for a model that was trained with sequences of ``trained`` tokens.
