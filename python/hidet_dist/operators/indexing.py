@@ -320,7 +320,9 @@ def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor | Scalar, redu
     dim %= len(x.shape)
     index = to_dtype(index, int64)
     if not isinstance(source, Tensor):
-        source = elementwise.SelectOp(elementwise.eq(index, index), source, source, x.dtype.name).outputs[0]
+        # The other number is never selected. Between equal ones hidet drops the condition, and with it the rule.
+        other = 1 if source == 0 else 0
+        source = elementwise.SelectOp(elementwise.eq(index, index), source, other, x.dtype.name).outputs[0]
     source = to_dtype(_cropped(source, index.shape, range(len(index.shape))), x.dtype)
     return ScatterElementsOp(x, index, source, dim, reduction).outputs[0]
 
