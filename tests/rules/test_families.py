@@ -17,6 +17,7 @@ from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
 from hidet.graph.ops.embedding_bag import EmbeddingBagOp
 from hidet.graph.ops.scatter import scatter_add_
 
+from hidet_dist import operators
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.soundness import check_operator
@@ -261,6 +262,14 @@ def test_tokens_are_scattered_to_experts_and_gathered_by_features():
     sent = scatter_add_(symbol(8, 6), 0, slots, x)
     inputs = [(sent.op.inputs[0], "(R, S0)"), (slots, "(R, S0)"), (x, "(R, S0)")]
     assert through(inputs, ops.gather(sent, slots, 0)) == {"(R, S0)"}
+
+
+def test_a_number_is_scattered_where_the_indices_are():
+    for number in (0.0, 1.0):
+        slots = index(8, 2)
+        groups = operators.scatter(symbol(8, 6), 1, slots, number)
+        inputs = [(groups.op.inputs[0], "(S0, R)"), (slots, "(S0, R)")]
+        assert through(inputs, groups) == {"(S0, R)"}
 
 
 def test_axes_that_split_merged_dims_in_descending_order_stay():
