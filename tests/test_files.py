@@ -81,3 +81,13 @@ def test_written_files_and_folders_have_the_permissions_of_the_umask(umask: int,
     assert [path.name for path in written] == ["artifacts", "manifest.json", "plan.json", "results.npz"]
     for path in written:
         assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
+
+
+def test_nothing_but_a_file_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match="not a regular file"):
+            write_text(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]

@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +22,12 @@ from hidet_dist.limits import MOST_NESTED
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces ``path`` atomically when the block succeeds.
 
-    It has the permissions that the process's umask leaves, as any new file.
+    It has the permissions that the process's umask leaves, as any new file. Raises OSError when that is not possible, or
+    when ``path`` is something other than a file, such as a device, in whose place a file must not come.
     """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
     name = _beside(path)
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -116,6 +116,21 @@ def test_what_would_be_frozen_or_lost_is_refused(function: Callable[..., Any], r
         hidet_dist.from_torch(Function(function).eval(), (_numbers(3),))
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_integers_are_not_interpolated_by_rounded_weights(mode: str, antialias: bool):
+    x = torch.arange(42, dtype=torch.uint8).reshape(1, 1, 7, 6)
+    resized = Function(
+        lambda x: functional.interpolate(x, (4, 9), mode=mode, antialias=antialias and mode != "nearest")
+    )
+    if mode == "nearest":
+        (got,) = evaluate_graph(hidet_dist.from_torch(resized.eval(), (x,)), [x.numpy()])
+        np.testing.assert_array_equal(got, resized(x).numpy())
+        return
+    with pytest.raises(UnsupportedModelError, match="elements of uint8"):
+        hidet_dist.from_torch(resized.eval(), (x,))
+
+
 class Counter(nn.Module):
     """Counts its calls."""
 

@@ -140,6 +140,21 @@ def test_bfloat16_is_read_wherever_it_is(tmp_path, place):
     np.testing.assert_allclose(found, x.astype(np.float64) @ known["w"].astype(np.float64) * 0.5)
 
 
+@pytest.mark.parametrize("how", ["Constant", "folded"])
+def test_known_bfloat16_of_several_elements(tmp_path, how):
+    """Small tensors of a model's Constant nodes are known while it is traced, and so is what is computed of them."""
+    bfloat16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    row = floats(6).astype(bfloat16)
+    nodes = [helper.make_node("Constant", [], ["row"], value=numpy_helper.from_array(row))]
+    if how == "folded":
+        nodes.append(helper.make_node("Concat", ["row"], ["joined"], axis=0))
+    nodes.append(helper.make_node("Add", ["x", "joined" if how == "folded" else "row"], ["y"]))
+    onnx.save(made(nodes, {"x": ("bfloat16", [2, 6])}, ["y"]), tmp_path / "model.onnx")
+    x = floats(2, 6)
+    found = run(tmp_path / "model.onnx", {"x": x})["y"]
+    np.testing.assert_allclose(found, x.astype(np.float64) + row.astype(np.float64))
+
+
 def changed(path: Path, key: str, value: str) -> None:
     model = onnx.load(path, load_external_data=False)
     entries = model.graph.initializer[0].external_data

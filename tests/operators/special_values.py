@@ -53,6 +53,7 @@ ELEMENTWISE: dict[str, Function] = {
     "abs": torch.abs,
     "round": torch.round,
     "nan_to_num": lambda v: torch.nan_to_num(v, 3.0),
+    "nan_to_num_nearer": lambda v: torch.nan_to_num(v, 3.0, 0.5, -0.25),
     "times_zero": lambda v: v * 0,
     "eq": lambda v: v == v.flip(0),
     "ne": lambda v: v != v.flip(0),

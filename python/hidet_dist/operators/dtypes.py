@@ -102,6 +102,8 @@ def to_dtype(x: Tensor, dtype: DataType | str) -> Tensor:
 
 def constant(value: Any, dtype: DataType | str, like: Tensor) -> Tensor:
     """Make a constant on the device of ``like``; ``value`` is anything that NumPy converts to an array."""
-    array = torch.from_numpy(np.array(value, order="C"))
-    result = hidet.from_torch(array.to(dtype_to_torch(data_type(dtype))))
+    array = np.array(value, order="C")
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, which PyTorch does not know; float32 has all of its values
+        array = array.astype(np.float32)
+    result = hidet.from_torch(torch.from_numpy(array).to(dtype_to_torch(data_type(dtype))))
     return result if like.device.is_cpu() else result.to(device=like.device)

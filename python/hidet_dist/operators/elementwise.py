@@ -95,7 +95,9 @@ _MAPS: Mapping[str, Callable[..., Expr]] = {
     "logical_not": lambda v, d: ir.logical_not(v) if d.is_boolean() else v == d.zero,
     "nonzero": lambda v, d: v != d.zero,
     "nan_to_num": lambda v, d, nan, high, low: if_then_else(
-        primitives.isnan(v), d(nan), if_then_else(v > d(high), d(high), if_then_else(v < d(low), d(low), v))
+        primitives.isfinite(v),
+        v,
+        if_then_else(v > d.zero, d(high), if_then_else(v < d.zero, d(low), d(nan))),
     ),
     "clamp": _clamped,
     "isfinite": lambda v, d: primitives.isfinite(v),
@@ -604,7 +606,7 @@ def isfinite(x: Tensor) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """``x`` with numbers for NaN and infinity: by default 0 and the dtype's limits."""
+    """``x`` with numbers for NaN, infinity and its negative: by default 0 and the dtype's limits."""
     if not x.dtype.is_float():
         return x
     info = x.dtype.finfo()

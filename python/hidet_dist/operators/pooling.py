@@ -194,7 +194,14 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
 
 
 def along_dim(x: Tensor, dim: int, matrix: np.ndarray) -> Tensor:
-    """``out[..., j, ...] = sum over i of x[..., i, ...] * matrix[i, j]`` along ``dim``."""
+    """``out[..., j, ...] = sum over i of x[..., i, ...] * matrix[i, j]`` along ``dim``.
+
+    Raises NotImplementedError for integers, which ``matrix`` would be rounded to.
+    """
+    if not x.dtype.is_float():
+        raise NotImplementedError(
+            f"interpolation between elements of {x.dtype.name} is not supported: convert them to floats first"
+        )
     rank = len(x.shape)
     weights = constant(matrix, x.dtype, x)
     if dim == rank - 1:
