@@ -113,7 +113,9 @@ class Disturbers:
 
     def _disturb(self, kind: str) -> None:
         body = {"model": "tiny", "prompt": "over and over", "max_tokens": 100, "stream": True, "ignore_eos": True}
-        with httpx.Client(base_url=self._server.url, timeout=120) as client:
+        # One that reads slowly has an answer long after it was sent, when the server may close the idle connection.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=self._server.url, timeout=120, limits=limits) as client:
             while not self._stopped.wait(0.02):
                 if kind in ("leaves", "slow"):
                     with client.stream("POST", "/v1/completions", json=body) as answer:

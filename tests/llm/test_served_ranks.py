@@ -110,7 +110,7 @@ def test_under_load_the_answers_are_those_of_each_request_alone(shared: Path, co
     ended = dict.fromkeys(KINDS, 0)
 
     async def one(client: httpx.AsyncClient, name: str, number: int, alone: list[str]) -> None:
-        kind = random.Random(number).choice(KINDS) if alone else "whole"
+        kind = random.Random(number).choice(KINDS) if len(alone) == len(prompts) else "whole"
         body: dict[str, Any] = {"model": name, "prompt": prompts[number % len(prompts)], "max_tokens": 16}
         body |= {"seed": number % len(prompts), "ignore_eos": True}
         if kind in ("malformed", "large", "long"):

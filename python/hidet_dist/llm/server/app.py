@@ -49,11 +49,14 @@ class _BoundedRequest(Request):
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
-            parts, size = [], 0
+            parts: list[bytes] = []
+            size = 0
+            length = self.headers.get("content-length", "")
+            if length.isdecimal():  # one that is too large is refused before it takes memory
+                _check_size(int(length))
             async for part in self.stream():
                 size += len(part)
-                if size > MOST_BODY_BYTES:
-                    raise HTTPException(413, f"The body has more than {MOST_BODY_BYTES} bytes.")
+                _check_size(size)
                 parts.append(part)
             self._body = b"".join(parts)
         return self._body
@@ -65,6 +68,11 @@ class _BoundedRequest(Request):
             except ValueError as error:
                 raise HTTPException(400, f"The body is no JSON: {error}.") from error
         return self._json
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MOST_BODY_BYTES:
+        raise HTTPException(413, f"The body has more than {MOST_BODY_BYTES} bytes.")
 
 
 class _BoundedRoute(APIRoute):
