@@ -1,6 +1,6 @@
 # Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
-# bench-state, bench-llm, bench-experts, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# bench-state, bench-llm, bench-experts, bench-devices, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts bench-devices gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -134,6 +134,11 @@ bench-budget: setup
 # is JSON.
 bench-planning: setup
 	$(BIN)/python benchmarks/planning.py $(ARGS)
+
+# LLaMA-3-8B on numbers of devices that do not divide its heads, beside those that do; ARGS="--devices 3 7" takes some.
+# The last line is JSON.
+bench-devices: setup
+	$(BIN)/python benchmarks/devices.py $(ARGS)
 
 # Builds of models of growing depth; ARGS="--cases cpu_2 cpu_32" takes some. The last line is JSON.
 bench-build: setup

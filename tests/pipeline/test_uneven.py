@@ -66,6 +66,22 @@ def test_given_stages_have_their_shares_and_compute_the_graph(plan: Plan, graph:
     assert plan.stages[0].weight_bytes_of(0) * 3 == plan.stages[0].weight_bytes_of(1) * 5
 
 
+def test_stages_whose_pins_have_parts_send_them_as_stages_with_shares_do(plan: Plan, graph: hidet.FlowGraph) -> None:
+    pins = [{"w0": "(R, S0[5,3])", "y0": "(R, R, S0[5,3])"}, {}, {f"x{n}": "(R, S0[1,2], R)" for n in range(2)}]
+    stages = [{**one, "pins": own} for one, own in zip(STAGES, pins, strict=True)]
+    for stage in stages:
+        stage.pop("shares", None)
+    found = hidet_dist.make_plan(graph, {"mesh_shape": [1, 7]}, {"stages": stages, "micro_batches": 2})
+    assert [str(stage.mesh) for stage in found.stages] == ["[axis0=2]", "[axis0=1]", "[gpu=2, copy=2]"]
+    for got, want in zip(_simulated(found, graph, [X, M]), expected(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    ranks = range(2)
+    assert list(map(found.stages[0].weight_bytes_of, ranks)) == list(map(plan.stages[0].weight_bytes_of, ranks))
+    assert found.pipeline is not None
+    assert plan.pipeline is not None
+    assert [one.nbytes for one in found.pipeline.boundaries] == [one.nbytes for one in plan.pipeline.boundaries]
+
+
 def test_a_given_plan_with_shares_is_proven_and_costed_anew(plan: Plan) -> None:
     hidet_dist.validate_plan(plan, traced())
     first = plan.stages[0]

@@ -45,14 +45,19 @@ class OfferedParts:
     parts: Parts = ()
     extents: tuple[frozenset[int] | None, ...] = ()
 
-    def of(self, mesh: DeviceMesh, axis: int, extent: int) -> tuple[Parts, ...]:
-        """List the parts in which an axis may split an extent: none of its own first."""
+    def of(self, mesh: DeviceMesh, axis: int, extent: int, scatters: bool = False) -> tuple[Parts, ...]:
+        """List the parts in which an axis may split an extent: none of its own first.
+
+        Partial results are scattered (``scatters``) only in parts that are offered for all extents: those of heads are
+        for operators that compute whole heads, which no reduction follows.
+        """
         if not self.parts:
             return ((),)
         fitting = (
             ((other, parts),)
             for (other, parts), extents in zip(self.parts, self.extents, strict=True)
-            if other == axis and extent % sum(parts) == 0 and (extents is None or extent in extents)
+            if other == axis and extent % sum(parts) == 0
+            if extents is None or (extent in extents and not scatters)
         )
         return ((), *fitting)
 
@@ -619,7 +624,7 @@ def _reduced(
     """List all ways to reduce a partial output: all-reduce, or reduce-scatter of a mesh axis onto a dim it divides."""
     results = []
     ways = [
-        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size, True))]
         for axis, _ in reductions
     ]
     for chosen in itertools.product(*ways):

@@ -65,7 +65,7 @@ def offered_parts(
                 if view.states
                 else "weights in another precision"
                 if stored
-                else "pipelines, several graphs, or this target"
+                else "stages that are searched, several graphs, or this target"
             )
             raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
         return NO_PARTS
