@@ -7,8 +7,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from hidet_dist.artifacts import coherence
 from hidet_dist.checks import shown
@@ -306,7 +308,7 @@ class Manifest:
         """Return the folder of a program, relative to the artifact folder, with a slash behind it; or an empty text."""
         return program_folder(program.name, len(self.programs))
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A digest that identifies the artifacts, in hex: equal for equal artifacts only."""
         return _checksum(encode(self))
@@ -328,7 +330,11 @@ class Manifest:
             When there is none, or it was altered, has a different format, or contradicts itself.
         """
         path = folder / NAME
-        body = _read(folder, directory)
+        text = _text(folder, directory)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if (known := _LOADED.get(digest)) is not None:
+            return known
+        body = _parsed(text, path)
         if body.get("format") != FORMAT:
             raise ArtifactError(
                 f"{path} has format {body.get('format')!r}, and this version reads format {FORMAT} only: build the "
@@ -345,7 +351,11 @@ class Manifest:
             coherence.check(manifest)
         except ValueError as error:
             raise ArtifactError(f"{path} contradicts itself: {error}. Build the artifacts again.") from error
-        return manifest
+        return _LOADED.setdefault(digest, manifest)
+
+
+_LOADED: WeakValueDictionary[str, Manifest] = WeakValueDictionary()
+"""The manifests that were read and are still in use, by the SHA-256 of their texts."""
 
 
 def chosen_program(names: Sequence[str], name: str | None) -> int:
@@ -361,21 +371,27 @@ def chosen_program(names: Sequence[str], name: str | None) -> int:
 def holds_artifacts(folder: Path) -> bool:
     """Tell whether a folder has an unaltered manifest, of any format."""
     try:
-        return _is_whole(_read(folder, None))
+        return _is_whole(_parsed(_text(folder, None), folder / NAME))
     except ArtifactError:
         return False
 
 
-def _read(folder: Path, directory: int | None) -> dict[str, Any]:
-    path = folder / NAME
+def _text(folder: Path, directory: int | None) -> str:
     try:
-        where = path if directory is None else Path(NAME)
-        body = parse_json(read_text(where, MOST_MANIFEST_BYTES, directory, os.O_NOFOLLOW))
+        where = folder / NAME if directory is None else Path(NAME)
+        return read_text(where, MOST_MANIFEST_BYTES, directory, os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
         ) from error
     except (OSError, ValueError) as error:
+        raise ArtifactError(f"{folder / NAME} cannot be read: {error}. Build the artifacts again.") from error
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        body = parse_json(text)
+    except ValueError as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
     if not isinstance(body, dict):
         raise ArtifactError(f"{path} is not a manifest. Build the artifacts again.")

@@ -7,7 +7,6 @@ built; nothing is ever replaced, and a folder may be removed at any time.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -79,13 +78,17 @@ def _key(path: Path, name: str, options: LoadOptions, cache: Path) -> str:
     """Compute the name of a model's folder. Raises ConfigError."""
     decided = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     del decided["timeout_seconds"]  # of loading
+    kept = _Digests(cache)
     parts = {
         "name": name,
-        "checkpoint": _digests(path, cache),
+        "checkpoint": {
+            file.relative_to(path).as_posix() if path.is_dir() else "": kept.of(file) for file in _files(path)
+        },
         "options": {**decided, "ranks": options.rank_count},
-        "code": _code(),
+        "code": kept.of_code(),
         "processor": [platform.machine(), best_level()],
     }
+    kept.write()
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()
     stem = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).lstrip(".")
     return f"{stem[:64] or 'model'}-{options.rank_count}-{digest[:24]}"
@@ -96,17 +99,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return repr(value)
-
-
-@functools.cache
-def _code() -> str:
-    """Compute a digest of this package, which decides what is built of a checkpoint."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def _files(path: Path) -> Iterable[Path]:
@@ -122,33 +114,57 @@ def _files(path: Path) -> Iterable[Path]:
     return files
 
 
-def _digests(path: Path, cache: Path) -> dict[str, str]:
-    """Compute the SHA-256 of each file of a checkpoint.
+class _Digests:
+    """Digests of files, which are kept in the cache by the files' states, so that a large file is read once.
 
-    Digests are kept in the cache by the file's state (device, inode, size and time of change), so that a large file is
-    read once.
+    A state is a file's device, inode, size and times of change.
     """
-    kept = _kept(cache)
-    found: dict[str, str] = {}
-    known = len(kept)
-    for file in _files(path):
+
+    def __init__(self, cache: Path):
+        self._cache = cache
+        self._kept = self._read()
+        self._read_code = self._read_file = False
+
+    def of(self, file: Path) -> str:
+        """Return the SHA-256 of a file."""
         key = f"{file.resolve()} {' '.join(map(str, state(file.stat())))}"
-        if key not in kept:
-            kept[key] = sha256(file)
-        found[file.relative_to(path).as_posix() if path.is_dir() else ""] = kept[key]
-    if len(kept) != known:
+        if key not in self._kept:
+            self._kept[key] = sha256(file)
+            self._read_file = True
+        return self._kept[key]
+
+    def of_code(self) -> str:
+        """Return a digest of this package, which decides what is built of a checkpoint."""
+        root = Path(__file__).parents[1]
+        files = sorted(root.rglob("*.py"))
+        states = hashlib.sha256()
+        for file in files:
+            states.update(f"{file} {' '.join(map(str, state(file.stat())))}\0".encode())
+        key = f"{root} {states.hexdigest()}"
+        if key not in self._kept:
+            digest = hashlib.sha256()
+            for file in files:
+                digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+            self._kept[key] = digest.hexdigest()
+            self._read_code = True
+        return self._kept[key]
+
+    def write(self) -> None:
+        """Keep what was computed. Raises ConfigError where digests of a checkpoint cannot be written."""
+        if not (self._read_code or self._read_file):
+            return
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            write_text(cache / _DIGESTS, json.dumps(kept, indent=1))
+            self._cache.mkdir(parents=True, exist_ok=True)
+            write_text(self._cache / _DIGESTS, json.dumps(self._kept, indent=1))
         except OSError as error:
-            raise ConfigError(f"The cache {cache} cannot be written: {error}. Name another one.") from error
-    return found
+            if self._read_file:
+                raise ConfigError(f"The cache {self._cache} cannot be written: {error}. Name another one.") from error
 
-
-def _kept(cache: Path) -> dict[str, str]:
-    """Read the digests of files that were computed before; none if they cannot be read."""
-    try:
-        kept = parse_json(read_text(cache / _DIGESTS, MOST_CONFIGURATION_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
+    def _read(self) -> dict[str, str]:
+        """Read what was computed before; nothing if that cannot be read."""
+        try:
+            kept = parse_json(read_text(self._cache / _DIGESTS, MOST_CONFIGURATION_BYTES))
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}

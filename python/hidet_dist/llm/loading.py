@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,15 +259,17 @@ class LanguageModel:
     def __init__(self, stored: StoredModel, timeout_seconds: float, place: Place):
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
-        self.tokenizer: CheckpointTokenizer = stored.tokenizer()
         self.pooling = stored.pooling
         self._processes: list[subprocess.Popen[bytes]] = []
         self._model: StepModel | None = None
         self._ranks = stored.manifest.world_size
         try:
             self._start(stored, timeout_seconds, place)
-            part = PartitionModel(stored, led=self._ranks > 1)
+            with ThreadPoolExecutor(1) as meanwhile:
+                tokenizer = meanwhile.submit(stored.tokenizer)
+                part = PartitionModel(stored, led=self._ranks > 1)
             self._model = part
+            self.tokenizer: CheckpointTokenizer = tokenizer.result()
             if self._ranks > 1:
                 self._model = LeadingModel(part, self._ranks)
         except RendezvousError as error:

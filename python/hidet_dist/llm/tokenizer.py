@@ -68,7 +68,7 @@ class CheckpointTokenizer:
             raise ConfigError(f"{where} is not a tokenizer that can be read: {_line(error)}.") from error
         self._library.no_truncation()
         self._library.no_padding()
-        self._kind = _kind_of(text, where)
+        self._kind = _kind_of(self._library.decoder, where)
         added = self._library.get_added_tokens_decoder()
         self._added = {int(token): str(entry.content) for token, entry in added.items()}
         self.special = frozenset(int(token) for token, entry in added.items() if entry.special)
@@ -168,14 +168,14 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def _kind_of(text: str, where: str) -> str:
+def _kind_of(decoder: Any, where: str) -> str:
     """Return what a tokenizer's decoder takes tokens for: ByteLevel, WordPiece or SentencePiece. Raises ConfigError."""
-    pending = [parse_json(text).get("decoder")]
+    pending = [] if decoder is None else [parse_json(decoder.__getstate__())]  # its part of the library's JSON form
     kinds = []
-    for decoder in pending:
-        if isinstance(decoder, Mapping):
-            kinds.append(decoder.get("type"))
-            pending += decoder.get("decoders", ())
+    for part in pending:
+        if isinstance(part, Mapping):
+            kinds.append(part.get("type"))
+            pending += part.get("decoders", ())
     if "ByteLevel" in kinds:
         return "ByteLevel"
     if "WordPiece" in kinds:

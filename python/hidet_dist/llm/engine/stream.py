@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hidet_dist.llm.engine.request import Request
 from hidet_dist.llm.engine.sampling import Scored
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,8 @@ class Stream:
         EngineError
             When the model failed, or the engine was closed.
         """
+        import asyncio  # who waits in no event loop starts without it
+
         loop = asyncio.get_running_loop()
         while True:
             waiter: asyncio.Future[None] | None = None
