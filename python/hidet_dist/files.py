@@ -22,8 +22,8 @@ from hidet_dist.limits import MOST_NESTED
 def writing(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces ``path`` atomically when the block succeeds.
 
-    It has the permissions that the process's umask leaves, as any new file. Raises OSError when that is not possible, or
-    when ``path`` is something other than a file, such as a device, in whose place a file must not come.
+    It has the permissions that the process's umask leaves, as any new file. Raises OSError when that is not possible,
+    or when ``path`` is something other than a file, such as a device, in whose place a file must not come.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.stat().st_mode):
