@@ -79,7 +79,6 @@ class Recipe:
 
     def t(self) -> Recipe:
         """All dims in reverse order."""
-        """All dims in reverse order."""
         return self.T
 
     def permute(self, *dims: Any) -> Recipe:

@@ -27,9 +27,8 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     """Build a checkpoint for the ranks and sizes of ``options``.
 
     The model is traced over ragged tokens, with all sizes of a step symbolic. Several stages are cut between the pools
-    of its layers. The plan is the best for a step in which
-    each of the sequences that run at once decodes a token, with half of its context filled; that of an encoder, for a
-    step full of texts.
+    of its layers. The plan is the best for a step in which each of the sequences that run at once decodes a token, with
+    half of its context filled; that of an encoder, for a step full of texts.
 
     Parameters
     ----------

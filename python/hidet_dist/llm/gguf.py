@@ -18,7 +18,8 @@ from hidet.graph import Tensor
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Joined, Permuted, Shifted
+from hidet_dist.weights.combined import Joined
+from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted, Shifted
 from hidet_dist.weights.named import weight_of
 
 Fields = dict[str, Any]
@@ -288,7 +289,7 @@ def _experts(file: GgufFile, pending: dict[str, GgufTensor]) -> Iterator[tuple[s
         del pending[gate.name], pending[up.name]
         prefix = f"model.layers.{int(number)}.mlp.experts"
         shape = (gate.shape[0], 2 * gate.shape[1], gate.shape[2])
-        yield f"{prefix}.gate_up_proj", Joined((gate, up), 1), shape, gate.dtype
+        yield f"{prefix}.gate_up_proj", Joined((gate, up), (gate.shape[1], up.shape[1]), 1), shape, gate.dtype
         yield f"{prefix}.down_proj", down, down.shape, down.dtype
 
 

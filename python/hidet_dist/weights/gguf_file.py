@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, state
 from hidet_dist.limits import MOST_GGUF_ENTRIES, MOST_GGUF_HEADER_BYTES
 from hidet_dist.weights.panels import StoredPrecision
-from hidet_dist.weights.stored_groups import Groups, joined
+from hidet_dist.weights.stored_groups import Groups
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # 1 counted in 32 bits
@@ -476,36 +476,3 @@ class Shifted:
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``; contiguous. Raises WeightsError as :meth:`GgufTensor.rows` does."""
         return self.tensor.read(region).float() + self.offset
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Tensors of one dtype, one after the other along a dim, in which alone they differ."""
-
-    tensors: tuple[GgufTensor, ...]
-    dim: int
-
-    def _within(self, region: Sequence[slice]) -> Iterator[tuple[GgufTensor, list[slice]]]:
-        """Yield the tensors that ``region`` reaches into, and the region of each."""
-        wanted, begin = region[self.dim], 0
-        for tensor in self.tensors:
-            size = tensor.shape[self.dim]
-            within = slice(max(wanted.start - begin, 0), max(min(wanted.stop - begin, size), 0))
-            if within.start < within.stop:
-                yield tensor, [*region[: self.dim], within, *region[self.dim + 1 :]]
-            begin += size
-
-    def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the elements of ``region``; contiguous. Raises WeightsError as :meth:`GgufTensor.rows` does."""
-        parts = [tensor.read(inner) for tensor, inner in self._within(region)]
-        return torch.cat(parts, self.dim) if parts else self.tensors[0].read(region)
-
-    @property
-    def stored_precision(self) -> StoredPrecision | None:
-        """The precision that holds the elements without rounding; None if there is none."""
-        found = {tensor.stored_precision for tensor in self.tensors}
-        return found.pop() if len(found) == 1 and self.dim < len(self.tensors[0].shape) - 1 else None
-
-    def groups(self, region: Sequence[slice]) -> Groups:
-        """Read the groups of ``region``, whose last dim is of whole groups; see :meth:`GgufTensor.groups`."""
-        return joined([tensor.groups(inner) for tensor, inner in self._within(region)], self.dim)

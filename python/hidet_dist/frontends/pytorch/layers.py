@@ -173,11 +173,6 @@ class Layers:
         self._own = {x.untyped_storage()._cdata for x in (*module.parameters(), *module.buffers())}
 
     @property
-    def have_repetitions(self) -> bool:
-        """Whether a call has become an operator."""
-        return any(call.repetitions for call in self.calls)
-
-    @property
     def must_be_regrouped(self) -> bool:
         """Whether a layer has used an integer that differs between those that were taken for equal."""
         return self.used != self.known_before
