@@ -51,6 +51,19 @@ def checkpoint(folder: Path, kind: str) -> Path:
     return folder
 
 
+def difference_from(model: Any, loaded: LanguageModel, prompt: list[int]) -> float:
+    """The greatest difference between a prompt's log-probabilities and those of a model of transformers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    with Engine(loaded, loaded.tokenizer) as engine:
+        stream = engine.submit(Request(prompt, max_tokens=0, prompt_logprobs=0))
+        stream.answers()
+    assert stream.prompt is not None
+    ours = np.array([told.logprob for told in stream.prompt[1:]])
+    theirs = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].numpy()
+    return float(np.abs(ours - theirs).max())
+
+
 @functools.cache
 def generated(kind: str, prompt: tuple[int, ...]) -> list[int]:
     """What transformers generates, greedily."""
@@ -131,16 +144,8 @@ def test_checkpoints_and_weights_of_fewer_bits(tmp_path: Path, stored: str, opti
     prompt = prompts()[1]
     whole = copy.deepcopy(made("llama"))
     whole.load_state_dict(model.float().state_dict())  # the frequencies of positions stay those of float32
-    with torch.no_grad():
-        logits = whole(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
     loaded = load(folder, ranks=2, cache=tmp_path / "cache", **SIZES, **options)
-    with Engine(loaded, loaded.tokenizer) as engine:
-        stream = engine.submit(Request(prompt, max_tokens=0, prompt_logprobs=0))
-        stream.answers()
-    assert stream.prompt is not None
-    ours = np.array([told.logprob for told in stream.prompt[1:]])
-    theirs = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].numpy()
-    assert np.abs(ours - theirs).max() < most
+    assert difference_from(whole, loaded, prompt) < most
 
 
 @pytest.mark.slow
@@ -168,20 +173,12 @@ def test_weights_in_the_bits_of_their_files(
         values = quantize_folder(path, method, 32)
     model.load_state_dict(values, strict=False)
     prompt = prompts()[1]
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
     loaded = load(path, cache=tmp_path / "cache", **SIZES, **options)
     (built,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     stages = StoredModel.open(built).manifest.program().stages
     found = {one.precision for stage in stages for one in stage.panels.values()} - {""}
     assert found == precisions
-    with Engine(loaded, loaded.tokenizer) as engine:
-        stream = engine.submit(Request(prompt, max_tokens=0, prompt_logprobs=0))
-        stream.answers()
-    assert stream.prompt is not None
-    ours = np.array([told.logprob for told in stream.prompt[1:]])
-    theirs = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].numpy()
-    assert np.abs(ours - theirs).max() < most
+    assert difference_from(model, loaded, prompt) < most
 
 
 @pytest.mark.slow
