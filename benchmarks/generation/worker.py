@@ -45,7 +45,7 @@ class Ours:
         precision: dict[str, dict[str, Any]] = {
             "float32": {},
             "float16": {"weights": {"precision": "float16"}},
-            "int4": {"weights": {"precision": "int4", "group": 32}},
+            "int4": {"weights": {"precision": "stored"}},  # the file's own 4 bits, as the others read them
         }
         self._model = load(
             file,
