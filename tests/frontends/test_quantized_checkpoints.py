@@ -55,7 +55,7 @@ def check(weight: Any, made: Quantized, precision: str | None, group: int = 0) -
 @pytest.mark.parametrize(
     ("bits", "symmetric", "group", "precision"),
     [
-        (4, False, 64, "uint4"),
+        (4, False, 64, "wide_uint4"),
         (4, True, 32, "int4"),
         (8, True, 128, "int8"),
         (8, False, 128, None),
@@ -70,7 +70,7 @@ def test_gptq(tmp_path: Path, bits: int, symmetric: bool, group: int, precision:
 
 def test_awq(tmp_path: Path):
     made = Quantized(ROWS, COLUMNS, 128, 4, False, torch.float16)
-    check(taken(tmp_path, made.awq("x"), AWQ), made, "uint4", 128)
+    check(taken(tmp_path, made.awq("x"), AWQ), made, "wide_uint4", 128)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_awq(tmp_path: Path):
     [
         (4, True, 32, torch.float16, "int4"),
         (4, True, 64, torch.bfloat16, "int4"),
-        (4, False, 128, torch.bfloat16, "uint4"),
+        (4, False, 128, torch.bfloat16, "wide_uint4"),
         (8, True, 256, torch.bfloat16, "int8"),
         (4, True, 16, torch.bfloat16, None),
         (4, False, 32, torch.float32, None),  # a product of 24 bits and a zero point is rounded
@@ -99,7 +99,7 @@ def test_scales_of_16_bits_that_float16_does_not_have_keep_their_own_range(tmp_p
     made = Quantized(ROWS, COLUMNS, 64, 4, True, torch.bfloat16)
     made.scales *= 2.0**-30
     made.values *= 2.0**-30
-    check(taken(tmp_path, made.compressed("x", True), compressed_config(4, True, 64)), made, "uint4", 64)
+    check(taken(tmp_path, made.compressed("x", True), compressed_config(4, True, 64)), made, "wide_uint4", 64)
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ def test_checkpoints_and_weights_of_fewer_bits(tmp_path: Path, stored: str, opti
 @pytest.mark.parametrize(
     ("method", "options", "precisions", "most"),
     [
-        ("gptq", {"ranks": 2}, {"uint4"}, 0.15),
+        ("gptq", {"ranks": 2}, {"wide_uint4"}, 0.15),
         ("awq", {"ranks": 2, "optimization": {"weights": {"precision": None}}}, set(), 1e-4),
-        ("compressed-tensors", {"ranks": 2, "stages": 2}, {"uint4"}, 0.15),
+        ("compressed-tensors", {"ranks": 2, "stages": 2}, {"wide_uint4"}, 0.15),
         ("gguf", {"ranks": 2}, {"uint4"}, 0.15),
     ],
 )

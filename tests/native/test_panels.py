@@ -12,7 +12,7 @@ from hidet_dist import native
 from hidet_dist.native.signatures import PANELS, PanelProduct, QuantizedProduct
 from hidet_dist.runtime.processor import LEVELS, features
 from hidet_dist.weights.packing import packed
-from hidet_dist.weights.panels import BITS, PANEL_WIDTHS, SCALE_BYTES, Panels, groups_of
+from hidet_dist.weights.panels import FEW_BITS, PANEL_WIDTHS, Panels, groups_of
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
 ROWS = (1, 2, 3, 4, 6, 7, 13, 14, 15, 16, 29, 200)
@@ -141,7 +141,7 @@ def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels
     rows = a.shape[0]
     result = np.full((rows, panels.columns), 7.0, np.float32)
     nbytes = library.hidet_dist_quantized_scratch(code, rows, panels.depth, panels.group)
-    scratch = np.empty(nbytes + 64, np.uint8)
+    scratch, few = np.empty(nbytes + 64, np.uint8), FEW_BITS[panels.precision]
     part = QuantizedProduct(
         a.data_ptr(),
         panels.depth,
@@ -150,8 +150,8 @@ def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels
         panels.columns,
         panels.depth,
         stored.data_ptr(),
-        BITS[panels.precision],
-        PANELS.constants[{"uint4": "AFFINE", "wide_int8": "WIDE"}.get(panels.precision, "SYMMETRIC")],
+        few.bits,
+        PANELS.constants[("SYMMETRIC", "AFFINE", "WIDE", "WIDE_AFFINE")[few.affine + 2 * few.wide]],
         panels.group,
         result.ctypes.data,
         panels.columns,
@@ -163,21 +163,17 @@ def multiply_quantized(level: str, a: torch.Tensor, stored: torch.Tensor, panels
 
 def unpacked(stored: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Read panels of few bits as the header describes them, byte by byte: the weight, float64."""
-    bits, width, group = BITS[panels.precision], panels.width, panels.group
+    few, width, group = FEW_BITS[panels.precision], panels.width, panels.group
+    bits, dtype = few.bits, np.dtype(np.float32 if few.wide else np.float16)
     groups, bytes_of = -(-panels.depth // group), stored.numpy().tobytes()
-    scales = width * SCALE_BYTES[panels.precision]
+    scales = width * few.scale_bytes
     block = scales + group * width * bits // 8
     result = np.zeros((groups * group, -(-panels.columns // width) * width))
     for j, k in np.ndindex(result.shape[1], result.shape[0]):
         begin = ((j // width) * groups + k // group) * block
         row = k % group
-        if panels.precision == "uint4":
-            scale = np.frombuffer(bytes_of, np.float32, 1, begin + j % width * 4)[0]
-            minimum = float(np.frombuffer(bytes_of, np.float32, 1, begin + (width + j % width) * 4)[0])
-        elif panels.precision == "wide_int8":
-            scale, minimum = np.frombuffer(bytes_of, np.float32, 1, begin + j % width * 4)[0], 0.0
-        else:
-            scale, minimum = np.frombuffer(bytes_of, np.float16, 1, begin + j % width * 2)[0], 0.0
+        numbers = np.frombuffer(bytes_of, dtype, width * (1 + few.affine), begin)
+        scale, minimum = numbers[j % width], float(numbers[width + j % width]) if few.affine else 0.0
         if bits == 8:
             at = begin + scales + (row // 4 * width + j % width) * 4 + row % 4
             value = np.frombuffer(bytes_of, np.int8, 1, at)[0]
@@ -197,7 +193,7 @@ def rounded(a: torch.Tensor, group: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("precision", "group"), [(name, group) for name in BITS for group in groups_of(name) if group != 64]
+    ("precision", "group"), [(name, group) for name in FEW_BITS for group in groups_of(name) if group != 64]
 )
 @pytest.mark.parametrize("size", [(1, 1), (70, 33), (320, 70)])
 def test_products_of_few_bits_are_those_of_the_rounded_operands(
@@ -209,11 +205,11 @@ def test_products_of_few_bits_are_those_of_the_rounded_operands(
     stored = packed(w, panels)
     assert stored.shape == panels.shape
     weight = unpacked(stored, panels)
-    steps = w.abs().max() / (127 if BITS[precision] == 8 else 7)
+    steps = w.abs().max() / (127 if FEW_BITS[precision].bits == 8 else 7)
     assert float((weight - w).abs().max()) <= float(steps)
     whole = multiply_quantized(level, a, stored, panels)
     left = rounded(a, group)
-    parts = weight.abs() + 2 * w.abs().max() * (precision == "uint4")  # of which each weight is the sum
+    parts = weight.abs() + 2 * w.abs().max() * FEW_BITS[precision].affine  # of which each weight is the sum
     bound = (left.abs() @ parts).numpy() * 2.0**-20 + 1e-30
     assert (np.abs(whole - (left @ weight).numpy()) <= bound).all()
     for rows in (1, 2, 3, 5, 6, 7, 13):
@@ -221,7 +217,7 @@ def test_products_of_few_bits_are_those_of_the_rounded_operands(
         np.testing.assert_array_equal(multiply_quantized(level, a[rows : rows + 1], stored, panels)[0], whole[rows])
 
 
-@pytest.mark.parametrize("precision", BITS)
+@pytest.mark.parametrize("precision", FEW_BITS)
 def test_rows_of_few_bits_that_are_not_finite_have_no_result(level: str, precision: str) -> None:
     a, w = operands(70, 33, "float32")
     a[1, 3], a[2, 69], a[4] = float("nan"), float("inf"), 1e-41

@@ -19,7 +19,7 @@ from hidet_dist.weights.combined import Joined, Part, Stacked
 from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted
 from hidet_dist.weights.named import part_of_weight, weight_of
 from hidet_dist.weights.packing import panel_blocks
-from hidet_dist.weights.panels import BITS, SCALE_BYTES, Panels
+from hidet_dist.weights.panels import FEW_BITS, Panels
 from hidet_dist.weights.sources import source_of
 from hidet_dist.weights.stored_groups import read_groups, stored_precision_of
 
@@ -56,24 +56,20 @@ def stored(path: Path, kind: Q, columns: int = 512) -> tuple[GgufTensor, torch.T
 
 def values_of(data: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Read panels of few bits: float32[columns, depth]."""
-    few, width, group = BITS[panels.precision], panels.width, panels.group
-    blocks = data.reshape(-1, panels.depth // group, width * (SCALE_BYTES[panels.precision] + group * few // 8))
-    scales, minimums = SCALE_BYTES[panels.precision] * width, torch.zeros(())
-    if panels.precision == "uint4":
-        both = blocks[..., :scales].contiguous().view(torch.float32)
-        factors, minimums = both[..., :width], both[..., width:]
-    else:
-        dtype = torch.float32 if panels.precision == "wide_int8" else torch.float16
-        factors = blocks[..., :scales].contiguous().view(dtype).float()
+    few, width, group = FEW_BITS[panels.precision], panels.width, panels.group
+    blocks = data.reshape(-1, panels.depth // group, width * (few.scale_bytes + group * few.bits // 8))
+    scales = few.scale_bytes * width
+    numbers = blocks[..., :scales].contiguous().view(torch.float32 if few.wide else torch.float16).float()
+    factors, minimums = numbers[..., :width], numbers[..., width:]
     rest = blocks[..., scales:]
-    if few == 8:
+    if few.bits == 8:
         elements = rest.reshape(*rest.shape[:2], group // 4, width, 4).view(torch.int8).transpose(2, 3)
     else:
         halves = rest.reshape(*rest.shape[:2], group // 8, 1, width, 4)
         both_halves = torch.cat([halves & 15, halves >> 4], 3).to(torch.int8)
         elements = both_halves.permute(0, 1, 4, 2, 3, 5) - 8 * (panels.precision == "int4")
     elements = elements.reshape(*rest.shape[:2], width, group).float()
-    values = elements * factors[..., None] + (minimums[..., None] if minimums.dim() else 0.0)
+    values = elements * factors[..., None] + (minimums[..., None] if few.affine else 0.0)
     return values.transpose(1, 2).reshape(-1, panels.depth)[: panels.columns]
 
 

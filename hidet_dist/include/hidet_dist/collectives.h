@@ -27,7 +27,7 @@
 #include "hidet_dist/visibility.h"
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 5
+#define HIDET_DIST_ABI_VERSION 6
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16

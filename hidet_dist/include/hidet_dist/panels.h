@@ -44,15 +44,22 @@ typedef struct hidet_dist_panel_product {
 } hidet_dist_panel_product;
 
 /*
- * The scales of a group: for each column, a float16 number; or a float32 number, and after those of all columns of the
- * panel, for each column a float32 number that is added to the multiples of the scale; or a float32 number alone.
+ * The scales of a group: a number for each column. If they are affine, those of all columns of the panel are followed by
+ * a minimum for each column, which is added to the multiples of the scale. The numbers are float16, and float32 if they
+ * are wide.
  */
-enum hidet_dist_scales { HIDET_DIST_SYMMETRIC = 0, HIDET_DIST_AFFINE = 1, HIDET_DIST_WIDE = 2 };
+enum hidet_dist_scales {
+  HIDET_DIST_SYMMETRIC = 0,
+  HIDET_DIST_AFFINE = 1,
+  HIDET_DIST_WIDE = 2,
+  HIDET_DIST_WIDE_AFFINE = 3
+};
 
 /*
  * A part of a product by a weight of few bits. The depth is in groups, of which the last is padded with zeros, and the
- * columns are padded to whole panels. A panel has, group after group, the scales of its columns, then the elements. Those of 8 bits are four rows of each column, column after column, then the next four rows. Those of 4 bits
- * have 8 added if there are no minimums, and are eight rows of each column: four bytes, with the first four rows in their low halves.
+ * columns are padded to whole panels. A panel has, group after group, the scales of its columns, then the elements. Those
+ * of 8 bits are four rows of each column, column after column, then the next four rows. Those of 4 bits have 8 added if
+ * there are no minimums, and are eight rows of each column: four bytes, with the first four rows in their low halves.
  *
  * Each group of a row of the left operand is rounded to 8 bits, with a float32 scale. The sums of its products are
  * exact. They are multiplied by both scales, and added group by group.
@@ -65,9 +72,9 @@ typedef struct hidet_dist_quantized_product {
   int64_t columns;
   int64_t depth;
   const void *panels;  /* the part's first panel */
-  int32_t bits;        /* of an element: 8 or 4; 4 with minimums, 8 with wide scales */
+  int32_t bits;        /* of an element: 8 or 4; 4 with minimums, 8 with wide scales without them */
   int32_t scales;      /* one of hidet_dist_scales */
-  int64_t group;       /* rows of a group: 32, 64 or 128; 16 with wide scales */
+  int64_t group;       /* rows of a group: 32, 64 or 128; 16 with 8 bits and wide scales */
   float *result;
   int64_t result_step; /* elements from one row of the result to the next */
   void *scratch;       /* as many bytes as hidet_dist_quantized_scratch says, aligned to 64 bytes */

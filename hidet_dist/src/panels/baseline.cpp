@@ -97,8 +97,6 @@ struct BaselineQuantized {
   template <int Bits, int Scales, int Rows>
   static void run(int64_t groups, int64_t group, const QuantizedRows &left, const char *panel, float *totals) {
     for (int64_t g = 0; g < groups; ++g) {
-      const uint16_t *const halves = reinterpret_cast<const uint16_t *>(panel);
-      const float *const floats = reinterpret_cast<const float *>(panel);
       const uint8_t *const stored = reinterpret_cast<const uint8_t *>(panel + kWidth * scale_bytes(Scales));
       for (int r = 0; r < Rows; ++r) {
         const int8_t *const row = left.elements + g * group * Rows + r * 4;
@@ -109,14 +107,21 @@ struct BaselineQuantized {
             const int32_t weight = Bits == 4 ? (stored[at] >> (k % 8 / 4 * 4)) & 15 : static_cast<int8_t>(stored[at]);
             sum += row[k / 4 * 4 * Rows + k % 4] * weight;
           }
-          const float scale = Scales != HIDET_DIST_SYMMETRIC ? floats[j] : float_of_half(halves[j]);
+          const float scale = number<Scales>(panel, j);
           float &total = totals[r * kWidth + j];
           total += static_cast<float>(sum) * (scale * left.scales[g * Rows + r]);
-          if (Scales == HIDET_DIST_AFFINE) total += floats[kWidth + j] * left.sums[g * Rows + r];
+          if (is_affine(Scales)) total += number<Scales>(panel, kWidth + j) * left.sums[g * Rows + r];
         }
       }
       panel += kWidth * scale_bytes(Scales) + group * kWidth * Bits / 8;
     }
+  }
+
+ private:
+  template <int Scales>
+  static HIDET_DIST_INLINE float number(const char *scales, int64_t index) {
+    if constexpr (is_wide(Scales)) return reinterpret_cast<const float *>(scales)[index];
+    return float_of_half(reinterpret_cast<const uint16_t *>(scales)[index]);
   }
 };
 

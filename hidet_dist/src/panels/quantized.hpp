@@ -34,10 +34,12 @@ struct Scale {
   }
 };
 
-// The bytes of a column's scales in a group.
-constexpr int64_t scale_bytes(int scales) {
-  return scales == HIDET_DIST_AFFINE ? 8 : scales == HIDET_DIST_WIDE ? 4 : 2;
-}
+constexpr bool is_affine(int scales) { return (scales & HIDET_DIST_AFFINE) != 0; }
+constexpr bool is_wide(int scales) { return (scales & HIDET_DIST_WIDE) != 0; }
+
+// The bytes of a number of a group's scales, and of a column's scales in a group.
+constexpr int64_t number_bytes(int scales) { return is_wide(scales) ? 4 : 2; }
+constexpr int64_t scale_bytes(int scales) { return number_bytes(scales) * (is_affine(scales) ? 2 : 1); }
 
 // A block of rows of the left operand in 8 bits. `elements` are four of each row, then the next four of each row. For
 // each group, `scales` has a scale of each row, `begins` where the sums of each row's products begin, which make up for
@@ -169,19 +171,21 @@ class QuantizedProduct {
 
 template <class Level>
 int32_t multiply_quantized(const hidet_dist_quantized_product &product) {
-  const bool is_wide = product.scales == HIDET_DIST_WIDE;
-  const bool has_group =
-      is_wide ? product.group == 16 : product.group == 32 || product.group == 64 || product.group == 128;
+  const bool has_group = product.scales == HIDET_DIST_WIDE
+                             ? product.group == 16
+                             : product.group == 32 || product.group == 64 || product.group == 128;
   if (!has_group) return HIDET_DIST_INVALID_ARGUMENT;
   QuantizedProduct<Level> part(product);
   if (product.bits == 8 && product.scales == HIDET_DIST_SYMMETRIC) {
     part.template run<8, HIDET_DIST_SYMMETRIC>();
-  } else if (product.bits == 8 && is_wide) {
+  } else if (product.bits == 8 && product.scales == HIDET_DIST_WIDE) {
     part.template run<8, HIDET_DIST_WIDE>();
   } else if (product.bits == 4 && product.scales == HIDET_DIST_SYMMETRIC) {
     part.template run<4, HIDET_DIST_SYMMETRIC>();
   } else if (product.bits == 4 && product.scales == HIDET_DIST_AFFINE) {
     part.template run<4, HIDET_DIST_AFFINE>();
+  } else if (product.bits == 4 && product.scales == HIDET_DIST_WIDE_AFFINE) {
+    part.template run<4, HIDET_DIST_WIDE_AFFINE>();
   } else {
     return HIDET_DIST_INVALID_ARGUMENT;
   }

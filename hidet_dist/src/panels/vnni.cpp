@@ -10,7 +10,7 @@ struct Vnni {
   static constexpr int64_t kWidth = 32, kRows = 6;
 
   // The instruction takes unsigned weights.
-  static constexpr int32_t added(int bits, int scales) { return bits == 8 ? 128 : scales == HIDET_DIST_AFFINE ? 0 : 8; }
+  static constexpr int32_t added(int bits, int scales) { return bits == 8 ? 128 : is_affine(scales) ? 0 : 8; }
 
   static float round(const float *values, int64_t group, int8_t *rounded, int32_t *sum) {
     return round_wide(values, group, rounded, sum);
@@ -49,19 +49,16 @@ struct Vnni {
       }
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        const float *const floats = reinterpret_cast<const float *>(scales) + v * 16;
-        const __m256i *const halves = reinterpret_cast<const __m256i *>(scales + v * 32);
-        const __m512 scale = Scales != HIDET_DIST_SYMMETRIC ? _mm512_loadu_ps(floats)
-                                                            : _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(halves));
+        const __m512 scale = numbers<Scales>(scales, v);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(left.scales[g * Rows + r]));
           const __m512 sums = _mm512_maskz_cvtepi32_ps(0xffff, dots[r][v]);
           float *const at = totals + r * kWidth + v * 16;
           __m512 total = _mm512_fmadd_ps(sums, both, _mm512_loadu_ps(at));
-          if (Scales == HIDET_DIST_AFFINE) {
-            const __m512 sum = _mm512_set1_ps(left.sums[g * Rows + r]);
-            total = _mm512_fmadd_ps(_mm512_loadu_ps(floats + kWidth), sum, total);
+          if (is_affine(Scales)) {
+            const __m512 minimum = numbers<Scales>(scales + kWidth * number_bytes(Scales), v);
+            total = _mm512_fmadd_ps(minimum, _mm512_set1_ps(left.sums[g * Rows + r]), total);
           }
           _mm512_storeu_ps(at, total);
         }
@@ -71,6 +68,14 @@ struct Vnni {
 
  private:
   static constexpr int64_t kAhead = 8192;  // bytes from those that are multiplied to those that are fetched
+
+  // Loads the scales, or the minimums, of a half of the columns.
+  template <int Scales>
+  static HIDET_DIST_INLINE __m512 numbers(const char *at, int half) {
+    at += 16 * half * number_bytes(Scales);
+    if constexpr (is_wide(Scales)) return _mm512_loadu_ps(reinterpret_cast<const float *>(at));
+    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)));
+  }
 
   // Adds the dot products of four weights each and four elements of each row.
   template <int Rows>

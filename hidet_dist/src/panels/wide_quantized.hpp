@@ -63,15 +63,13 @@ struct WideQuantized {
       const QuantizedRows of_group = left.from(g, group, Rows);
 #pragma GCC unroll 2
       for (int64_t column = 0; column < Width; column += 16) {
-        columns<Bits, Scales, Rows>(group, of_group, panel + column * (kIsFloat<Scales> ? 4 : 2),
+        columns<Bits, Scales, Rows>(group, of_group, panel + column * number_bytes(Scales),
                                     panel + kScales + column * 4, totals + column);
       }
     }
   }
 
  private:
-  template <int Scales>
-  static constexpr bool kIsFloat = Scales != HIDET_DIST_SYMMETRIC;
   static constexpr int64_t kAhead = 8192;  // bytes from those that are multiplied to those that are fetched
 
   // Adds the products of a group of 16 columns.
@@ -134,20 +132,27 @@ struct WideQuantized {
     }
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const float *const floats = reinterpret_cast<const float *>(scales) + v * 8;
-      const __m256 scale = kIsFloat<Scales>
-                               ? _mm256_loadu_ps(floats)
-                               : _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(scales + v * 16)));
+      const __m256 scale = numbers<Scales>(scales, v);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
         float *const at = totals + r * Width + v * 8;
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(left.scales[r]));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), both, _mm256_loadu_ps(at));
-        if (Scales == HIDET_DIST_AFFINE)
-          total = _mm256_fmadd_ps(_mm256_loadu_ps(floats + Width), _mm256_set1_ps(left.sums[r]), total);
+        if (is_affine(Scales)) {
+          const __m256 minimum = numbers<Scales>(scales + Width * number_bytes(Scales), v);
+          total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(left.sums[r]), total);
+        }
         _mm256_storeu_ps(at, total);
       }
     }
+  }
+
+  // Loads the scales, or the minimums, of eight columns.
+  template <int Scales>
+  static HIDET_DIST_INLINE __m256 numbers(const char *at, int eighth) {
+    at += 8 * eighth * number_bytes(Scales);
+    if constexpr (is_wide(Scales)) return _mm256_loadu_ps(reinterpret_cast<const float *>(at));
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
   }
 
   static HIDET_DIST_INLINE __m256i load(const char *at) {

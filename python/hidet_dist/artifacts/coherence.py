@@ -24,7 +24,7 @@ from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout
-from hidet_dist.weights.panels import EXACT_ONLY, PANEL_WIDTHS, PRECISIONS, Panels, groups_of
+from hidet_dist.weights.panels import FEW_BITS, PANEL_WIDTHS, PRECISIONS, Panels, groups_of
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, ProgramManifest, StageManifest, TensorSignature
@@ -323,7 +323,7 @@ def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
         known = name in stage.data and name not in stage.constants
         _require(known, f"{what}.panels", name, "of weights among data")
         _require(panels.width == width, f"{field}.width", panels.width, f"{width}, by arch")
-        lower, groups = (*PRECISIONS, *EXACT_ONLY), groups_of(panels.precision)
+        lower, groups = tuple(dict.fromkeys((*PRECISIONS, *FEW_BITS))), groups_of(panels.precision)
         _require(panels.precision in ("", *lower), f"{field}.precision", panels.precision, f"one of {lower}")
         _require(panels.group in groups, f"{field}.group", panels.group, f"one of {groups}, by precision")
         for size in ("matrices", "depth", "columns"):

@@ -110,7 +110,7 @@ COLLECTIVES = Header(
     },
     structures={"blocks": Blocks, "envelope": Envelope, "transport": Transport},
     constants={
-        "ABI_VERSION": 5,
+        "ABI_VERSION": 6,
         "MAX_MESH_AXES": 16,
         "NOBODY": -1,
         # hidet_dist_status
@@ -350,6 +350,7 @@ PANELS = Header(
         "SYMMETRIC": 0,
         "AFFINE": 1,
         "WIDE": 2,
+        "WIDE_AFFINE": 3,
     },
     functions={
         "panel_width": Signature(c_int64, (c_int32,)),

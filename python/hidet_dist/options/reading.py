@@ -12,7 +12,7 @@ from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.options.option import Check, one_of, or_none, refuse_unknown
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
-from hidet_dist.weights.panels import BITS, GROUPS, PRECISIONS, STORED, StoredPrecision
+from hidet_dist.weights.panels import FEW_BITS, GROUPS, PRECISIONS, STORED, StoredPrecision
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
@@ -90,6 +90,7 @@ def read_weights(what: str, given: Any) -> WeightsOption:
     or_none(_PATHS)(f"{what}['files']", files)
     or_none(one_of((*PRECISIONS, STORED)))(f"{what}['precision']", name)
     or_none(one_of(GROUPS))(f"{what}['group']", group)
-    if group is not None and name not in BITS:
-        raise ConfigError(f"{what}['group'] is for the precisions {', '.join(BITS)}; the precision is {shown(name)}.")
+    if group is not None and name not in FEW_BITS:
+        few = ", ".join(name for name in PRECISIONS if name in FEW_BITS)
+        raise ConfigError(f"{what}['group'] is for the precisions {few}; the precision is {shown(name)}.")
     return WeightsOption(files, None if name is None else StoredPrecision(name, group or GROUPS[0]))

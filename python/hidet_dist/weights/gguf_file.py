@@ -125,7 +125,7 @@ _PRECISION_OF: Mapping[int, StoredPrecision] = {
     8: StoredPrecision("int8", _GROUP, exact=True),
     2: StoredPrecision("int4", _GROUP, exact=True),
     3: StoredPrecision("uint4", _GROUP, exact=True),
-    12: StoredPrecision("uint4", _GROUP, exact=True),
+    12: StoredPrecision("wide_uint4", _GROUP, exact=True),
     14: StoredPrecision("wide_int8", _SMALL_GROUP, exact=True),
 }
 """The precision that holds such groups without rounding."""

@@ -128,7 +128,7 @@ class GroupedMatrix:
             return StoredPrecision("int4", group, exact=True)
         # The product of a zero point and a scale of 16 bits is a float32 number.
         is_short = is_half or bool((scales.bfloat16() == scales).all())
-        return StoredPrecision("uint4", group, exact=True) if is_short else None
+        return StoredPrecision("wide_uint4", group, exact=True) if is_short else None
 
     def groups(self, region: Sequence[slice]) -> Groups:
         """Read the groups of ``region``, whose columns are whole groups of :attr:`stored_precision`, without rounding.

@@ -9,7 +9,7 @@ import torch
 
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
-from hidet_dist.weights.panels import BITS, SCALE_BYTES, Panels
+from hidet_dist.weights.panels import FEW_BITS, FewBits, Panels
 from hidet_dist.weights.safetensors_file import own_memory
 from hidet_dist.weights.sources import Source, read_shard, region_of
 from hidet_dist.weights.stored_groups import read_groups
@@ -21,7 +21,7 @@ _LEAST_RUN_BYTES = 4096  # of a row that is read at once: shorter runs of a file
 def packed(weight: torch.Tensor, panels: Panels) -> torch.Tensor:
     """Arrange the elements of a whole weight as panels, in a tensor of shape ``panels.shape``."""
     read = _slicer(weight, panels)
-    if panels.precision in BITS:
+    if panels.precision in FEW_BITS:
         everything = slice(None), slice(None)
         return torch.stack([quantized(read(matrix, *everything), panels) for matrix in range(panels.matrices)])
     return torch.stack(
@@ -62,7 +62,7 @@ def panel_blocks(
                 part = [*_index_of(matrix, shape[:-2]), slice(first, last), slice(0, depth)]
                 yield _taken(source, weight, mesh, coordinate, part, panels)
                 continue
-            if panels.precision in BITS:
+            if panels.precision in FEW_BITS:
                 yield quantized(read(matrix, slice(0, depth), slice(first, last)), panels)
                 continue
             rows = depth if panels.transposed else max(1, block_bytes // ((last - first) * size))
@@ -154,31 +154,36 @@ def quantized(matrix: torch.Tensor, panels: Panels) -> torch.Tensor:
     group = panels.group
     groups = -(-panels.depth // group)
     missing, values = groups * group - panels.depth, matrix.float()
-    if missing and panels.precision == "uint4":  # what stands behind the last row must not widen its group's range
+    few = FEW_BITS[panels.precision]
+    if missing and few.affine:  # what stands behind the last row must not widen its group's range
         values = torch.cat([values, values[-1:].expand(missing, -1)])
     elif missing:
         values = torch.nn.functional.pad(values, (0, 0, 0, missing))
     padded = values.reshape(groups, group, -1)
     minimums = None
-    if BITS[panels.precision] == 8:
-        scales = padded.abs().amax(1) / 127
-        if panels.precision == "int8":
-            scales = scales.half().float()
-    elif panels.precision == "int4":
-        largest = padded.abs().argmax(1, keepdim=True)
-        scales = (padded.gather(1, largest)[:, 0] / -8).half().float()
-    else:
-        minimums = padded.amin(1)
-        scales = (padded.amax(1) - minimums) / 15
+    if few.bits == 8:
+        scales = _held(padded.abs().amax(1) / 127, few)
+    elif few.affine:
+        minimums = _held(padded.amin(1), few)
+        scales = _held((padded.amax(1) - minimums) / 15, few)
+        _check_finite(minimums, panels)
         padded = padded - minimums[:, None]
+    else:
+        largest = padded.abs().argmax(1, keepdim=True)
+        scales = _held(padded.gather(1, largest)[:, 0] / -8, few)
     _check_finite(scales, panels)
     multiples = padded * torch.where(scales == 0, 0.0, 1 / scales)[:, None]
-    if BITS[panels.precision] == 8:
+    if few.bits == 8:
         rounded = multiples.round().clamp(-127, 127).to(torch.int8)
     else:
         begin = 0.5 if minimums is not None else 8.5
         rounded = (multiples + begin).floor().clamp(0, 15).to(torch.uint8)
     return _in_groups(rounded, scales, minimums, panels)
+
+
+def _held(scales: torch.Tensor, few: FewBits) -> torch.Tensor:
+    """Round scales or minimums to the numbers that are stored."""
+    return scales if few.wide else scales.half().float()
 
 
 def _in_groups(
@@ -189,17 +194,16 @@ def _in_groups(
     width, across = panels.width, -(-columns // panels.width)
     missing = (0, across * width - columns)
     stored = torch.nn.functional.pad(elements.view(torch.uint8), missing)
-    if BITS[panels.precision] == 8:
+    if FEW_BITS[panels.precision].bits == 8:
         bytes_ = stored.reshape(groups, group // 4, 4, across, width).permute(3, 0, 1, 4, 2)
     else:
         halves = stored.reshape(groups, group // 8, 2, 4, across, width)
         bytes_ = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(3, 0, 1, 4, 2)
-    factors = [scales if SCALE_BYTES[panels.precision] == 4 else scales.half()]
-    if minimums is not None:
-        factors = [scales, minimums]
+    dtype = torch.float32 if FEW_BITS[panels.precision].wide else torch.float16
     parts = [
-        torch.nn.functional.pad(part, missing).reshape(groups, across, width).transpose(0, 1).contiguous()
-        for part in factors
+        torch.nn.functional.pad(part.to(dtype), missing).reshape(groups, across, width).transpose(0, 1).contiguous()
+        for part in (scales, minimums)
+        if part is not None
     ]
     return torch.cat([*(part.view(torch.uint8) for part in parts), bytes_.reshape(across, groups, -1)], 2).reshape(-1)
 

@@ -2,7 +2,7 @@
 
 A panel has some columns of a matrix, row after row, and the panels lie one after the other. The last panel of a matrix
 may have fewer columns. Elements may be of lower precision than the weight: of half precision, or of 8 or 4 bits in
-groups of rows, each with a float16 scale for each column. The native library multiplies by panels, and its header
+groups of rows, each with a scale for each column. The native library multiplies by panels, and its header
 ``hidet_dist/panels.h`` describes the bytes. Kernels for GPUs read panels of few bits.
 """
 
@@ -22,33 +22,54 @@ PANEL_WIDTHS = {
 }
 """The columns of a panel, by architecture. For a processor, those whose sums its registers hold for a block of rows."""
 
-BITS = {"int8": 8, "int4": 4, "uint4": 4, "wide_int8": 8}
-"""The bits of an element of each precision with scales."""
+GROUPS = (32, 64, 128)
+"""The rows that a group of elements with one scale may have."""
 
-SCALE_BYTES = {"int8": 2, "int4": 2, "uint4": 8, "wide_int8": 4}
-"""The bytes of the scale of a group of one column: a float16 number, and a float32 one for ``wide_int8``. ``uint4`` has
-a float32 scale and minimum."""
+
+@dataclass(frozen=True)
+class FewBits:
+    """A precision whose elements are whole numbers of few bits, in groups of rows that have scales in common.
+
+    Attributes
+    ----------
+    bits: those of an element.
+    affine: whether a group of a column has a minimum beside its scale.
+    wide: whether scales and minimums are float32 instead of float16.
+    groups: the rows that a group may have.
+    exact_only: whether it is for weights of files alone, to which no weight is rounded.
+    """
+
+    bits: int
+    affine: bool = False
+    wide: bool = False
+    groups: tuple[int, ...] = GROUPS
+    exact_only: bool = False
+
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of the scale, and of the minimum, of a group of one column."""
+        return (4 if self.wide else 2) * (2 if self.affine else 1)
+
+
+FEW_BITS = {
+    "int8": FewBits(8),
+    "int4": FewBits(4),
+    "uint4": FewBits(4, affine=True),
+    "wide_int8": FewBits(8, wide=True, groups=(16,), exact_only=True),
+    "wide_uint4": FewBits(4, affine=True, wide=True, exact_only=True),
+}
+"""The precisions with scales."""
 
 STORED = "stored"
 """The name that stands for the precision in which the file of a weight has it, without rounding."""
 
-EXACT_ONLY = ("wide_int8",)
-"""The precisions for weights of files alone, to which no weight is rounded."""
-
-PRECISIONS = ("float16", "bfloat16", *(name for name in BITS if name not in EXACT_ONLY))
+PRECISIONS = ("float16", "bfloat16", *(name for name, few in FEW_BITS.items() if not few.exact_only))
 """The lower precisions to which weights may be rounded."""
-
-GROUPS = (32, 64, 128)
-"""The rows that a group of elements with one scale may have."""
-
-_EXACT_GROUPS = (16,)
 
 
 def groups_of(precision: str) -> tuple[int, ...]:
     """Return the rows that a group of a precision of few bits may have; 0 for one of half precision."""
-    if precision not in BITS:
-        return (0,)
-    return _EXACT_GROUPS if precision in EXACT_ONLY else GROUPS
+    return FEW_BITS[precision].groups if precision in FEW_BITS else (0,)
 
 
 _HALF_BITS = 16
@@ -69,9 +90,10 @@ class StoredPrecision:
 def storage_in_panels(precision: StoredPrecision, width: int, transposed: bool) -> WeightStorage:
     """Describe the bytes of a weight in panels of ``width`` columns, which has transposed matrices or not."""
     name, group = precision.name, precision.group
-    if name not in BITS:
+    if name not in FEW_BITS:
         return WeightStorage(name, _HALF_BITS, transposed=transposed)
-    return WeightStorage(name, BITS[name], group, SCALE_BYTES[name], width, transposed, precision.exact)
+    few = FEW_BITS[name]
+    return WeightStorage(name, few.bits, group, few.scale_bytes, width, transposed, precision.exact)
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,7 @@ class Panels:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape in which the elements lie: for each matrix, the elements of its panels, or their bytes."""
-        if self.precision not in BITS:
+        if self.precision not in FEW_BITS:
             return self.matrices, self.depth * self.columns
         columns = -(-self.columns // self.width) * self.width
         return self.matrices, columns * self.column_bytes
@@ -107,11 +129,12 @@ class Panels:
     @property
     def column_bytes(self) -> int:
         """The bytes of a column of few bits, with its scales."""
-        return -(-self.depth // self.group) * (SCALE_BYTES[self.precision] + self.group * BITS[self.precision] // 8)
+        few = FEW_BITS[self.precision]
+        return -(-self.depth // self.group) * (few.scale_bytes + self.group * few.bits // 8)
 
     def stored_dtype(self, dtype: str) -> str:
         """Name the dtype in which the elements of a weight of ``dtype`` lie."""
-        return "uint8" if self.precision in BITS else self.precision or dtype
+        return "uint8" if self.precision in FEW_BITS else self.precision or dtype
 
 
 @dataclass(frozen=True)

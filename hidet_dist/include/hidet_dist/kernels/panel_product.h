@@ -122,7 +122,7 @@ void multiply_panels(const Matrices<L> &a, const Matrices<T> &b, const Product &
 
 /* The bytes of the scales of a group of one column. */
 constexpr int64_t scale_bytes(int scales) {
-  return scales == HIDET_DIST_AFFINE ? 8 : scales == HIDET_DIST_WIDE ? 4 : 2;
+  return 2 << ((scales & HIDET_DIST_AFFINE) != 0) << ((scales & HIDET_DIST_WIDE) != 0);
 }
 
 /* The product by weights of few bits, whose matrices are bytes in panels of `Width` columns. */

@@ -14,7 +14,7 @@ from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Value
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
-from hidet_dist.weights.panels import BITS
+from hidet_dist.weights.panels import FEW_BITS
 
 _NAMESPACE = "hidet_dist::kernels"
 
@@ -61,7 +61,7 @@ class ExpertKernelOp(TiledOp):
         text = Values()
         flag = {True: "true", False: "false"}
         element = ELEMENT_TYPES[x.dtype.name]
-        if precision in BITS:
+        if precision in FEW_BITS:
             kind, stored = f"QuantizedExperts<{quantized_parameters(width, precision, group)}>", "uint8_t"
         else:
             stored = ELEMENT_TYPES[weight.dtype.name]

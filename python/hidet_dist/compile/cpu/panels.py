@@ -22,7 +22,7 @@ from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values, quantized_parameters
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
-from hidet_dist.weights.panels import BITS, Panels, StoredPrecision
+from hidet_dist.weights.panels import FEW_BITS, Panels, StoredPrecision
 
 
 class PanelMatmulOp(TiledOp):
@@ -60,10 +60,10 @@ class PanelMatmulOp(TiledOp):
         epilogue: Epilogue | None = None,
     ):
         left, right = operands_of(operands)
-        stores = epilogue is not None or a.dtype.name != "float32" or precision in BITS
+        stores = epilogue is not None or a.dtype.name != "float32" or precision in FEW_BITS
         text = Values()
         function, element = f"multiply_panels<{width}>", ELEMENT_TYPES[a.dtype.name]
-        if precision in BITS:
+        if precision in FEW_BITS:
             function = f"multiply_quantized<{quantized_parameters(width, precision, group)}>"
             elements = (element, "uint8_t")
         else:
@@ -123,7 +123,7 @@ def pack_weights(
     panels, constant = _in_panels(graph, weights, width, in_rows), set(weights.values())
     for name, precision in precisions.items():
         if (x := weights.get(name)) in panels:
-            group = precision.group if precision.name in BITS else 0
+            group = precision.group if precision.name in FEW_BITS else 0
             panels[x] = replace(panels[x], precision=precision.name, group=group)
     packed = {
         name: PackedWeight(
@@ -205,7 +205,7 @@ def _product(op: BlasMatmulOp | ExpertKernelOp, inputs: Sequence[Tensor], panels
     left, right = op.attrs["operands"]
     if panels is not None:
         steps, offset = right[0], right[3]
-        if panels.precision in BITS:  # of bytes
+        if panels.precision in FEW_BITS:  # of bytes
             matrix, stored = panels.depth * panels.columns, panels.shape[1]
             steps, offset = [int(step) // matrix * stored for step in steps], int(offset) // matrix * stored
         right = [steps, False, panels.width, offset]

@@ -24,7 +24,7 @@ from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_
 from hidet_dist.compile.cpu.kernels.lowering import OWN_FUNCTIONS, POWERS
 from hidet_dist.runtime.openblas import openblas_dir
 from hidet_dist.spec.extents import Extent, same_shape
-from hidet_dist.weights.panels import BITS
+from hidet_dist.weights.panels import FEW_BITS
 
 ELEMENT_TYPES = {
     "float32": "float",
@@ -285,5 +285,6 @@ class _Flat(IRRewriter):
 
 def quantized_parameters(width: int, precision: str, group: int) -> str:
     """Write the parameters of templates that multiply by panels of few bits."""
-    scales = {"uint4": "AFFINE", "wide_int8": "WIDE"}.get(precision, "SYMMETRIC")
-    return f"{width}, {BITS[precision]}, {group}, HIDET_DIST_{scales}"
+    few = FEW_BITS[precision]
+    scales = ("SYMMETRIC", "AFFINE", "WIDE", "WIDE_AFFINE")[few.affine + 2 * few.wide]
+    return f"{width}, {few.bits}, {group}, HIDET_DIST_{scales}"

@@ -20,7 +20,7 @@ from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.rewriting import copy_operator, rewrite
 from hidet_dist.spec.extents import extents_of
-from hidet_dist.weights.panels import BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
+from hidet_dist.weights.panels import FEW_BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
 
 _ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
@@ -41,7 +41,7 @@ class QuantizedMatmulOp(NativeCallOp):
     def __init__(self, a: Tensor, b: Tensor, panels: Panels):
         outer = extents_of(a)[:-1]
         element = _ELEMENTS[a.dtype.name]
-        types = f"<{element}, {BITS[panels.precision]}, {panels.group}>"
+        types = f"<{element}, {FEW_BITS[panels.precision].bits}, {panels.group}>"
         statement = (
             f"hidet_dist::cuda::quantized::multiply{types}((const {element} *)({{}}), (const uint8_t *)({{}}), "
             f"({element} *)({{}}), left_rows, {panels.columns}, {panels.depth});"
@@ -69,7 +69,7 @@ def quantized_products(
     precisions: mapping
         The lower precisions in which weights may be stored, by name.
     """
-    wanted = {weights[name]: precision for name, precision in precisions.items() if precision.name in BITS}
+    wanted = {weights[name]: precision for name, precision in precisions.items() if precision.name in FEW_BITS}
     found: dict[Tensor, Panels] = {}
     excluded = set(graph.outputs)
     for op in graph.nodes:
