@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import multiprocessing
+import sys
 import threading
 import time
 from pathlib import Path
@@ -51,3 +53,24 @@ def test_the_same_kernel_is_not_built_twice_at_once(
             for thread in threads:
                 thread.join()
     assert "".join(done) == order
+
+
+_parents = ""
+
+
+def _seen(_job: Any) -> str:
+    return _parents
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_build_are_forks_whatever_the_default_is(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is replaced in hidet must be replaced in them, too."""
+    monkeypatch.setattr(sys.modules[__name__], "_parents", "replaced")
+    default = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        with hidet.option.context(), build_locks.locked_builds():
+            hidet.option.num_local_workers(2)
+            assert list(build_locks._multiprocess.parallel_imap_1stlevel(_seen, [0, 1])) == ["replaced"] * 2
+    finally:
+        multiprocessing.set_start_method(default, force=True)

@@ -2,15 +2,21 @@
 
 A process could then copy the library that another one is still writing. While :func:`locked_builds` is active, a
 process that needs a kernel that another one is building waits for it, and uses it.
+
+Processes that build are forks of this one, whatever multiprocessing starts by default: a new interpreter would compile
+with hidet's own options and compilers, not with those that are replaced here.
 """
 
 from __future__ import annotations
 
 import fcntl
 import importlib
+import multiprocessing
 import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,7 @@ from hidet_dist.compat.replacing import replaced
 # Not by attribute: hidet.drivers re-exports a function of the same name.
 _build_task: Any = importlib.import_module("hidet.drivers.build_task")
 _build_job = _build_task._build_job
+_multiprocess: Any = importlib.import_module("hidet.utils.multiprocess")
 
 
 @contextmanager
@@ -58,5 +65,10 @@ def locked_builds() -> Iterator[None]:
 
     A pickle of the task, which hidet writes beside the kernel and does not read, is left out.
     """
-    with replaced(_build_task, {"_build_job": _locked}), replaced(hidet, {"save_task": lambda *_: None}):
+    forking = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("fork"))
+    with (
+        replaced(_build_task, {"_build_job": _locked}),
+        replaced(hidet, {"save_task": lambda *_: None}),
+        replaced(_multiprocess, {"ProcessPoolExecutor": forking}),
+    ):
         yield
