@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,37 @@ def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: st
     for text in (b"[]", b"{", b"3", b'{"w": 3}', b"\xff", b"[" * 100_000, b'{"w": ' * 100_000):
         with pytest.raises(WeightsError, match="Its header is malformed"):
             header.parse(text, 100)
+
+
+def test_bytes_of_a_file_are_of_one_tensor_each(tmp_path: Path) -> None:
+    """As the library has it, but without a memory map of the file, for which there may be no room."""
+
+    def written(a: list[int], b: list[int], size: int) -> Path:
+        text = json.dumps(
+            {
+                name: {"dtype": "U8", "shape": [at[1] - at[0]], "data_offsets": at}
+                for name, at in {"a": a, "b": b}.items()
+            }
+        ).encode()
+        path = tmp_path / "a.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+        return path
+
+    assert sorted(SafetensorsFiles.open(written([4, 6], [0, 4], 6)).tensors) == ["a", "b"]
+    for a, b, size in (([0, 4], [3, 6], 6), ([0, 3], [4, 6], 6), ([0, 4], [4, 6], 7)):
+        with pytest.raises(WeightsError, match=r"begins at byte|end at byte"):
+            SafetensorsFiles.open(written(a, b, size))
+    zeros = tmp_path / "zeros.safetensors"
+    with zeros.open("wb") as file:
+        file.write((2**20).to_bytes(8, "little"))
+        file.truncate(2**36)  # 64 GiB, none of which is on the disk
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**35, limits[1]))
+    try:
+        with pytest.raises(WeightsError, match="Its header is malformed"):
+            SafetensorsFiles.open(zeros)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:

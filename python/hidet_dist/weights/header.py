@@ -93,7 +93,8 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
     Raises
     ------
     WeightsError
-        When the header is malformed, or places a tensor outside the file.
+        When the header is malformed, or places a tensor outside the file; when bytes of the file are of no tensor, or
+        of several.
     """
     try:
         header = parse_json(text)
@@ -110,11 +111,22 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
             if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
                 raise WeightsError(f"The size of the tensor {name!r} does not fit its bytes, {begin} to {end}.")
             places[name] = place
+        _check_gaps(places, data, file_bytes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"Its header is malformed: {type(error).__name__}: {error}.") from error
     return places
+
+
+def _check_gaps(places: Mapping[str, Place], begin: int, end: int) -> None:
+    """Check that tensors fill ``begin`` to ``end`` one after the other, as the format has it. Raises WeightsError."""
+    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
+        if place.begin != begin:
+            raise WeightsError(f"The tensor {name!r} begins at byte {place.begin}; the one before it ends at {begin}.")
+        begin += place.nbytes
+    if begin != end:
+        raise WeightsError(f"The tensors end at byte {begin} of {end}.")
 
 
 def _name(tensor: str, code: str) -> str:
