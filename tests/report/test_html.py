@@ -93,9 +93,16 @@ def test_measured_times_are_on_the_page(report, tmp_path):
     assert len(data_of(render(report, both))["traces"]) == 2
     with pytest.raises(PlanError, match="a second trace of rank 1"):
         read_traces([tmp_path / "one.json", tmp_path / "both.json"])
-    (tmp_path / "bad.json").write_text('{"traceEvents": [1]}')
-    with pytest.raises(PlanError, match=r"bad\.json is not a trace"):
-        read_traces([tmp_path / "bad.json"])
+    for text, says in (
+        ('{"traceEvents": [1]}', "event 0 is 1, not an object"),
+        ('{"traceEvents": {"a": 1}}', "not an object with a list 'traceEvents'"),
+        ("[]", "not an object with a list 'traceEvents'"),
+        ("", "not JSON"),
+        ('{"traceEvents": [{"ph": "M", "pid": 0}, {"ph": "X", "ts": 1}]}', "event 1 has no pid, which must be a rank"),
+    ):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(PlanError, match=rf"bad\.json is not a trace of a profile: .*{says}"):
+            read_traces([tmp_path / "bad.json"])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,10 @@ def test_measured_times_are_on_the_page(report, tmp_path):
         ("dur", "-1"),
         ("dur", "NaN"),
         ("dur", "null"),
+        ("dur", "1e300"),
+        ("cat", "3"),
+        ("name", "null"),
+        ("args", "[]"),
         ("pid", "-1"),
         ("pid", "1" + "0" * 400),
         ("pid", "1.0"),
@@ -119,7 +130,8 @@ def test_traces_with_odd_numbers_are_refused(tmp_path, key, value):
     event = {"ph": '"X"', "pid": "0", "ts": "0", "dur": "1", "cat": '"call"', "name": '"a"', key: value}
     text = ", ".join(f'"{name}": {entry}' for name, entry in event.items())
     (tmp_path / "odd.json").write_text(f'{{"traceEvents": [{{{text}}}]}}')
-    with pytest.raises(PlanError, match=r"odd\.json is not a trace"):
+    says = "rank 0 grew by" if "process" in value else f"event 0 has the {key} "
+    with pytest.raises(PlanError, match=rf"odd\.json is not a trace of a profile: {says}"):
         read_traces([tmp_path / "odd.json"])
 
 

@@ -9,13 +9,15 @@ traces of ranks on one host share a time axis.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import HidetDistError
-from hidet_dist.files import parse_json, write_text
+from hidet_dist.files import parse_json, read_text, write_text
+from hidet_dist.limits import MOST_DEVICES, MOST_PLAN_BYTES, MOST_SECONDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -232,14 +234,58 @@ def merge_traces(traces: Iterable[str | Path | Profile], path: str | Path | None
     return trace
 
 
+def read_events(path: str | Path) -> list[dict[str, Any]]:
+    """Read the events of a trace that ``Profile.save`` or :func:`merge_traces` wrote.
+
+    Raises
+    ------
+    OSError
+        When it cannot be read.
+    ValueError
+        When it is not such a trace; the message says what is wrong with which event.
+    """
+    try:
+        data = parse_json(read_text(path, MOST_PLAN_BYTES))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    if not isinstance(events, list):
+        raise ValueError("it is not an object with a list 'traceEvents'")
+    for number, event in enumerate(events):
+        if not isinstance(event, dict):
+            raise ValueError(f"event {number} is {shown(event)}, not an object")
+        is_span = event.get("ph") == "X"
+        for key, (what, is_right) in {**_FIELDS, **(_FIELDS_OF_SPANS if is_span else {})}.items():
+            if not is_right(event.get(key)):
+                given = f"has the {key} {shown(event[key])}" if key in event else f"has no {key}"
+                raise ValueError(f"event {number} {given}, which must be {what}")
+    return events
+
+
+def _is_time(value: Any) -> bool:
+    return is_finite(value) and abs(value) <= MOST_SECONDS * _MICROSECONDS
+
+
+_Field = tuple[str, Callable[[Any], bool]]
+_FIELDS: Mapping[str, _Field] = {
+    "ph": ("text", lambda value: isinstance(value, str)),
+    "pid": (f"a rank from 0 to {MOST_DEVICES}", lambda value: is_whole(value, 0, MOST_DEVICES)),
+    "ts": ("a number of microseconds", lambda value: value is None or _is_time(value)),
+    "args": ("an object", lambda value: value is None or isinstance(value, dict)),
+}
+_FIELDS_OF_SPANS: Mapping[str, _Field] = {
+    "ts": ("a number of microseconds", _is_time),
+    "dur": ("a number of microseconds from 0 on", lambda value: _is_time(value) and value >= 0),
+    "name": ("text", lambda value: isinstance(value, str)),
+    "cat": ("text", lambda value: isinstance(value, str)),
+}
+
+
 def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
     if isinstance(trace, Profile):
-        events = trace.chrome_trace()["traceEvents"]
-    else:
-        try:
-            events = parse_json(Path(trace).read_text(encoding="utf-8"))["traceEvents"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HidetDistError(f"{trace} is not a trace: {type(error).__name__}: {error}.") from error
-    if not isinstance(events, list) or not all(isinstance(event, dict) and "pid" in event for event in events):
-        raise HidetDistError(f"{trace} is not a trace of a rank: its events have no process id ('pid').")
-    return events
+        events: Sequence[dict[str, Any]] = trace.chrome_trace()["traceEvents"]
+        return events
+    try:
+        return read_events(trace)
+    except (OSError, ValueError) as error:
+        raise HidetDistError(f"{trace} is not a trace of a rank: {error}.") from error
