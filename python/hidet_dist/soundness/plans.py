@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from hidet.graph import FlowGraph, Tensor
 from hidet.ir.expr import SymbolVar
 
@@ -127,8 +128,7 @@ def evaluate_graph(
         if mark is not None:
             return kept.setdefault(mark.name, initial_values(x))
         if x not in values:
-            data = source_of(x).read([slice(0, size) for size in shape_of(x)])
-            values[x] = data.double().numpy() if x.dtype.is_float() else data.numpy().astype(numpy_dtype(x.dtype))
+            values[x] = _array(source_of(x).read([slice(0, size) for size in shape_of(x)]), numpy_dtype(x.dtype))
         return values[x]
 
     for op in graph.nodes:
@@ -149,8 +149,12 @@ def initial_values(state: Tensor) -> Array:
     source, dtype = initial_of(state), numpy_dtype(state.dtype)
     if source is None:
         return np.zeros(shape_of(state), dtype)
-    data = source.read([slice(0, size) for size in shape_of(state)])
-    return np.asarray(data.double().numpy() if state.dtype.is_float() else data.numpy()).astype(dtype)
+    return _array(source.read([slice(0, size) for size in shape_of(state)]), dtype)
+
+
+def _array(data: torch.Tensor, dtype: np.dtype[Any]) -> Array:
+    """Convert stored data to an array of the oracle's ``dtype``. NumPy lacks bfloat16."""
+    return np.asarray((data.double() if data.is_floating_point() else data).numpy()).astype(dtype)
 
 
 def evaluate_program(
@@ -189,7 +193,7 @@ def evaluate_shards(
         rank_values: dict[Tensor, Array] = dict(zip(program.graph.inputs, inputs[rank], strict=False))
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
-            rank_values[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
+            rank_values[placeholder] = _array(data[name], numpy_dtype(placeholder.dtype))
         if program.coordinate is not None:
             rank_values[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
         for name, placeholder in program.state_placeholders.items():
