@@ -97,3 +97,6 @@ MOST_NODES = 2**18
 
 MOST_DIMS = 64
 """The dims of a tensor: the bound of NumPy and of PyTorch, which hold inputs and outputs."""
+
+MOST_PLACES = 2**24
+"""A dim that is padded by its own elements: their numbers are a constant, of 128 MB at this bound."""

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 import hidet_dist
 from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError, WeightsError
 from hidet_dist.frontends.load import load_model
-from hidet_dist.soundness.plans import evaluate_graph
+from hidet_dist.soundness.plans import evaluate_graph, evaluate_program
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.weights import is_weight, names_of, source_of
 
@@ -151,8 +151,11 @@ def test_known_bfloat16_of_several_elements(tmp_path, how):
     nodes.append(helper.make_node("Add", ["x", "joined" if how == "folded" else "row"], ["y"]))
     onnx.save(made(nodes, {"x": ("bfloat16", [2, 6])}, ["y"]), tmp_path / "model.onnx")
     x = floats(2, 6)
-    found = run(tmp_path / "model.onnx", {"x": x})["y"]
-    np.testing.assert_allclose(found, x.astype(np.float64) + row.astype(np.float64))
+    want = x.astype(np.float64) + row.astype(np.float64)
+    np.testing.assert_allclose(run(tmp_path / "model.onnx", {"x": x})["y"], want)
+    graph = hidet_dist.from_onnx(tmp_path / "model.onnx")
+    program = hidet_dist.partition(graph, hidet_dist.make_plan(graph, {"mesh_shape": [1]}))
+    np.testing.assert_allclose(evaluate_program(program, [x.astype(np.float64)])[0][0], want)
 
 
 def changed(path: Path, key: str, value: str) -> None:

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 
 import hidet_dist
-from hidet_dist.errors import InfeasibleError
+from hidet_dist.errors import InfeasibleError, TraceError
 from hidet_dist.soundness.plans import evaluate_program
 
 RNG = np.random.default_rng(0)
@@ -197,3 +197,25 @@ def test_attention_of_the_standard(tmp_path):
     path = tmp_path / "model.onnx"
     model = saved(path, nodes, inputs, weights, ["y"], opset=24)
     check(path, inputs, ReferenceEvaluator(model).run(None, inputs))
+
+
+@pytest.mark.parametrize(
+    ("activation", "given", "want"),
+    [
+        ("Relu", [0.5], torch.relu),
+        ("Sigmoid", [0.5, 0.25], torch.sigmoid),
+        ("LeakyRelu", [0.3, 0.7], lambda x: functional.leaky_relu(x, 0.3)),
+        ("HardSigmoid", [0.3, 0.25], lambda x: (0.3 * x + 0.25).clamp(0, 1)),
+        ("LeakyRelu", [], None),
+        ("Clip", [0.5], None),
+    ],
+)
+def test_activations_take_their_own_parameters(tmp_path, activation, given, want):
+    x, w, path = floats(4, 8), floats(8, 6), tmp_path / "model.onnx"
+    parameters = dict(zip(("activation_alpha", "activation_beta"), given, strict=False))
+    saved(path, [fused("FusedGemm", ["x", "w"], ["y"], activation=activation, **parameters)], {"x": x}, {"w": w}, ["y"])
+    if want is None:
+        with pytest.raises(TraceError, match=f"{activation} has {len(given)} of"):
+            hidet_dist.from_onnx(path)
+        return
+    check(path, {"x": x}, [want(torch.from_numpy(x @ w))])

@@ -41,7 +41,7 @@ def ints(*values: int) -> np.ndarray:
         (13, "ArgMax", [np.round(X)], [], {"axis": 2, "select_last_index": 1}, 1),
         (13, "Hardmax", [np.round(X)], [], {"axis": 2}, 1),
         (13, "LRN", [X[:, :2]], [], {"size": 3, "alpha": 0.3, "bias": 1.5}, 1),
-        (13, "MeanVarianceNormalization", [X], [], {"axes": [0, 2, 3]}, 1),
+        (21, "MeanVarianceNormalization", [X], [], {}, 1),
         (13, "Shrink", [X], [], {"lambd": 0.4, "bias": 0.1}, 1),
         (18, "ScatterND", [X[0, 0], ints(1, -1, 1).reshape(3, 1), floats(3, 5)], [], {"reduction": "max"}, 1),
         (18, "ScatterElements", [X[0, 0], ints(1, 3, 3, 0).reshape(2, 2), floats(2, 2)], [], {"reduction": "min"}, 1),

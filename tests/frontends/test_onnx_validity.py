@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import hidet_dist
-from hidet_dist.errors import TraceError, UnsupportedModelError
+from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError, WeightsError
 from hidet_dist.soundness.plans import evaluate_graph
 
 MATRIX = {"x": (2, 3)}
@@ -25,7 +25,7 @@ def node(operator: str, inputs: str = "x", outputs: str = "y", **attributes: Any
 
 def model(
     nodes: Sequence[onnx.NodeProto],
-    inputs: dict[str, tuple[int, ...]],
+    inputs: Mapping[str, Sequence[int | str]],
     known: dict[str, Any] | None = None,
     functions: Sequence[onnx.FunctionProto] = (),
     domains: Sequence[tuple[str, int]] = (("", 18),),
@@ -83,6 +83,25 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "two dtypes": (model([node("Add", "x,i")], MATRIX, {"i": [1]}), "inconsistent type"),
     "an unknown attribute": (model([node("Relu", to=1)], MATRIX), "attribute"),
     "group norm": (model([node("InstanceNormalization", "x,w,w")], IMAGE, {"w": scales(*[0] * 7)}), "by the standard"),
+    "gather of coordinates": (model([node("GatherND", "x,i")], MATRIX, {"i": [1, 3]}), "the index 3"),
+    "scatter of coordinates": (model([node("ScatterND", "x,i,x")], MATRIX, {"i": [[0], [-3]]}), "the index -3"),
+    "scatter": (model([node("ScatterElements", "x,i,x", axis=1)], MATRIX, {"i": [[0, 1, 3]] * 2}), "the index 3"),
+    "scales along an axis": (
+        model([node("QuantizeLinear", "x,s", axis=-4)], {"x": (2, 3, 4)}, {"s": scales(*[1] * 4)}, domains=[("", 20)]),
+        "axis -4",
+    ),
+    "blocks": (
+        model(
+            [node("QuantizeLinear", "x,s", axis=1, block_size=2)], MATRIX, {"s": np.ones((2, 3), "f")}, (), [("", 21)]
+        ),
+        r"the shape \[2, 2\]",
+    ),
+    "parts": (model([node("Split", "x", "y,z", num_outputs=3)], MATRIX), "3 parts has 2 outputs"),
+    "bounds": (model([node("Clip", "x,a")], MATRIX, {"a": scales(0, 1, 2)}), "one number"),
+    "a reduced axis twice": (model([node("ReduceSum", "x,a")], MATRIX, {"a": [1, -1]}), "twice"),
+    "a squeezed axis twice": (model([node("Squeeze", "x,a")], {"x": (1, 2)}, {"a": [0, 0]}), "twice"),
+    "groups": (model([node("Conv", "x,w", group=0)], IMAGE, {"w": np.ones((1, 1, 1, 1), "f")}), "group"),
+    "no elements": (model([node("Tile", "x,r")], MATRIX, {"r": [0, 1]}), "no elements"),
     # What would not fit any memory.
     "input": (model([node("Relu")], {"x": (2**40, 2**40)}), "more than"),
     "product": (model([node("MatMul", "x,z")], {"x": (2**40, 1), "z": (1, 2**40)}), "more than"),
@@ -92,6 +111,11 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "reshape": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2**62, 4]}), "overflow"),
     "nearest": (model([node("Resize", "x,,s")], IMAGE, {"s": scales(1, 1, 1e9, 1)}), "2000000000"),
     "linear": (model([node("Resize", "x,,s", mode="linear")], IMAGE, {"s": scales(1, 1, 1e38, 1)}), "coordinates"),
+    "repeated edge": (model([node("Pad", "x,p", mode="edge")], {"x": (3,)}, {"p": [0, 2**40]}), "at most"),
+    "known edge": (
+        model([node("Pad", "c,p", "t", mode="edge"), node("Add", "x,t")], {"x": (1,)}, {"c": [1.0], "p": [0, 2**40]}),
+        "at most",
+    ),
     "classes": (
         model([node("OneHot", "x,d,v")], {"x": (2,)}, {"d": 2**40, "v": scales(0, 1)}, element_type=TensorProto.INT64),
         str(2**40),
@@ -114,6 +138,73 @@ def test_invalid_nodes_and_values_without_bounds_are_refused(tmp_path, name):
     own, message = INVALID[name]
     with pytest.raises(TraceError, match=message):
         read(tmp_path, own)
+
+
+def declared(element_type: int, shape: Sequence[int | str] | None) -> onnx.ModelProto:
+    own = model([node("Neg")], MATRIX)
+    own.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", element_type, shape))
+    return own
+
+
+@pytest.mark.parametrize(
+    ("element_type", "shape", "message"),
+    [
+        (TensorProto.INT64, None, "'y' is declared as int64, but is float32"),
+        (TensorProto.STRING, None, "'y' is declared as .*STRING, but is float32"),
+        (TensorProto.FLOAT, [2], r"'y' is declared as float32\[2\], but is float32\[2, 3\]"),
+        (TensorProto.FLOAT, ["n", 4], r"'y' is declared as float32\['\?', 4\]"),
+        (TensorProto.FLOAT, [2, 3], ""),
+        (TensorProto.FLOAT, ["n", 3], ""),
+        (TensorProto.UNDEFINED, None, ""),
+    ],
+)
+def test_outputs_are_what_the_model_declares(tmp_path, element_type, shape, message):
+    if not message:
+        assert read(tmp_path, declared(element_type, shape)).outputs[0].shape == (2, 3)
+        return
+    with pytest.raises(TraceError, match=message):
+        read(tmp_path, declared(element_type, shape))
+
+
+def test_names_and_data_are_given_once(tmp_path):
+    own = declared(TensorProto.FLOAT, [2, 3])
+    own.graph.output.append(own.graph.output[0])
+    with pytest.raises(TraceError, match="the output 'y' twice"):
+        read(tmp_path, own)
+    own = model([node("Add", "x,w")], MATRIX, {"w": scales(1, 2, 3)})
+    own.graph.initializer[0].float_data.extend([1, 2, 3])
+    with pytest.raises(WeightsError, match=r"'w' of .* in several fields: float_data, raw_data"):
+        read(tmp_path, own)
+    own = model([node("Add", "x,w")], MATRIX, {"w": scales(1, 2, 3)})
+    own.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]))
+    with pytest.raises(TraceError, match="the input 'w' is declared as"):
+        read(tmp_path, own)
+
+
+@pytest.mark.parametrize(
+    ("operator", "names", "shapes"),
+    [
+        ("Add", "x,z", [["n", 3], ["m", 3]]),
+        ("Where", "c,x,z", [["n", 3], ["m", 3]]),
+        ("Less", "x,z", [["n", 3], [4, 3]]),
+        ("MatMul", "x,z", [[3, "n"], ["m", 3]]),
+        ("MatMul", "x,z", [["n", 3, 3], ["m", 3, 3]]),
+        ("Concat", "x,z", [["n", 3], ["m", 3]]),
+        ("LayerNormalization", "x,z", [[3, "n"], ["m"]]),
+        ("GatherElements", "x,i", [["n", 3], ["m", 3]]),
+    ],
+)
+def test_dims_of_two_names_are_not_taken_to_be_equal(tmp_path, operator, names, shapes):
+    attributes = {"axis": 1} if operator in ("Concat", "GatherElements") else {}
+    nodes = [
+        node("Cast", "z", "i", to=TensorProto.INT64),
+        node("Greater", "x,x", "c"),
+        node(operator, names, **attributes),
+    ]
+    own = model(nodes, dict(zip("xz", shapes, strict=True)))
+    symbols = {name: {"expected": 4} for shape in shapes for name in shape if isinstance(name, str)}
+    with pytest.raises((TraceError, ConfigError), match=r"does not take all sizes|must be equal or known"):
+        hidet_dist.make_plan(read(tmp_path, own), {"mesh_shape": [1]}, {"symbols": symbols})
 
 
 # Of known values: each would have terabytes, or take forever, if it were computed while the model is read.

@@ -15,7 +15,7 @@ from hidet.ir.expr import Expr, cast, if_then_else, logical_and
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
 from hidet_dist.operators.states import write_rows
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.traits import has_traits
 from hidet_dist.weights.states import is_value_of_state
 
@@ -89,8 +89,17 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 
 def _cropped(x: Tensor, shape: Sequence[int], dims: Sequence[int]) -> Tensor:
     """Crop the dims to the extents of ``shape``."""
-    dims = [d for d in dims if x.shape[d] != shape[d]]
+    dims = [d for d in dims if _shorter(shape[d], extents_of(x)[d])]
     return ops.strided_slice(x, [0] * len(dims), [shape[d] for d in dims], dims) if dims else x
+
+
+def _shorter(part: Extent, whole: Extent) -> bool:
+    """Whether a dim of an index differs from that of what it indexes. Raises ValueError if a symbolic dim decides."""
+    if same_extent(part, whole):
+        return False
+    if not isinstance(part, int) or not isinstance(whole, int):
+        raise ValueError(f"an index with a dim of {part} elements is for one of {whole}, which must be equal or known")
+    return True
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
@@ -283,7 +292,7 @@ class ScatterElementsOp(Operator):
         def matches(position: tuple[Expr, ...], k: Expr) -> Expr:
             here = along(index_node, position, k) == position[dim]
             # Elements beyond the index are not read: the bounds are checked first.
-            short = [d for d in others if index_node.shape[d] != data.shape[d]]
+            short = [d for d in others if _shorter(extents_of(index)[d], extents_of(x)[d])]
             return logical_and(*[position[d] < index_node.shape[d] for d in short], here) if short else here
 
         def element(*position: Expr) -> Expr:

@@ -10,6 +10,7 @@ from hidet.graph import Tensor
 from hidet.graph.ops.transform import PadOp
 from hidet.ir.dtypes import int64
 
+from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators.dtypes import Scalar, constant
 from hidet_dist.spec.extents import Extent, extents_of, same_shape
 
@@ -77,7 +78,8 @@ def _mirrored(size: int, before: int, after: int) -> np.ndarray:
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None) -> Tensor:
     """``x`` padded as ``torch.nn.functional.pad``: ``constant``, ``reflect``, ``replicate`` or ``circular``.
 
-    Raises ValueError for other modes, and where there are not enough elements to reflect or repeat.
+    Raises ValueError for other modes, where there are not enough elements to reflect or repeat, and where a dim would
+    have more than :data:`hidet_dist.limits.MOST_PLACES` of them.
     """
     if mode == "constant":
         return constant_pad_nd(x, pad, 0 if value is None else value)
@@ -95,6 +97,11 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | N
         longest = {"reflect": size - 1, "circular": size}.get(mode)
         if longest is not None and max(before, after) > longest:
             raise ValueError(f"A dim of {size} cannot be padded with {before} and {after} elements by mode {mode!r}.")
+        if size + before + after > MOST_PLACES:
+            raise ValueError(
+                f"A dim padded by mode {mode!r} would have {size + before + after} elements; at most {MOST_PLACES} are "
+                "supported."
+            )
         places = np.arange(-before, size + after)
         known = {
             "reflect": _mirrored(size, before, after) if size > 1 else places * 0,

@@ -13,7 +13,7 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import Node, Refused, dim_of, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import Node, Refused, check_single, dim_of, dims_of, lowers, rank_of, static
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import Extent, extents_of
@@ -124,6 +124,9 @@ def _clip(node: Node) -> Tensor:
     if node.opset < 11:
         low, high = node.get("min", None), node.get("max", None)
     else:
+        for n, what in ((1, "the lower bound"), (2, "the upper bound")):
+            if node.value(n) is not None:
+                check_single(node.value(n), what)
         low, high = (None if node.value(n) is None else node.operand(n) for n in (1, 2))
     return x if low is None and high is None else elementwise.clamp(x, low, high)
 
@@ -220,7 +223,7 @@ def _bit_shift(node: Node) -> Tensor:
 @lowers("Dropout")
 def _dropout(node: Node) -> tuple[Tensor, Tensor | None]:
     x, training = node.tensor(0), node.value(2)
-    if training is not None and (not isinstance(training, np.ndarray) or bool(training)):
+    if training is not None and bool(node.scalar(2, "the mode of dropout")):
         raise Refused("dropout in training mode is not supported: export the model in inference mode")
     if len(node.outputs) < 2 or not node.outputs[1]:
         return x, None
@@ -261,9 +264,10 @@ _ON_ELEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
 @lowers(*_REDUCTIONS)
 def _reduce(node: Node) -> Tensor:
     x, axes = node.tensor(0), node.integers(1, "axes")
+    dims = dims_of(axes or (), rank_of(x))
     if not axes and node.get("noop_with_empty_axes", 0):
         return _ON_ELEMENTS.get(node.operator, lambda x: x)(x)
-    return _REDUCTIONS[node.operator](x, axes or None, bool(node.get("keepdims", 1)))
+    return _REDUCTIONS[node.operator](x, dims or None, bool(node.get("keepdims", 1)))
 
 
 @lowers("ArgMax", "ArgMin")
@@ -308,16 +312,14 @@ def _along(node: Node) -> Tensor:
 @lowers("CumSum")
 def _cumsum(node: Node) -> Tensor:
     x = node.tensor(0)
-    dim = dim_of(int(node.known(1, "the axis of a running sum").item()), rank_of(x))
+    dim = dim_of(int(node.scalar(1, "the axis of a running sum")), rank_of(x))
     options = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
     return reductions.cumsum(x, dim, x.dtype, **options)
 
 
 @lowers("TopK")
 def _topk(node: Node) -> tuple[Tensor, Tensor]:
-    (count,) = (
-        [node.attributes["k"]] if node.opset < 10 else node.known(1, "the number of elements of TopK").reshape(-1)
-    )
+    count = node.attributes["k"] if node.opset < 10 else node.scalar(1, "the number of elements of TopK")
     return operators.topk(node.tensor(0), int(count), node.get("axis", -1), bool(node.get("largest", 1)))
 
 

@@ -19,6 +19,7 @@ from hidet_dist.frontends.onnx.nodes import (
     Value,
     bounded,
     dim_of,
+    dims_of,
     lowers,
     rank_of,
     static,
@@ -79,9 +80,9 @@ def _flatten(node: Node) -> Tensor:
 def _squeeze(node: Node) -> Tensor:
     x, axes = node.tensor(0), node.integers(1, "axes")
     extents = extents_of(x)
-    dims = [d for d, n in enumerate(extents) if isinstance(n, int) and n == 1] if axes is None else axes
-    dims = sorted(d % len(extents) for d in dims)
-    return ops.squeeze(x, dims)
+    if axes is None:
+        axes = [d for d, n in enumerate(extents) if isinstance(n, int) and n == 1]
+    return ops.squeeze(x, sorted(dims_of(axes, len(extents))))
 
 
 @lowers("Unsqueeze")
@@ -112,9 +113,11 @@ def _split(node: Node) -> tuple[Tensor, ...]:
     x, sizes = node.tensor(0), node.integers(1, "split")
     axis = node.axis(rank_of(x), 0)
     count = len(node.outputs)
+    if node.get("num_outputs", count) != count:
+        raise Invalid(f"a split into {node.get('num_outputs', count)} parts has {count} outputs")
     size = static(x, axis, "the dim that is split")
     if sizes is None:
-        largest = -(-size // int(node.get("num_outputs", count)))
+        largest = -(-size // count)
         sizes = [min(largest, size - largest * part) for part in range(count)]
     if sum(sizes) != size or min(sizes) < 1:
         raise Refused(f"a dim of {size} is split into {sizes}")
@@ -177,17 +180,16 @@ def _tile(node: Node) -> Tensor:
 def _pad(node: Node) -> Tensor:
     x, pads = node.tensor(0), node.integers(1, "pads") or []
     rank = rank_of(x)
-    axes = node.integers(3, "axes") or list(range(rank))
+    axes = dims_of(node.integers(3, "axes") or list(range(rank)), rank)
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     mode = node.text("mode", "constant")
     if mode not in modes:
         raise Refused(f"the padding mode {mode!r} is not supported")
     value: Any = node.get("value", 0)
     if node.value(2) is not None:
-        value = node.known(2, "the elements of the padding").item()
+        value = node.scalar(2, "the elements of the padding").item()
     before, after = [0] * rank, [0] * rank
-    for n, axis in enumerate(axes):
-        dim = dim_of(axis, rank)
+    for n, dim in enumerate(axes):
         before[dim], after[dim] = pads[n], pads[n + len(axes)]
     flat = [n for dim in reversed(range(rank)) for n in (before[dim], after[dim])]
     return shaping.pad(x, flat, modes[mode], value)
@@ -196,9 +198,9 @@ def _pad(node: Node) -> Tensor:
 # Lookups
 
 
-def _check_indices(indices: Value, size: Extent) -> None:
+def _check_indices(indices: np.ndarray | None, size: Extent) -> None:
     """Refuse known indices that a dim of ``size`` elements lacks. Raises Invalid."""
-    if isinstance(indices, np.ndarray) and indices.dtype != object and isinstance(size, int):
+    if indices is not None and isinstance(size, int):
         outside = indices[(indices < -size) | (indices >= size)]
         if outside.size:
             raise Invalid(f"the index {outside.reshape(-1)[0]} is not one of a dim of {size} elements")
@@ -209,7 +211,7 @@ def _gather(node: Node) -> Tensor:
     x = node.tensor(0)
     axis = node.axis(rank_of(x), 0)
     indices = node.value(1)
-    _check_indices(indices, extents_of(x)[axis])
+    _check_indices(node.known_if(1), extents_of(x)[axis])
     if isinstance(indices, np.ndarray) and indices.size == 1 and isinstance(extents_of(x)[axis], int):
         # A single known index is a slice, which can be sharded in more ways than a lookup.
         index = int(indices.reshape(-1)[0]) % static(x, axis, "a dim")
@@ -223,21 +225,26 @@ def _gather(node: Node) -> Tensor:
 def _gather_elements(node: Node) -> Tensor:
     x = node.tensor(0)
     axis = node.axis(rank_of(x), 0)
-    _check_indices(node.value(1), extents_of(x)[axis])
+    _check_indices(node.known_if(1), extents_of(x)[axis])
     return indexing.gather(x, axis, node.tensor(1))
 
 
-def _coordinates(index: Tensor, count: int) -> list[Tensor]:
-    """Split the last dim of a tensor, which has ``count`` coordinates, into index tensors."""
-    last = rank_of(index) - 1
+def _coordinates(node: Node, x: Tensor, batch: int = 0) -> list[Tensor]:
+    """Split the last dim of the indices of a node into index tensors for the dims of ``x`` from ``batch`` on.
+
+    Raises Invalid for known indices that a dim lacks.
+    """
+    index, known = node.tensor(1), node.known_if(1)
+    count, last = static(index, -1, "the number of coordinates"), rank_of(index) - 1
+    for n in range(count):
+        _check_indices(None if known is None else known[..., n], extents_of(x)[batch + n])
     return [ops.squeeze(ops.strided_slice(index, [n], [n + 1], [last]), [last]) for n in range(count)]
 
 
 @lowers("GatherND")
 def _gather_nd(node: Node) -> Tensor:
-    x, index = node.tensor(0), node.tensor(1)
-    coordinates = _coordinates(index, static(index, -1, "the number of coordinates"))
-    rank, batch = rank_of(index) - 1, int(node.get("batch_dims", 0))
+    x, batch = node.tensor(0), int(node.get("batch_dims", 0))
+    coordinates, rank = _coordinates(node, x, batch), rank_of(node.tensor(1)) - 1
     for dim in reversed(range(batch)):
         size = static(x, dim, "a batch dim of GatherND")
         places = np.arange(size, dtype=np.int64).reshape([-1 if d == dim else 1 for d in range(rank)])
@@ -253,9 +260,8 @@ def _scatter_nd(node: Node) -> Tensor:
     reduction = node.text("reduction", "none")
     if reduction not in _COMBINED:
         raise Refused(f"ScatterND with the reduction {reduction!r} is not supported")
-    index = node.tensor(1)
-    indices = _coordinates(index, static(index, -1, "the number of coordinates"))
-    return indexing.index_reduce(node.tensor(0), indices, node.tensor(2), _COMBINED[reduction])
+    x = node.tensor(0)
+    return indexing.index_reduce(x, _coordinates(node, x), node.tensor(2), _COMBINED[reduction])
 
 
 @lowers("TensorScatter")
@@ -282,6 +288,7 @@ def _scatter_elements(node: Node) -> Tensor:
     x, index, updates = (node.tensor(n) for n in range(3))
     axis = node.axis(rank_of(x), 0)
     size = static(x, axis, "the dim that is scattered along")
+    _check_indices(node.known_if(1), size)
     index = elementwise.where(elementwise.lt(index, 0), elementwise.add(index, size), index)
     reductions = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
     reduction = node.text("reduction", "none")
@@ -294,7 +301,7 @@ def _scatter_elements(node: Node) -> Tensor:
 
 @lowers("OneHot")
 def _one_hot(node: Node) -> Tensor:
-    x, depth = node.tensor(0), bounded(int(node.known(1, "the depth of OneHot").item()), "the classes of OneHot")
+    x, depth = node.tensor(0), bounded(int(node.scalar(1, "the depth of OneHot")), "the classes of OneHot")
     off, on = (v.item() for v in node.known(2, "the values of OneHot"))
     dtype = node.known(2, "the values of OneHot").dtype.name
     axis = node.get("axis", -1)
@@ -307,7 +314,7 @@ def _one_hot(node: Node) -> Tensor:
 
 @lowers("Trilu")
 def _trilu(node: Node) -> Tensor:
-    offset = 0 if node.value(1) is None else int(node.known(1, "the diagonal of Trilu").item())
+    offset = 0 if node.value(1) is None else int(node.scalar(1, "the diagonal of Trilu"))
     return (operators.triu if node.get("upper", 1) else operators.tril)(node.tensor(0), offset)
 
 
@@ -358,10 +365,8 @@ def _constant_of_shape(node: Node) -> Value:
 
 @lowers("Range")
 def _range(node: Node) -> np.ndarray:
-    start, limit, delta = (node.known(n, "the bounds of Range") for n in range(3))
-    if object in (start.dtype, limit.dtype, delta.dtype):
-        raise Refused("a range up to a symbolic dim is not supported: give the size in dims")
-    if delta == 0 or abs(float(limit - start) / float(delta)) > MOST_ELEMENTS:
+    start, limit, delta = (node.scalar(n, "a bound of Range") for n in range(3))
+    if delta == 0 or not abs((float(limit) - float(start)) / float(delta)) <= MOST_ELEMENTS:
         raise Refused(f"a range from {start} to {limit} by {delta} is not supported")
     values: np.ndarray = np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
     return values
@@ -371,7 +376,8 @@ def _range(node: Node) -> np.ndarray:
 def _if(node: Node) -> tuple[Value, ...]:
     condition = node.value(0)
     if isinstance(condition, np.ndarray):
-        branch = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
+        chosen = bool(node.scalar(0, "the condition of an If"))
+        branch = node.attributes["then_branch" if chosen else "else_branch"]
         return tuple(node.lower_subgraph(branch, []))
     # Both branches are computed, and one result is chosen.
     results = [node.lower_subgraph(node.attributes[name], []) for name in ("then_branch", "else_branch")]
@@ -415,10 +421,10 @@ def _loop(node: Node) -> tuple[Value, ...]:
     count, going = node.value(0), node.value(1)
     if count is None:
         raise Refused("a loop without a number of iterations is not supported")
-    iterations = int(node.known(0, "the iterations of a loop").reshape(-1)[0])
+    iterations = int(node.scalar(0, "the iterations of a loop"))
     carried = list(node.inputs[2:])
     scanned: list[list[Value]] = [[] for _ in range(len(node.outputs) - len(carried))]
-    going = np.array(True) if going is None else node.known(1, "the condition of a loop")
+    going = np.array(True if going is None else node.scalar(1, "the condition of a loop"))
     number = 0
     while number < iterations and bool(going.reshape(-1)[0]):
         number += 1

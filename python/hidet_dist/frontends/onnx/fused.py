@@ -12,7 +12,7 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.arithmetic import gemm
 from hidet_dist.frontends.onnx.layers import convolved
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, lowers, rank_of, static
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import extents_of
@@ -52,21 +52,29 @@ def _fused_matmul(node: Node) -> Tensor:
     return y if alpha == 1 else elementwise.mul(y, alpha)
 
 
-_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "": lambda x: x,
-    "Relu": elementwise.relu,
-    "Sigmoid": elementwise.sigmoid,
-    "Tanh": elementwise.tanh,
-    "LeakyRelu": elementwise.leaky_relu,
-    "Clip": elementwise.clamp,
-    "HardSigmoid": lambda x, alpha, beta: elementwise.clamp(elementwise.add(elementwise.mul(x, alpha), beta), 0.0, 1.0),
+# Activations that are fused into products, with the number of their parameters.
+_ACTIVATIONS: dict[str, tuple[int, Callable[..., Tensor]]] = {
+    "": (0, lambda x: x),
+    "Relu": (0, elementwise.relu),
+    "Sigmoid": (0, elementwise.sigmoid),
+    "Tanh": (0, elementwise.tanh),
+    "LeakyRelu": (1, elementwise.leaky_relu),
+    "Clip": (2, elementwise.clamp),
+    "HardSigmoid": (
+        2,
+        lambda x, alpha, beta: elementwise.clamp(elementwise.add(elementwise.mul(x, alpha), beta), 0.0, 1.0),
+    ),
 }
 
 
 def _activated(x: Tensor, name: str, parameters: list[float]) -> Tensor:
+    """Apply an activation. As in ONNX Runtime, one without parameters ignores those that are given."""
     if name not in _ACTIVATIONS:
         raise Refused(f"the activation {name!r} is not supported")
-    return _ACTIVATIONS[name](x, *parameters)
+    count, function = _ACTIVATIONS[name]
+    if len(parameters) < count:
+        raise Invalid(f"the activation {name} has {len(parameters)} of {count} parameters")
+    return function(x, *parameters[:count])
 
 
 @lowers("FusedGemm", domains=(MICROSOFT,))

@@ -28,6 +28,7 @@ from hidet_dist.weights.safetensors_file import StoredTensor
 
 # Field numbers of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
+_DATA_FIELDS = ("raw_data", *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")))
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
 
@@ -110,6 +111,7 @@ class ModelFile:
         WeightsError
             When its data is not where the model says.
         """
+        self._check_fields(proto)
         dtype, shape, nbytes = self._layout(proto)
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             return stored_weight(replace(self._external(proto, dtype, shape, nbytes), name=name))
@@ -120,6 +122,7 @@ class ModelFile:
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
         """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
+        self._check_fields(proto)
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             stored = self._external(proto, *self._layout(proto))
             return _array(stored.read([slice(0, size) for size in stored.shape]))
@@ -129,6 +132,15 @@ class ModelFile:
             raise WeightsError(
                 f"The data of the initializer {proto.name!r} in {self.path} is malformed: {error}."
             ) from None
+
+    def _check_fields(self, proto: onnx.TensorProto) -> None:
+        """Refuse a tensor whose data is given in several ways. Raises WeightsError."""
+        given = [field.name for field, value in proto.ListFields() if field.name in _DATA_FIELDS and len(value)]
+        given += ["external_data"] * (proto.data_location == onnx.TensorProto.EXTERNAL)
+        if len(given) > 1:
+            raise WeightsError(
+                f"The tensor {proto.name!r} of {self.path} has its data in several fields: {', '.join(given)}."
+            )
 
     def _layout(self, proto: onnx.TensorProto) -> tuple[str, tuple[int, ...], int]:
         """Return the dtype, shape and bytes of a tensor's data. Raises TraceError for a shape that no tensor has."""

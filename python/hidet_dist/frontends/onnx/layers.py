@@ -18,7 +18,7 @@ from hidet_dist.frontends.onnx.nodes import (
     Node,
     Refused,
     bounded,
-    dim_of,
+    dims_of,
     lowers,
     rank_of,
     static,
@@ -56,6 +56,14 @@ def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> Tensor:
     )
 
 
+def groups_of(node: Node) -> int:
+    """Return the number of groups of a convolution. Raises Invalid for less than 1."""
+    groups = int(node.get("group", 1))
+    if groups < 1:
+        raise Invalid(f"the convolution has {groups} groups; it must have 1 or more")
+    return groups
+
+
 @lowers("Conv")
 def convolved(node: Node) -> Tensor:
     """Lower a convolution."""
@@ -67,7 +75,7 @@ def convolved(node: Node) -> Tensor:
     before, after = pads[: len(kernel)], pads[len(kernel) :]
     if before != after:
         x, before = _padded(x, pads), [0] * len(kernel)
-    return operators.convolution(x, weight, node.optional(2), stride, before, dilation, groups=node.get("group", 1))
+    return operators.convolution(x, weight, node.optional(2), stride, before, dilation, groups=groups_of(node))
 
 
 @lowers("ConvTranspose")
@@ -76,7 +84,7 @@ def _conv_transpose(node: Node) -> Tensor:
     kernel = [int(n) for n in extents_of(weight)[2:]]
     dims, ones = len(kernel), [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
-    output_padding, groups = list(node.get("output_padding", [0] * dims)), node.get("group", 1)
+    output_padding, groups = list(node.get("output_padding", [0] * dims)), groups_of(node)
     pads = _transposed_pads(node, x, kernel, stride, dilation, output_padding)
     y = operators.convolution(x, weight, None, stride, [0] * dims, dilation, True, output_padding, groups)
     y = _padded(y, [-n for n in pads])
@@ -210,7 +218,8 @@ def _lrn(node: Node) -> Tensor:
 
 @lowers("MeanVarianceNormalization")
 def _mean_variance_normalization(node: Node) -> Tensor:
-    x, axes = node.tensor(0), list(node.get("axes", [0, 2, 3]))
+    x = node.tensor(0)
+    axes = dims_of(node.get("axes", [0, 2, 3]), rank_of(x))
     variance, mean = reductions.var_mean(x, axes, 0, keepdim=True)
     # The constant is of the operator's definition.
     return elementwise.div(elementwise.sub(x, mean), elementwise.add(elementwise.sqrt(variance), 1e-9))
@@ -334,7 +343,7 @@ class _Resizing(NamedTuple):
 
 def _resizing(node: Node, x: Tensor) -> _Resizing:
     rank, given = rank_of(x), node.get("axes", None)
-    axes = [dim_of(axis, rank) for axis in given] if given is not None else list(range(rank))
+    axes = dims_of(given, rank) if given is not None else list(range(rank))
     sizes = [static(x, axis, "a dim that is resized") for axis in axes]
     roi, scales, requested = (1, 2, 3) if node.operator == "Resize" and node.opset >= 11 else (None, 1, None)
     regions = [(0.0, 1.0)] * len(axes)

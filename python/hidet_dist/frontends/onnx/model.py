@@ -28,10 +28,11 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
 )
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
 from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, Refused, Value, lowering_of
-from hidet_dist.frontends.onnx.standard import Described, check_outputs, describe
+from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
 from hidet_dist.limits import MOST_NODES
+from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 25
@@ -145,6 +146,9 @@ class _Lowerer:
         """Build the graph. Raises the errors of :func:`from_onnx`."""
         model = self.file.model.graph
         scope = _Scope({}, self.outermost)
+        for item in model.input:
+            if (proto := scope.initializers.get(item.name)) is not None:  # an input with a default, which is its value
+                self._check_declared("input", item, dtype_name(proto.data_type), proto.dims)
         declared = [item for item in model.input if item.name not in scope.initializers]
         self._check_dims(declared)
         scope.values.update((item.name, self._input(item)) for item in declared)
@@ -152,7 +156,11 @@ class _Lowerer:
         self._lower(model, scope)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
-        outputs = {item.name: self._output(item.name, scope) for item in model.output}
+        outputs: dict[str, Tensor] = {}
+        for item in model.output:
+            if item.name in outputs:
+                raise TraceError(f"{self.file.path} lists the output {item.name!r} twice.")
+            outputs[item.name] = self._output(item, scope)
         if not outputs:
             raise TraceError(f"{self.file.path} has no outputs.")
         graph = hidet.trace_from(list(outputs.values()), list(inputs.values()))
@@ -197,13 +205,28 @@ class _Lowerer:
             shape.append(self.dims.get(name, self.dims.get(symbol, symbol)))
         return hidet.symbol(shape, dtype_name(kind.elem_type), "cpu")
 
-    def _output(self, name: str, scope: _Scope) -> Tensor:
-        value = self._value(name, scope)
-        if isinstance(value, Tensor):
-            return value
-        raise TraceError(
-            f"The output {name!r} of {self.file.path} does not depend on the inputs: it is the same in every call."
-        )
+    def _output(self, proto: onnx.ValueInfoProto, scope: _Scope) -> Tensor:
+        value = self._value(proto.name, scope)
+        if not isinstance(value, Tensor):
+            raise TraceError(
+                f"The output {proto.name!r} of {self.file.path} does not depend on the inputs: it is the same in every "
+                "call."
+            )
+        extents = extents_of(value)
+        self._check_declared("output", proto, value.dtype.name, extents)
+        if any(isinstance(size, int) and size == 0 for size in extents):
+            raise TraceError(
+                f"The output {proto.name!r} of {self.file.path} has no elements (its shape is {list(extents)}): leave "
+                "it out of the model."
+            )
+        return value
+
+    def _check_declared(self, kind: str, proto: onnx.ValueInfoProto, dtype: str, shape: Sequence[Any]) -> None:
+        """Refuse an input or an output that is not as the model declares it. Raises TraceError."""
+        try:
+            check_declared(f"the {kind} {proto.name!r}", proto, dtype, shape)
+        except Invalid as error:
+            raise TraceError(f"{self.file.path} is invalid: {error}.") from error
 
     def _value(self, name: str, scope: _Scope) -> Value:
         """Return the value of a name: a node's output, an input of the model, or an initializer. Raises TraceError."""

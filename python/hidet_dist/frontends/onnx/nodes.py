@@ -113,6 +113,24 @@ class Node:
             raise Refused(f"{what} depend on the model's inputs, and must be known while it is traced")
         return value
 
+    def known_if(self, position: int) -> np.ndarray | None:
+        """Return the values of an input; None if they depend on the model's inputs, or are too many to be known."""
+        try:
+            value = self.known(position, "")
+        except Refused:
+            return None
+        return None if value.dtype == object else value
+
+    def scalar(self, position: int, what: str) -> np.generic:
+        """Return the only value of an input that is known. Raises Refused as :meth:`known`, Invalid for several."""
+        values = self.known(position, what)
+        if values.dtype == object:
+            raise Refused(f"{what} depends on a symbolic dim: give its size in dims")
+        if values.size != 1:
+            raise Invalid(f"{what} must be one number; the input has the shape {list(values.shape)}")
+        number: np.generic = values.reshape(-1)[0]
+        return number
+
     def integers(self, position: int, name: str) -> list[int] | None:
         """Return integers from an input, or from the attribute that older opsets have; None if neither is given."""
         if self.value(position) is not None:
@@ -139,6 +157,21 @@ def dim_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise Invalid(f"the axis {axis} is not one of a tensor with {rank} dims")
     return axis % rank
+
+
+def dims_of(axes: Sequence[int], rank: int) -> list[int]:
+    """Return dims of a tensor as :func:`dim_of` does. Raises Invalid for one that it lacks, or that is named twice."""
+    dims = [dim_of(axis, rank) for axis in axes]
+    if len(set(dims)) < len(dims):
+        raise Invalid(f"the axes {list(axes)} of a tensor with {rank} dims name one twice")
+    return dims
+
+
+def check_single(value: Value, what: str) -> None:
+    """Refuse a tensor or an array that the standard wants to be one number. Raises Invalid."""
+    shape = extents_of(value) if isinstance(value, Tensor) else tuple(value.shape)
+    if shape not in ((), (1,)):
+        raise Invalid(f"{what} must be one number; the input has the shape {list(shape)}")
 
 
 def bounded(count: int, what: str, most: int = MOST_ELEMENTS) -> int:

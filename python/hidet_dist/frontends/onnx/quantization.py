@@ -6,6 +6,7 @@ dtype. Products and convolutions of integers are exact, in int32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -16,11 +17,11 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.layers import average_pool, pads_of
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, ONNX, Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.layers import average_pool, groups_of, pads_of
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, ONNX, Invalid, Node, Refused, dim_of, lowers, rank_of, static
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import Operand, to_dtype
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.extents import extents_of, same_shape
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
@@ -31,18 +32,27 @@ def _float(x: Operand) -> Operand:
 
 
 def _aligned(values: Operand | None, x: Tensor, axis: int, block: int = 0) -> Operand | None:
-    """Align a scale or a zero point: one for all, one for each place of ``axis``, or one for each block along it."""
+    """Align a scale or a zero point: one for all, one for each place of ``axis``, or one for each block along it.
+
+    Raises Invalid for an axis that ``x`` lacks, and for blocks that are not those of ``x``.
+    """
     if not isinstance(values, Tensor) or rank_of(values) == 0:
         return values
     rank = rank_of(x)
+    if math.prod(extents_of(values)) == 1:
+        return ops.reshape(values, [1] * rank)
+    axis = dim_of(axis, rank)
     if block:
         size = static(x, axis, "the dim of blocks")
+        blocks = [-(-size // block) if dim == axis else extent for dim, extent in enumerate(extents_of(x))]
+        if not same_shape(extents_of(values), blocks):
+            raise Invalid(f"blocks of {block} elements need scales of the shape {blocks}, not {list(values.shape)}")
         wide = shaping.repeat_interleave(values, block, axis)
         return wide if static(wide, axis, "blocks") == size else ops.strided_slice(wide, [0], [size], [axis])
     if rank_of(values) != 1:
-        return values
+        raise Invalid(f"a scale or a zero point along an axis has one dim, not the shape {list(values.shape)}")
     count = static(values, 0, "the number of scales")
-    return ops.reshape(values, [count if dim == axis % rank and count > 1 else 1 for dim in range(rank)])
+    return ops.reshape(values, [count if dim == axis else 1 for dim in range(rank)])
 
 
 def _centred(x: Tensor, zero_point: Operand | None) -> Tensor:
@@ -214,7 +224,7 @@ def _convolved(node: Node, x: Tensor, weight: Tensor) -> Tensor:
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
     pads = pads_of(node, x, kernel, stride, dilation)
     pairs = list(zip(pads[: len(kernel)], pads[len(kernel) :], strict=True))
-    return operators.integer_convolution(x, weight, stride, pairs, dilation, node.get("group", 1))
+    return operators.integer_convolution(x, weight, stride, pairs, dilation, groups_of(node))
 
 
 @lowers("ConvInteger")

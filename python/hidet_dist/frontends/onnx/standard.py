@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+import onnx.defs
 import onnx.shape_inference
 from hidet.graph import Tensor
 
@@ -62,6 +63,7 @@ def describe(proto: onnx.NodeProto, opset: int, inputs: Sequence[Any]) -> list[D
         return None
     graph = onnx.GraphProto(name="node", node=[proto], output=[onnx.ValueInfoProto(name=n) for n in proto.output if n])
     graph.node[0].domain = ""
+    _add_defaults(graph.node[0], opset)
     given = {name: value for name, value in zip(proto.input, inputs, strict=True) if name}
     for name, value in given.items():
         if not _put_input(graph, name, value):
@@ -101,6 +103,32 @@ def check_outputs(operator: str, outputs: Sequence[Any], described: Sequence[Des
             )
 
 
+def check_declared(what: str, proto: onnx.ValueInfoProto, dtype: str, shape: Sequence[Any]) -> None:
+    """Compare a value with what the model declares of it; a dim without a number has any size.
+
+    Parameters
+    ----------
+    what: str
+        What errors call the value.
+    proto: ValueInfoProto
+        The declaration.
+    dtype, shape
+        The value's dtype (hidet's name) and extents.
+
+    Raises
+    ------
+    Invalid
+        When they differ.
+    """
+    declared, kind = _described(proto), proto.type.tensor_type
+    sizes = [size if isinstance(size, int) else None for size in shape]
+    right = not kind.elem_type or declared.dtype == dtype
+    if not right or (declared.shape is not None and not _agree(sizes, declared.shape)):
+        dims = "" if declared.shape is None else ["?" if size is None else size for size in declared.shape]
+        name = declared.dtype or onnx.helper.tensor_dtype_to_string(kind.elem_type)
+        raise Invalid(f"{what} is declared as {name}{dims}, but is {dtype}{list(shape)}")
+
+
 def _agree(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
     """Whether two shapes may be equal; None is any size."""
     return len(a) == len(b) and all(None in (p, q) or p == q for p, q in zip(a, b, strict=True))
@@ -113,6 +141,21 @@ def check_size(dtype: str | None, shape: Sequence[Any] | None) -> None:
         raise Invalid(f"an output would have the shape {list(shape or ())}")
     if 0 not in sizes and math.prod(sizes) * ITEMSIZE.get(dtype or "", 1) > MOST_BYTES:
         raise Invalid(f"an output would have the shape {list(shape or ())}, of more than {MOST_BYTES} bytes")
+
+
+def _add_defaults(proto: onnx.NodeProto, opset: int) -> None:
+    """Add the attributes that a node leaves out and that have defaults.
+
+    Where the standard defines an operator by others, onnx's inference goes through these, and does not find them.
+    """
+    try:
+        schema = onnx.defs.get_schema(proto.op_type, opset)
+    except onnx.defs.SchemaError:
+        return
+    given = {item.name for item in proto.attribute}
+    proto.attribute.extend(
+        own.default_value for name, own in schema.attributes.items() if own.default_value.type and name not in given
+    )
 
 
 def _put_input(graph: onnx.GraphProto, name: str, value: Any) -> bool:

@@ -62,7 +62,8 @@ def check_model(file: ModelFile) -> None:
         if field.name != "graph":
             _put(bare, field.name, value)
     # Before version 4 initializers were inputs as well; onnx's converter of opsets adds some that are not.
-    bare.ir_version = max(bare.ir_version, 4)
+    if bare.ir_version:
+        bare.ir_version = max(bare.ir_version, 4)
     for field, value in file.model.graph.ListFields():
         if field.name != "initializer":
             _put(bare.graph, field.name, value)
