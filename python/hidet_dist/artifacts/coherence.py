@@ -186,8 +186,6 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_p
         part_sizes(stage.parts, mesh, mesh.coordinate(0))
     except SpecError as error:
         raise ValueError(f"{what}.parts do not fit the mesh: {error}") from error
-    if stage.parts:
-        _require(not stage.symbols, f"{what}.symbols", stage.symbols, "empty where parts are unequal")
     names = [symbol.name for symbol in stage.symbols]
     _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
     for number, symbol in enumerate(stage.symbols):
@@ -236,16 +234,22 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
 def _check_states(what: str, stage: StageManifest, mesh: DeviceMesh) -> None:
     names = [state.name for state in stage.states]
     _require(len(set(names)) == len(names), f"{what}.states", names, "of distinct names")
-    _require(not stage.states or not stage.parts, f"{what}.states", names, "empty where parts are unequal")
     for number, state in enumerate(stage.states):
         field = f"{what}.states[{number}]"
         _require(state.dtype in ITEMSIZE, f"{field}.dtype", state.dtype, "a known dtype")
         _require(all(n > 0 for n in state.whole_shape), f"{field}.whole_shape", state.whole_shape, "above 0")
         try:
-            local = TensorShardSpec.parse(state.spec).local_shape(state.whole_shape, mesh)
+            spec = TensorShardSpec.parse(state.spec)
+            local = spec.local_shape(state.whole_shape, mesh)
         except SpecError as error:
             raise ValueError(f"{field}.spec does not fit: {error}") from error
-        _require(state.shape == local, f"{field}.shape", state.shape, f"{local}, by whole_shape and spec")
+        same = len(state.shape) == len(local)
+        _require(same, f"{field}.shape", state.shape, f"of {len(local)} dims, as whole_shape")
+        for dim, (extent, own) in enumerate(zip(state.shape, local, strict=True)):
+            even = spec.is_even(dim, mesh)
+            expected = f"{own}, by whole_shape and spec" if even else "an expression of parts"
+            fits = extent == own if even else isinstance(extent, str)
+            _require(fits, f"{field}.shape[{dim}]", extent, expected)
         known = not state.initial or state.initial in stage.data
         _require(known, f"{field}.initial", state.initial, "empty, or one of data")
 

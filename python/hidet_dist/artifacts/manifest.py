@@ -64,15 +64,22 @@ class TensorSignature:
 class StateSignature:
     """A state of the local program: the user's name, dtype name, local and whole shape (elements), and spec as text.
 
+    Local extents that depend on a rank's unequal parts are expressions.
+
     ``initial`` is the name, in the stage's data, of its values before the first call; empty for zeros.
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     whole_shape: tuple[int, ...]
     spec: str
     initial: str
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of a rank's state, which :meth:`StageManifest.at` has resolved."""
+        return tuple(map(int, self.shape))
 
 
 @dataclass(frozen=True)
@@ -164,14 +171,23 @@ class StageManifest:
         return part_sizes(self.parts, self.mesh, self.mesh.coordinate(rank)) if self.parts else {}
 
     def at(self, rank: int) -> StageManifest:
-        """Return the stage with the shapes and checks of inputs and outputs that a rank's parts result in."""
+        """Return the stage with the shapes of tensors, and the checks of inputs, that a rank's parts result in.
+
+        Symbolic dims stay as they are.
+        """
         if not self.parts:
             return self
         coordinate, parts = self.mesh.coordinate(rank), self.part_sizes(rank)
 
         def resolved(tensor: TensorSignature) -> TensorSignature:
-            whole = tuple(int(extent) for extent in tensor.whole_shape)
-            return replace(tensor, shape=TensorShardSpec.parse(tensor.spec).local_shape(whole, self.mesh, coordinate))
+            return replace(tensor, shape=own_shape(tensor.shape, tensor.whole_shape, tensor.spec))
+
+        def own_shape(shape: Sequence[int | str], whole: Sequence[int | str], spec: str) -> tuple[int | str, ...]:
+            own = TensorShardSpec.parse(spec)
+            return tuple(
+                extent if own.is_even(dim, self.mesh) else own.split(dim, self.mesh).interval(int(size), coordinate)[1]
+                for dim, (extent, size) in enumerate(zip(shape, whole, strict=True))
+            )
 
         def product(factors: Product) -> Product:
             return tuple(parts.get(factor, factor) if isinstance(factor, str) else factor for factor in factors)
@@ -187,7 +203,8 @@ class StageManifest:
             for check in self.index_checks
         )
         inputs, outputs = (tuple(map(resolved, tensors)) for tensors in (self.inputs, self.outputs))
-        return replace(self, inputs=inputs, outputs=outputs, index_checks=tuple(checks))
+        states = (replace(x, shape=own_shape(x.shape, x.whole_shape, x.spec)) for x in self.states)
+        return replace(self, inputs=inputs, outputs=outputs, states=tuple(states), index_checks=tuple(checks))
 
     @property
     def communications(self) -> tuple[str, ...]:

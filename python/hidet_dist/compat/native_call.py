@@ -37,6 +37,28 @@ def call_native(function: str, *arguments: Expr) -> Expr:
     return call_primitive_func(name, list(arguments))
 
 
+class Values:
+    """The sizes in a statement: numbers are written out, expressions become variables."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int | Expr] = {}
+
+    def __call__(self, value: int | Expr) -> str:
+        """Write a size as C++."""
+        if isinstance(value, int):
+            return f"INT64_C({value})"
+        for name, known in self.values.items():
+            if known is value:
+                return name
+        name = f"v{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def array(self, name: str, values: Sequence[int | Expr]) -> str:
+        """Write the declaration of an array of sizes, with a trailing 0 so that it is not empty."""
+        return f"const int64_t {name}[] = {{{{ {''.join(self(value) + ', ' for value in values)}0 }}}};"
+
+
 @dataclass(frozen=True)
 class NativeCall:
     """A C++ statement, and what it needs to compile.

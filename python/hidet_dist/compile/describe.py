@@ -95,8 +95,8 @@ def layouts_of(
             layouts[weight.name] = _layout(weight.dtype, shape)
     for state in program.states:
         if state.name in program.initial:
-            local = state.spec.local_shape(state.shape, program.mesh)
-            layouts[program.initial_name(state.name)] = Layout(state.dtype, local)
+            local = extents_of(program.state_placeholders[state.name])
+            layouts[program.initial_name(state.name)] = _layout(state.dtype, local)
     layouts[COORDINATE] = Layout("int32", (program.mesh.ndim,))
     layouts.update({name: Layout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
     return {name: layouts[name] for name in data}
@@ -119,14 +119,17 @@ def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: 
 
 
 def _signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
-    shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
-    return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
+    return TensorSignature(tensor.dtype, _written(local), tensor.written or tensor.shape, str(tensor.spec))
 
 
 def _state(program: Program, state: TensorPlan) -> StateSignature:
-    shape = tuple(int(extent) for extent in program.state_placeholders[state.name].shape)
+    shape = _written(program.state_placeholders[state.name])
     initial = program.initial_name(state.name) if state.name in program.initial else ""
     return StateSignature(state.label or state.name, state.dtype, shape, state.shape, str(state.spec), initial)
+
+
+def _written(local: Tensor) -> tuple[int | str, ...]:
+    return tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
 
 
 def _launch(node: Operator, kernel: int) -> Launch:

@@ -7,14 +7,14 @@ not depend on the new value, and it may not be fused with an operator that does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.utils import prod
 
 from hidet_dist import native
-from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
 from hidet_dist.errors import CompileError
 from hidet_dist.operators.states import ReplaceStateOp, ShiftStateOp, WriteRowsOp
 from hidet_dist.partitioning import Program
@@ -77,36 +77,42 @@ def _native(statement: str, on_cuda: bool, values: Mapping[str, Extent] | None =
 
 def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
     """Make the name and the call of an update's kernel. Together with the shapes, the name identifies the call."""
-    shape = [int(extent) for extent in update.inputs[0].shape]
-    element = int(update.inputs[0].dtype.nbytes)
+    shape = extents_of(update.inputs[0])
+    element, text = int(update.inputs[0].dtype.nbytes), Values()
+
+    def from_dim(dim: int) -> str:
+        """Write the bytes of the elements that have one index up to a dim."""
+        return text(prod([element, *shape[dim:]]))
+
     if isinstance(update, ReplaceStateOp):
-        statement = f"hd::replace({{}}, {{}}, {math.prod(shape) * element});"
-        return "replace_state", _native(statement, on_cuda)
+        statement = f"hd::replace({{}}, {{}}, {from_dim(0)});"
+        return "replace_state", _native(statement, on_cuda, text.values)
     if isinstance(update, ShiftStateOp):
         dim = int(update.attrs["dim"])
-        inner = math.prod(shape[dim + 1 :]) * element
+        count = text(extents_of(update.inputs[1])[dim])
         statement = (
             "void *to = {}; const void *from = {}; "
-            f"hd::shift(to, from, {math.prod(shape[:dim])}, {shape[dim] * inner}, count * {inner});"
+            f"hd::shift(to, from, {text(prod([1, *shape[:dim]]))}, {from_dim(dim)}, {count} * {from_dim(dim + 1)});"
         )
-        return f"shift_state_dim{dim}", _native(statement, on_cuda, {"count": extents_of(update.inputs[1])[dim]})
+        return f"shift_state_dim{dim}", _native(statement, on_cuda, text.values)
     assert isinstance(update, WriteRowsOp)
     dims = [int(dim) for dim in update.attrs["dims"]]
-    strides = [math.prod(shape[dim + 1 :]) * element for dim in range(len(shape))]
+    strides = [from_dim(dim + 1) for dim in range(len(shape))]
     slots = [
-        f"{{{{at{n}, {str(x.dtype.nbytes == 8).lower()}, {shape[dim]}, {strides[dim]}}}}}"
+        f"{{{{at{n}, {str(x.dtype.nbytes == 8).lower()}, {text(shape[dim])}, {strides[dim]}}}}}"
         for n, (x, dim) in enumerate(zip(update.inputs[2:], dims, strict=True))
     ]
-    outer = [f"{{{{{shape[dim]}, {strides[dim]}}}}}" for dim in range(max(dims)) if dim not in dims]
+    outer = [f"{{{{{text(shape[dim])}, {strides[dim]}}}}}" for dim in range(max(dims)) if dim not in dims]
+    count = text(extents_of(update.inputs[1])[0])
     pointers = "".join(f"const void *at{n} = {{}}; " for n in range(len(dims)))
     statement = (
         f"void *to = {{}}; const void *from = {{}}; {pointers}"
         f"const hd::Slots at[] = {{{{{', '.join(slots)}}}}}; "
         f"const hd::OuterDim outer[] = {{{{{', '.join(outer or ['{{1, 0}}'])}}}}}; "
-        f"hd::write_rows(to, from, count, {strides[max(dims)]}, at, {len(slots)}, outer, {len(outer)});"
+        f"hd::write_rows(to, from, {count}, {strides[max(dims)]}, at, {len(slots)}, outer, {len(outer)});"
     )
     name = "_".join(["write_rows", *(f"dim{dim}" for dim in dims)])
-    return name, _native(statement, on_cuda, {"count": extents_of(update.inputs[1])[0]})
+    return name, _native(statement, on_cuda, text.values)
 
 
 def updates_in_place(program: Program) -> Program:

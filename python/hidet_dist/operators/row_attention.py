@@ -19,7 +19,7 @@ from hidet.ir.type import DataType
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.attention import LEAST
 from hidet_dist.operators.dtypes import constant, to_dtype
-from hidet_dist.spec.extents import Extent, extents_of, same_extent
+from hidet_dist.spec.extents import Extent, extents_of, quotient, same_extent
 from hidet_dist.traits import has_traits
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -154,9 +154,8 @@ def _check(tensors: Sequence[Tensor], lead: int, attributes: dict[str, Any]) -> 
             raise ValueError(f"Sinks are float32, and not {x.dtype.name}.")
     (tokens, heads, size), keys, values = shapes[0], shapes[1], shapes[pools]
     table, sequences, begins, ends = shapes[1 + pools : 5 + pools]
-    whole = [heads, size, *keys[-2:], *values[-2:]]
-    if not all(isinstance(extent, int) for extent in whole):
-        raise ValueError(f"Heads, groups and sizes must be numbers, and not symbolic dims: {_shown(shapes)}.")
+    if not all(isinstance(extent, int) for extent in (size, keys[-1], values[-1])):
+        raise ValueError(f"The sizes of heads must be numbers, and not symbolic dims: {_shown(shapes)}.")
     fits = [
         *zip(keys[:-1], values[:-1], strict=True),
         (keys[-1], size),
@@ -165,7 +164,7 @@ def _check(tensors: Sequence[Tensor], lead: int, attributes: dict[str, Any]) -> 
         *((parts, extent) for x in (begins, ends) for parts, extent in zip(keys[:lead], x[1:], strict=True)),
         *((shape[0], heads) for shape in shapes[5 + pools :]),
     ]
-    if int(heads) % int(keys[-2]) or not all(same_extent(a, b) for a, b in fits):
+    if quotient(heads, keys[-2]) is None or not all(same_extent(a, b) for a, b in fits):
         raise ValueError(f"The shapes of attention over rows do not fit: {_shown(shapes)}.")
     page, value_size = attributes["page"], attributes["value_size"]
     rows = keys[lead]
@@ -254,7 +253,8 @@ class _Definition:
         number = self.table[[self.sequences[t], *part, row[0]]]
         number = number * self.page + row[1] if self.page > 1 else number
         number = if_then_else(self.is_seen(outer, row), number, 0)
-        heads_of_group = int(self.query.shape[1]) // int(pool.shape[-2])
+        heads_of_group = quotient(self.query.shape[1], pool.shape[-2])
+        assert heads_of_group is not None
         group = h // heads_of_group if heads_of_group > 1 else h
         return pool[[*part, number, group, place]]
 

@@ -136,11 +136,6 @@ def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = 
             f"The plan must have the operators 0 to {len(view.operators) - 1} in order; it has "
             f"{[op.index for op in stage.operators]}."
         )
-    if view.states and not stage.has_equal_shards:
-        raise PlanError(
-            f"The plan has unequal parts, and the graph has states ({', '.join(view.states)}), which are split equally "
-            "only."
-        )
     table = rule_table(view, stage.mesh, rules)
     choices, notes = [], []
     for number, (op, planned) in enumerate(zip(view.operators, stage.operators, strict=True)):

@@ -32,7 +32,7 @@ class States:
         self._memory = memory
         self._signatures = {state.name: state for state in signatures}
         self._initial = {state.name: initial[state.initial] for state in signatures if state.initial}
-        self._nbytes = {state.name: math.prod(state.shape) * dtype_bytes(state.dtype) for state in signatures}
+        self._nbytes = {state.name: math.prod(state.local_shape) * dtype_bytes(state.dtype) for state in signatures}
         self._held = {name: memory.reserve_zeros(nbytes) for name, nbytes in self._nbytes.items()}
         for name in self._initial:
             self._reset(name)
@@ -124,7 +124,7 @@ class States:
         saved = {}
         for name, state in self._signatures.items():
             kind = NUMPY if has_dtype(NUMPY, state.dtype) else TORCH
-            saved[name] = copy = host_tensor(kind, state.shape, state.dtype)
+            saved[name] = copy = host_tensor(kind, state.local_shape, state.dtype)
             self._memory.copy(buffer_of(copy, name).address, self._held[name], self._nbytes[name])
         return saved
 
@@ -143,7 +143,7 @@ class States:
                 raise InputError(f"There is no state {name!r}; there are {', '.join(self._signatures) or 'none'}.")
             what = f"The state {name}"
             buffer = buffer_of(value, what)
-            if (buffer.dtype, buffer.shape) != (state.dtype, state.shape):
+            if (buffer.dtype, buffer.shape) != (state.dtype, state.local_shape):
                 raise InputError(
                     f"The state {name} must be {state.dtype}{list(state.shape)}, a shard of {list(state.whole_shape)}; "
                     f"got {buffer.dtype}{list(buffer.shape)}."

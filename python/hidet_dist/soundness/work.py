@@ -86,7 +86,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
 def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
     """Check random plans of a graph with states over several random calls, on all meshes in turn.
 
-    The last ``served`` plans are compiled, and served by real processes.
+    Every second plan of a mesh has random parts. The last ``served`` plans are compiled, and served by real processes.
     """
     rng = np.random.default_rng((seed, list(STATEFUL).index(name), 2))
     stateful = STATEFUL[name](rng)
@@ -95,10 +95,13 @@ def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
     known = {}
     for mesh in map(DeviceMesh, STATE_MESHES):
         view = planning_view(graph, stateful.symbols, mesh)
-        known[mesh] = view, rule_table(view, mesh)
+        table = rule_table(view, mesh)
+        extents = [digit.extent for op in view.operators for digit in table.rule(op).factors]
+        known[mesh] = view, (table, rule_table(view, mesh, table, random_parts(extents, mesh, rng)))
     for number in range(plans):
         mesh = DeviceMesh(STATE_MESHES[number % len(STATE_MESHES)])
-        view, table = known[mesh]
+        view, tables = known[mesh]
+        table = tables[number // len(STATE_MESHES) % len(tables)]
         stage = random_stage(view, mesh, table, rng)
         calls = [stateful.draw(rng) for _ in range(CALLS)]
         difference = check_calls(graph, stage, calls)

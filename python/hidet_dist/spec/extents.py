@@ -209,6 +209,15 @@ def factors_of(extent: Extent) -> list[Extent]:
     return [int(extent) if isinstance(extent, Constant) else extent]
 
 
+def quotient(extent: Extent, divisor: Extent) -> int | None:
+    """Return the whole number that is ``extent / divisor`` for all sizes of their symbols; None if there is none."""
+    numbers, names = [], []
+    for factors in map(factors_of, (extent, divisor)):
+        numbers.append(math.prod(factor for factor in factors if isinstance(factor, int)))
+        names.append(sorted(str(factor) for factor in factors if not isinstance(factor, int)))
+    return numbers[0] // numbers[1] if names[0] == names[1] and numbers[0] % numbers[1] == 0 else None
+
+
 def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:
     """Return a number known to divide an extent; ``multiples`` maps each symbol to a divisor of its sizes."""
     numbers = [

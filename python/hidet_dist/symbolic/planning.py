@@ -9,6 +9,7 @@ the second twin's operator, rebuilt on its shards.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import hidet
@@ -24,22 +25,32 @@ from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, symbols_in
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, symbols_in
+from hidet_dist.spec.parts import part_sizes
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 
+_NO_PARTS: Mapping[str, int] = MappingProxyType({})
+
 
 def local_shape(
     extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
 ) -> tuple[Extent, ...] | None:
-    """Return the symbolic shape of a shard; None if the spec splits a symbolic dim that is not declared to divide."""
+    """Return the symbolic shape of a shard, with symbols for unequal parts, too.
+
+    It is None if the spec splits a symbolic dim that is not declared to divide, or into unequal parts.
+    """
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for dim, (extent, axes) in enumerate(zip(extents, spec.mesh_axes_per_dim, strict=True)):
         if not spec.is_even(dim, mesh):
-            return None  # the sizes of unequal parts of graphs with symbolic dims are not known
+            split = spec.split(dim, mesh)
+            if not isinstance(extent, int) or extent % split.units:
+                return None
+            shape.append(part_extent(extent, split, mesh))
+            continue
         fixed = isinstance(extent, int)
         local = padded_shard(extent, axes, mesh) if fixed else local_extent(extent, mesh.group_size(axes), multiples)
         if local is None:
@@ -146,7 +157,7 @@ def rule_table(
     and the same parts that are ``offered``.
     """
     if isinstance(view, TwinView):
-        return SymbolicRules(view, mesh, like)
+        return SymbolicRules(view, mesh, like, offered)
     same = like is not None and like.mesh == mesh and like.offered == offered
     return like if same and like is not None else RuleTable(mesh, like, offered)
 
@@ -180,18 +191,21 @@ def check_specs(
 class SymbolicRules(RuleTable):
     """The rules of a twin's operators, with only the choices that hold for all sizes of the symbols."""
 
-    def __init__(self, view: TwinView, mesh: DeviceMesh, like: RuleTable | None = None):
-        super().__init__(mesh, like)
+    def __init__(
+        self, view: TwinView, mesh: DeviceMesh, like: RuleTable | None = None, offered: OfferedParts = NO_PARTS
+    ):
+        super().__init__(mesh, like, offered)
         self._view = view
         self._number = {id(op): number for number, op in enumerate(view.operators)}
-        self._prime_table = RuleTable(mesh, like)
+        self._prime_table = RuleTable(mesh, like, offered)
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
         self._sound_joint: dict[tuple[int, str], tuple[Choice, ...]] = {}
-        if isinstance(like, SymbolicRules) and like.mesh == mesh and like._view.symbols == view.symbols:
+        same = isinstance(like, SymbolicRules) and (like.mesh, like.offered) == (mesh, offered)
+        if same and isinstance(like, SymbolicRules) and like._view.symbols == view.symbols:
             self._choices, self._choice_of = like._choices, like._choice_of
             self._prime_table, self._sound, self._sound_choice = like._prime_table, like._sound, like._sound_choice
 
@@ -302,8 +316,8 @@ class SymbolicRules(RuleTable):
         return local_shape(extents_of(tensor), spec, self.mesh, self._view.symbols)
 
     def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
-        """Tell whether the symbolic operator and the prime twin's, both on shards, have the same definition."""
-        definitions = []
+        """Tell whether the symbolic operator and the prime twin's have one definition on the shards of every device."""
+        locals_ = []
         partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
         for op in (symbolic, prime):
             ins = [self._shape(x, s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
@@ -318,16 +332,29 @@ class SymbolicRules(RuleTable):
                 local = localize(op, shards, spec.in_specs, shapes, self.mesh, self._coordinate)[0].op
             except ValueError:
                 return False
-            definitions.append(self._definition(local))
-        return definitions[0] == definitions[1] is not None
+            locals_.append(local)
+        names = {name for one in (*spec.in_specs, *partial) for name in one.symbols(self.mesh)}
+        for sizes in self._parts_of_devices(names):
+            ours, primes = (self._definition(local, sizes) for local in locals_)
+            if not ours == primes is not None:
+                return False
+        return True
+
+    def _parts_of_devices(self, names: Collection[str]) -> list[Mapping[str, int]]:
+        """List the parts of devices, by the names of their symbols, each once."""
+        found: dict[tuple[int, ...], Mapping[str, int]] = {}
+        for rank in range(self.mesh.size if names else 1):
+            sizes = part_sizes(sorted(names), self.mesh, self.mesh.coordinate(rank))
+            found.setdefault(tuple(sizes.values()), sizes)
+        return list(found.values())
 
     def _coordinate(self) -> Tensor:
         return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
 
-    def _definition(self, op: Operator) -> Any:
-        """Return the canonical definition of an operator at the prime sizes; None if it has none."""
+    def _definition(self, op: Operator, parts: Mapping[str, int] = _NO_PARTS) -> Any:
+        """Return the canonical definition of an operator at the prime sizes and these parts; None if it has none."""
         try:
-            definition: Definition = analyze(definition_of(op), self._sizes)
-        except (UnsupportedDefinition, ValueError):
+            definition: Definition = analyze(definition_of(op), {**self._sizes, **parts})
+        except (TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
             return None
         return rename(definition.canonical, {})

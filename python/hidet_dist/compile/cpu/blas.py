@@ -18,9 +18,9 @@ from hidet.graph.transforms import ResolveRule, register_resolve_rule
 from hidet.ir.expr import Constant
 from hidet.utils import prod
 
-from hidet_dist.compat.native_call import STORE
+from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.active import is_active, known_kernels
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent

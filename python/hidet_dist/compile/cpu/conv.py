@@ -16,9 +16,9 @@ from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms import ResolveRule, register_resolve_rule
 
-from hidet_dist.compat.native_call import STORE
+from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.active import is_active
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.spec.extents import Extent, extents_of
 
 _SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one

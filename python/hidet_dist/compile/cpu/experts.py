@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from hidet.graph import Operator, Tensor
 from hidet.graph.transforms import ResolveRule, register_resolve_rule
 
-from hidet_dist.compat.native_call import STORE
+from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.active import is_active, known_kernels
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values, quantized_parameters
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, same_extent

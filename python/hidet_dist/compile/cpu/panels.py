@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.compat.native_call import Values
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_statement
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values, quantized_parameters
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.weights.panels import FEW_BITS, Panels, StoredPrecision

@@ -13,8 +13,8 @@ from typing import Any
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist import native
-from hidet_dist.compat.native_call import NativeCall, NativeCallOp
-from hidet_dist.compile.cpu.tiled import Values, headers_digest
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
+from hidet_dist.compile.cpu.tiled import headers_digest
 from hidet_dist.compile.guards import GuardedOp
 from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionPartsOp
 from hidet_dist.rewriting import rewrite

@@ -34,28 +34,6 @@ ELEMENT_TYPES = {
 """The kernels' names of the dtypes that they multiply."""
 
 
-class Values:
-    """The sizes in a statement: numbers are written out, expressions become variables."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Extent] = {}
-
-    def __call__(self, value: Extent) -> str:
-        """Write a size as C++."""
-        if isinstance(value, int):
-            return f"INT64_C({value})"
-        for name, known in self.values.items():
-            if known is value:
-                return name
-        name = f"v{len(self.values)}"
-        self.values[name] = value
-        return name
-
-    def array(self, name: str, values: Sequence[Extent]) -> str:
-        """Write the declaration of an array of sizes, with a trailing 0 so that it is not empty."""
-        return f"const int64_t {name}[] = {{{{ {''.join(self(value) + ', ' for value in values)}0 }}}};"
-
-
 @dataclass(frozen=True)
 class Epilogue:
     """The computation from an element of a product to the written element.

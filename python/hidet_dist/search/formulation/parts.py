@@ -46,8 +46,8 @@ def offered_parts(
 
     If ``near_even`` ones are wanted, an axis whose devices do not divide a number of heads may split the heads so that
     the parts differ by one head at most. Other dims are padded there instead, by at most one element a device. Parts
-    of pins are offered for all dims. If they are not ``allowed``, or the graph has symbolic dims, states, or weights of
-    another storage, there are none.
+    of pins are offered for all dims but symbolic ones, which are split equally only. If parts are not ``allowed``, or
+    the graph has weights of another storage, there are none.
 
     Raises
     ------
@@ -56,17 +56,10 @@ def offered_parts(
     """
     given = {pair for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
     stored = any(storage_of(view.tensors[name]) is not None for name in view.weights)
-    if not allowed or view.symbols or view.states or stored:
+    if not allowed or stored:
         if given:
-            why = (
-                "symbolic dims"
-                if view.symbols
-                else "states"
-                if view.states
-                else "weights in another precision"
-                if stored
-                else "stages that are searched, several graphs, or this target"
-            )
+            several = "stages that are searched, several graphs, or this target"
+            why = "weights in another precision" if stored else several
             raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
         return NO_PARTS
     found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
