@@ -19,8 +19,10 @@ from hidet_dist.search import search
 from hidet_dist.search.formulation.parts import heads_of
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.graphs import GRAPHS
-from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
+from hidet_dist.soundness.plans import check_calls, check_stage, evaluate_graph, graph_inputs
+from hidet_dist.soundness.states import STATEFUL
 from hidet_dist.spec import DeviceMesh, StagePlan
+from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.weights import weight
 
 HEADS, SIZE = 4, 3
@@ -111,12 +113,36 @@ def test_parts_that_do_not_fit_are_refused(pins: Mapping[str, str], options: Map
         search(normalize(block()), machine(2), pins=pins, **options)
 
 
-def test_targets_and_symbolic_dims_have_no_unequal_parts() -> None:
-    config, pins = {"mesh_shape": [2]}, {"pins": {"query": "(R, S0[3,1])"}}
-    with pytest.raises(ConfigError, match=r"not offered for .* this target"):
-        hidet.distributed.make_plan(block(), config, {"target": "cuda", "arch": "sm_90", **pins})
-    with pytest.raises(ConfigError, match="not offered for symbolic dims"):
-        hidet.distributed.make_plan(block("batch"), config, {"symbols": {"batch": 6}, **pins})
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "cuda", "arch": "sm_90"}, "not offered for .* this target"),
+        ({"weights": {"precision": "int8"}}, "not offered for weights in another precision"),
+    ],
+)
+def test_what_unequal_parts_are_not_for_is_refused(options: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        hidet.distributed.make_plan(block(), {"mesh_shape": [2]}, {"pins": {"query": "(R, S0[3,1])"}, **options})
+
+
+def test_symbolic_dims_are_split_equally_beside_heads_in_parts() -> None:
+    symbols = {"batch": SymbolSize(8, 4)}
+    pins = {"query": "(R, S0[3,1])", "op:Matmul#0": "?, (R, S0[3,1]) -> (R, S0[3,1])"}
+    stage = search(normalize(block("batch")), machine(2), pins=pins, symbols=symbols).stages[0]
+    assert weights_of(stage)["query"] == "(R, S0[3,1])"
+    for name in ("x0", "y0"):
+        with pytest.raises(ConfigError, match="splits the symbolic dim batch into unequal parts"):
+            search(normalize(block("batch")), machine(2, 2), pins={name: "(S0[3,1], R)"}, symbols=symbols)
+
+
+def test_states_are_split_in_parts_of_heads() -> None:
+    rng = np.random.default_rng(0)
+    stateful = STATEFUL["paged_attention"](rng)
+    graph = normalize(stateful.graph)
+    pins = dict.fromkeys(("keys", "values"), "(R, S0[2,1,1], R)")
+    stage = search(graph, machine(3), pins=pins, symbols=stateful.symbols).stages[0]
+    assert [str(state.spec) for state in stage.states] == list(pins.values())
+    assert check_calls(graph, stage, [stateful.draw(rng) for _ in range(3)]) == ""
 
 
 @pytest.mark.slow

@@ -628,6 +628,16 @@ def _whole_groups(weight: Tensor, shape: tuple[int, ...], specs: Specs, mesh: De
     return whole
 
 
+def _refuse_parts_of_symbolic_dims(pins: Pins, name: str, specs: Specs, what: str) -> None:
+    for dim, extent in enumerate(pins.view.written(name)):
+        for spec in specs:
+            if isinstance(extent, str) and not spec.is_even(dim, pins.mesh):
+                raise ConfigError(
+                    f"The spec {spec} of {what} splits the symbolic dim {extent} into unequal parts, and symbolic dims "
+                    "are split equally only: leave the parts out of the spec."
+                )
+
+
 def _boundary_specs(
     pins: Pins,
     tensors: Sequence[str],
@@ -650,6 +660,7 @@ def _boundary_specs(
             required = [Pin(f"{what}_specs[{number}]", SpecPattern.of(spec)), *tensor_pins]
         if required:
             result.append(_layouts(pins, required, name, f"{what} {number}"))
+            _refuse_parts_of_symbolic_dims(pins, name, result[-1], f"{what} {number}")
         else:
             result.append([TensorShardSpec.replicated(len(pins.view.shape(name)))])
     return result
