@@ -106,7 +106,7 @@ class AsOnGpus:
 def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:
     """NCCL's maxima and minima of floats drop NaN, as the stand-in's do."""
     x = hidet.symbol([4, 8], "float32", "cpu")
-    dtypes = ("float16", "bfloat16", "float32", "float64")
+    dtypes = ("bfloat16", "float32")
     results = [
         ops.cast(reduction(ops.cast(x, dtype), [0]), "float32") for dtype in dtypes for reduction in (ops.max, ops.min)
     ]
