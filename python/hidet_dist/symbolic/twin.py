@@ -49,7 +49,8 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> NormalGraph:
         except ValueError as error:
             raise ConfigError(
                 f"Operator {number}, {op.name}, does not take all sizes of the symbolic dims, such as "
-                f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
+                f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}. Give dims that must be "
+                "equal one name, or numbers."
             ) from error
         replaced.update(zip(op.outputs, outputs, strict=True))
     return NormalGraph([replaced[y] for y in view.graph.outputs], [replaced[x] for x in view.graph.inputs])
