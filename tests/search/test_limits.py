@@ -157,6 +157,18 @@ def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
         assert clock.now <= deadline + 2 * GRACE
 
 
+def test_at_a_short_deadline_more_memory_makes_no_plan_slower() -> None:
+    """The plan that holds least is known too, not only the first that fits, which computes much several times."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))
+
+    def seconds(budget: int) -> float:
+        options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=1.0, clock=Clock())
+        return warned(lambda: search(graph, cluster, options)).seconds
+
+    tight = int(1.1 * 63_072)
+    assert max(seconds(factor * tight) for factor in (2, 4, 100)) <= seconds(tight)
+
+
 def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hidet.FlowGraph, Cluster, int]) -> None:
     graph, cluster, _ = tight
     clock = Clock()

@@ -326,10 +326,14 @@ def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     OutOfTimeError
         When no plan of it is found that fits. Others may.
     """
-    least = least_memory(problem, replace(solver, limits=Limits(None, solver.limits.nbytes)), problem.budget)
-    if least.nbytes > problem.budget:
+    unlimited = replace(solver, limits=Limits(None, solver.limits.nbytes))
+    # The plan of least memory splits all that it can, and so is often quicker than the first one that fits.
+    found = [least_memory(problem, unlimited, budget) for budget in (problem.budget, 0)]
+    fitting = [one.choices for one in found if one.nbytes <= problem.budget]
+    if not fitting:
         raise OutOfTimeError
-    first = Solution(least.choices, problem.totals.seconds(least.choices), 1.0, known=(least.choices,))
+    best = min(fitting, key=problem.totals.seconds)
+    first = Solution(best, problem.totals.seconds(best), 1.0, known=(best,))
     tell = solver.on_incumbent
     if tell is not None:
         solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
