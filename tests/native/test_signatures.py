@@ -38,6 +38,7 @@ FUNCTION = re.compile(rf"HIDET_DIST_API\s+([\w\s*]+?){PREFIX}(\w+)\s*\(([^()]*)\
 CALLBACK = re.compile(rf"typedef\s+([\w\s*]+?)\(\s*\*\s*{PREFIX}(\w+)\s*\)\s*\(([^()]*)\)\s*;")
 STRUCTURE = re.compile(rf"typedef\s+struct\s+{PREFIX}(\w+)\s*\{{([^{{}}]*)\}}\s*{PREFIX}\1\s*;")
 OPAQUE = re.compile(rf"typedef\s+struct\s+{PREFIX}(\w+)\s+{PREFIX}\1\s*;")
+ARRAY = re.compile(r"(\w+) (\w+)\[(\d+)\]")
 METHOD = re.compile(r"([\w\s*]+?)\(\s*\*\s*(\w+)\s*\)\s*\(([^()]*)\)")
 ENUM = re.compile(rf"enum\s+{PREFIX}\w+\s*\{{([^{{}}]*)\}}\s*;")
 DEFINE = re.compile(r"^#define\s+HIDET_DIST_(\w+)\s+\(?(-?\d+)\)?\s*$", re.MULTILINE)
@@ -55,6 +56,8 @@ def c_type(text: str, opaque: set[str]) -> Any:
     name = base.removeprefix(PREFIX)
     if stars == 0:
         return None if base == "void" else CALLBACKS.get(name) or VALUES[base]
+    if stars == 2 and base == "void":
+        return POINTER(c_void_p)
     assert stars == 1, f"not understood: {text!r}"
     if base == name:
         return POINTERS[base]
@@ -75,6 +78,11 @@ def members(body: str, opaque: set[str]) -> Iterator[tuple[str, Any]]:
         if method:
             result, name, arguments = method.groups()
             yield name, signature(result, arguments, opaque)
+            continue
+        array = ARRAY.fullmatch(declaration)
+        if array:
+            kind, name, extent = array.groups()
+            yield name, c_type(kind, opaque) * int(extent)
             continue
         first, *others = (each.strip() for each in declaration.split(","))
         kind = re.sub(r"\b\w+$", "", first)

@@ -41,6 +41,8 @@ typedef struct hidet_dist_panel_product {
   void *result;        /* floats */
   int64_t result_step; /* elements from one row of the result to the next */
   void *scratch;       /* as many bytes as hidet_dist_panels_scratch says, aligned to 64 bytes */
+  const void *const *runs; /* null; or where the rows of the left operand lie, instead of `left` and its steps: */
+  int64_t run;             /* elements [i * run, (i + 1) * run) of row r are at runs[i * rows + r] */
 } hidet_dist_panel_product;
 
 /*

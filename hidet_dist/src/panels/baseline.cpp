@@ -1,6 +1,7 @@
 // Products by panels with the instructions that every x86-64 processor has.
 #include <emmintrin.h>
 
+#include "depthwise.hpp"
 #include "levels.hpp"
 #include "product.hpp"
 #include "quantized.hpp"
@@ -10,8 +11,14 @@ namespace {
 struct Baseline {
   using Vector = __m128;
   static constexpr int64_t kLanes = 4, kWidth = 8, kRows = 4, kTwoPanels = 2, kInColumns = 0;
+  static constexpr int kPixels = 4;
 
   static HIDET_DIST_INLINE Vector zero() { return _mm_setzero_ps(); }
+  static HIDET_DIST_INLINE Vector load_first(const float *at, int64_t lanes) {
+    float values[kLanes] = {};
+    for (int64_t i = 0; i < lanes; ++i) values[i] = at[i];
+    return load(values);
+  }
   static HIDET_DIST_INLINE Vector load(const float *at) { return _mm_loadu_ps(at); }
   static HIDET_DIST_INLINE Vector load(const Brain *at) {
     const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
@@ -44,15 +51,15 @@ struct Baseline {
   }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm_storeu_ps(at, v); }
 
-  static HIDET_DIST_INLINE void interleave(const float *source, int64_t step, int64_t rows, int64_t depth,
-                                           float *target, int64_t target_step) {
+  template <class Rows>
+  static HIDET_DIST_INLINE void interleave(const Rows &source, int64_t rows, int64_t depth, float *target,
+                                           int64_t target_step) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
-      const float *const from = source + r * step;
       int64_t k = 0;
       for (; k + 4 <= depth; k += 4) {
-        __m128 a = load(from + k), b = load(from + step + k), c = load(from + 2 * step + k),
-               d = load(from + 3 * step + k);
+        __m128 a = load(source[r] + k), b = load(source[r + 1] + k), c = load(source[r + 2] + k),
+               d = load(source[r + 3] + k);
         _MM_TRANSPOSE4_PS(a, b, c, d);
         float *const to = target + k * target_step + r;
         store(to, a);
@@ -61,11 +68,11 @@ struct Baseline {
         store(to + 3 * target_step, d);
       }
       for (; k < depth; ++k) {
-        for (int64_t i = 0; i < 4; ++i) target[k * target_step + r + i] = from[i * step + k];
+        for (int64_t i = 0; i < 4; ++i) target[k * target_step + r + i] = source[r + i][k];
       }
     }
     for (; r < rows; ++r) {
-      for (int64_t k = 0; k < depth; ++k) target[k * target_step + r] = source[r * step + k];
+      for (int64_t k = 0; k < depth; ++k) target[k * target_step + r] = source[r][k];
     }
   }
 };
@@ -128,6 +135,6 @@ struct BaselineQuantized {
 }  // namespace
 
 const hidet_dist::panels::Level hidet_dist::panels::kBaseline = {Baseline::kWidth, PanelProduct<Baseline>::kScratch,
-                                                                 multiply<Baseline>};
+                                                                 multiply<Baseline>, convolve_depthwise<Baseline>};
 const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedBaseline = {quantized_row_bytes<BaselineQuantized>,
                                                                               multiply_quantized<BaselineQuantized>};

@@ -1,4 +1,5 @@
 // Products by panels at the level x86-64-v4: AVX-512.
+#include "depthwise.hpp"
 #include "levels.hpp"
 #include "wide.hpp"
 #include "wide_quantized.hpp"
@@ -8,10 +9,14 @@ namespace {
 struct Fourth : Wide {
   using Vector = __m512;
   static constexpr int64_t kLanes = 16, kWidth = 32, kRows = 14, kTwoPanels = 6;
+  static constexpr int kPixels = 8;
   // With masks, because GCC 12 warns of undefined values in the functions without.
   static constexpr __mmask16 kAll = 0xffff;
 
   static HIDET_DIST_INLINE Vector zero() { return _mm512_setzero_ps(); }
+  static HIDET_DIST_INLINE Vector load_first(const float *at, int64_t lanes) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << lanes) - 1), at);
+  }
   static HIDET_DIST_INLINE Vector load(const float *at) { return _mm512_loadu_ps(at); }
   static HIDET_DIST_INLINE Vector load(const Brain *at) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
@@ -29,6 +34,6 @@ struct Fourth : Wide {
 }  // namespace
 
 const hidet_dist::panels::Level hidet_dist::panels::kFourth = {Fourth::kWidth, PanelProduct<Fourth>::kScratch,
-                                                               multiply<Fourth>};
+                                                               multiply<Fourth>, convolve_depthwise<Fourth>};
 const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedFourth = {quantized_row_bytes<WideQuantized<32>>,
                                                                             multiply_quantized<WideQuantized<32>>};

@@ -1,6 +1,7 @@
 // The products of each level; see product.hpp.
 #pragma once
 
+#include "hidet_dist/convolution.h"
 #include "hidet_dist/panels.h"
 
 namespace hidet_dist {
@@ -10,7 +11,11 @@ struct Level {
   int64_t width;
   int64_t scratch; /* bytes */
   int32_t (*multiply)(const hidet_dist_panel_product &product);
+  int32_t (*convolve_depthwise)(const hidet_dist_convolution &convolution, const hidet_dist_convolution_part &part);
 };
+
+/* Null for an unknown level. */
+const Level *level_of(int32_t level);
 
 extern const Level kBaseline, kThird, kFourth;
 

@@ -3,9 +3,9 @@
 
 #include "levels.hpp"
 
-namespace {
+using hidet_dist::panels::level_of;
 
-const hidet_dist::panels::Level *level_of(int32_t level) {
+const hidet_dist::panels::Level *hidet_dist::panels::level_of(int32_t level) {
   switch (level) {
     case HIDET_DIST_X86_64:
       return &hidet_dist::panels::kBaseline;
@@ -17,8 +17,6 @@ const hidet_dist::panels::Level *level_of(int32_t level) {
       return nullptr;
   }
 }
-
-}  // namespace
 
 extern "C" int64_t hidet_dist_panel_width(int32_t level) {
   const auto *found = level_of(level);

@@ -42,6 +42,35 @@ struct Fetch {
       : from(reinterpret_cast<const char *>(first)), step(elements * static_cast<int64_t>(sizeof(T))) {}
 };
 
+// Rows of floats, at constant steps.
+class Steps {
+ public:
+  Steps(const float *first, int64_t step) : first_(first), step_(step) {}
+  HIDET_DIST_INLINE const float *operator[](int64_t row) const { return first_ + row * step_; }
+
+ private:
+  const float *const first_;
+  const int64_t step_;
+};
+
+// Rows of floats, each from its `first` element on, anywhere.
+class Runs {
+ public:
+  Runs(const void *const *runs, int64_t first) : runs_(runs), first_(first) {}
+  HIDET_DIST_INLINE const float *operator[](int64_t row) const {
+    return static_cast<const float *>(runs_[row]) + first_;
+  }
+
+ private:
+  const void *const *const runs_;
+  const int64_t first_;
+};
+
+template <class T, class U>
+constexpr bool is_same = false;
+template <class T>
+constexpr bool is_same<T, T> = true;
+
 template <class Level>
 class PanelProduct {
   using Vector = typename Level::Vector;
@@ -115,7 +144,7 @@ class PanelProduct {
   // Few rows, packed as a whole.
   template <class L>
   const float *packed_rows() {
-    if (p_.rows == 1 && p_.depth_step == 1 && is_float(static_cast<const L *>(nullptr))) {
+    if (p_.rows == 1 && p_.depth_step == 1 && p_.runs == nullptr && is_float(static_cast<const L *>(nullptr))) {
       return static_cast<const float *>(p_.left);
     }
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
@@ -233,7 +262,7 @@ class PanelProduct {
       int64_t step = p_.right_step;
       const int64_t columns = least(16, width - j);
       const float *const read = as_floats(right + (column + j) * p_.right_step + start, columns, depth, &step);
-      Level::interleave(read, step, columns, depth, converted_ + j, kWidth);
+      Level::interleave(Steps(read, step), columns, depth, converted_ + j, kWidth);
     }
     return converted_;
   }
@@ -267,18 +296,45 @@ class PanelProduct {
   void pack(int64_t first, int64_t last, int64_t blocks, int64_t start, int64_t depth, float *target) {
     for (int64_t block = first; block < last; ++block) {
       const int64_t rows = rows_of(block, blocks);
+      if (p_.runs != nullptr) {
+        pack_runs<T>(row_of(block, blocks), rows, start, depth, target);
+        target += rows * depth;
+        continue;
+      }
       const T *const source =
           static_cast<const T *>(p_.left) + row_of(block, blocks) * p_.row_step + start * p_.depth_step;
       if (p_.depth_step == 1) {
         int64_t step = p_.row_step;
         const float *const read = as_floats(source, rows, depth, &step);
-        Level::interleave(read, step, rows, depth, target, rows);
+        Level::interleave(Steps(read, step), rows, depth, target, rows);
       } else {
         for (int64_t k = 0; k < depth; ++k) {
           for (int64_t r = 0; r < rows; ++r) target[k * rows + r] = Level::one(source + k * p_.depth_step + r);
         }
       }
       target += rows * depth;
+    }
+  }
+
+  // Packs a block of rows that lie in runs.
+  template <class T>
+  void pack_runs(int64_t row, int64_t rows, int64_t start, int64_t depth, float *target) {
+    for (int64_t k = start; k < start + depth;) {
+      const int64_t within = k % p_.run, count = least(p_.run - within, start + depth - k);
+      const void *const *const runs = p_.runs + k / p_.run * p_.rows + row;
+      if constexpr (is_same<T, float>) {
+        Level::interleave(Runs(runs, within), rows, count, target, rows);
+      } else {
+        for (int64_t r = 0; r < rows; ++r) {
+          const T *const run = static_cast<const T *>(runs[r]) + within;
+          int64_t i = 0;
+          for (; i + kLanes <= count; i += kLanes) Level::store(read_ + r * kDepth + i, Level::load(run + i));
+          for (; i < count; ++i) read_[r * kDepth + i] = Level::one(run + i);
+        }
+        Level::interleave(Steps(read_, kDepth), rows, count, target, rows);
+      }
+      target += count * rows;
+      k += count;
     }
   }
 

@@ -9,11 +9,13 @@ namespace {
 
 HIDET_DIST_INLINE __m256 load_eight(const float *at) { return _mm256_loadu_ps(at); }
 
-// Writes eight columns of eight rows as eight rows of eight; rows from `rows` on are zeros.
-HIDET_DIST_INLINE void transpose_eight(const float *source, int64_t step, int64_t rows, float *target,
+// Writes eight columns, from column `k` on, of eight rows, from row `first` on, as eight rows of eight; rows from `rows`
+// on are zeros.
+template <class Rows>
+HIDET_DIST_INLINE void transpose_eight(const Rows &source, int64_t first, int64_t k, int64_t rows, float *target,
                                        int64_t target_step) {
   __m256 r[8];
-  for (int64_t i = 0; i < 8; ++i) r[i] = i < rows ? load_eight(source + i * step) : _mm256_setzero_ps();
+  for (int64_t i = 0; i < 8; ++i) r[i] = first + i < rows ? load_eight(source[first + i] + k) : _mm256_setzero_ps();
   __m256 t[8];
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -35,19 +37,20 @@ HIDET_DIST_INLINE void transpose_eight(const float *source, int64_t step, int64_
 }
 
 // Writes `depth` columns of at most 16 rows one after the other; up to six floats behind each may be overwritten.
-HIDET_DIST_INLINE void interleave_rows(const float *source, int64_t step, int64_t rows, int64_t depth, float *target,
+template <class Rows>
+HIDET_DIST_INLINE void interleave_rows(const Rows &source, int64_t rows, int64_t depth, float *target,
                                        int64_t target_step) {
   int64_t k = 0;
   if (rows > 2) {
     // A column's vector reaches into the next column, which is written after it.
     for (; k + 8 <= depth; k += 8) {
       float *const to = target + k * target_step;
-      if (rows > 8) transpose_eight(source + 8 * step + k, step, rows - 8, to + 8, target_step);
-      transpose_eight(source + k, step, least(rows, 8), to, target_step);
+      if (rows > 8) transpose_eight(source, 8, k, rows, to + 8, target_step);
+      transpose_eight(source, 0, k, rows, to, target_step);
     }
   }
   for (; k < depth; ++k) {
-    for (int64_t r = 0; r < rows; ++r) target[k * target_step + r] = source[r * step + k];
+    for (int64_t r = 0; r < rows; ++r) target[k * target_step + r] = source[r][k];
   }
 }
 
@@ -163,9 +166,10 @@ struct Wide {
   static HIDET_DIST_INLINE float one(const Brain *at) {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(static_cast<uint32_t>(at->bits) << 16))));
   }
-  static HIDET_DIST_INLINE void interleave(const float *source, int64_t step, int64_t rows, int64_t depth,
-                                           float *target, int64_t target_step) {
-    interleave_rows(source, step, rows, depth, target, target_step);
+  template <class Rows>
+  static HIDET_DIST_INLINE void interleave(const Rows &source, int64_t rows, int64_t depth, float *target,
+                                           int64_t target_step) {
+    interleave_rows(source, rows, depth, target, target_step);
   }
 };
 

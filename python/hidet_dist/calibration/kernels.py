@@ -105,6 +105,7 @@ def _stored(precision: str) -> tuple[KernelProbe, KernelProbe]:
 # Sizes are those of layers of transformers and convolutional networks. Probes of weights exceed any cache. Products are
 # measured with the operators around them that models have and that their kernels absorb: these take other paths, with
 # tiles and strides, than the product alone. The absorbed operators' part of the time is subtracted in the fit.
+# Convolutions follow one another, as only the first and the last change the layout of images.
 KERNEL_PROBES = (
     KernelProbe("matmul", "square", [[1024, 1024]] * 2, ops.matmul),
     KernelProbe("matmul", "wide", [[1024, 768], [768, 3072], [3072]], _biased),
@@ -113,10 +114,14 @@ KERNEL_PROBES = (
     KernelProbe("matmul", "heads", [[8, 12, 128, 128], [8, 128, 12, 64]], _weighted),
     KernelProbe("matmul", "weights", [[128, 768]], _chained(ops.matmul), [[768, 3072], [3072, 768]] * 4),
     *(probe for precision in PRECISIONS for probe in _stored(precision)),
-    KernelProbe("convolution", "wide", [[1, 64, 56, 56], [64, 64, 3, 3]], _conv3x3),
-    KernelProbe("convolution", "deep", [[1, 256, 14, 14], [256, 256, 3, 3]], _conv3x3),
-    KernelProbe("convolution", "point", [[1, 256, 56, 56], [64, 256, 1, 1]], ops.conv2d),
-    KernelProbe("convolution", "points", [[8, 1024, 14, 14], [256, 1024, 1, 1]], ops.conv2d),
+    KernelProbe("convolution", "wide", [[1, 64, 56, 56]], _chained(_conv3x3), [[64, 64, 3, 3]] * 4),
+    KernelProbe("convolution", "deep", [[1, 256, 14, 14]], _chained(_conv3x3), [[256, 256, 3, 3]] * 4),
+    KernelProbe(
+        "convolution", "point", [[1, 256, 56, 56]], _chained(ops.conv2d), [[64, 256, 1, 1], [256, 64, 1, 1]] * 4
+    ),
+    KernelProbe(
+        "convolution", "points", [[8, 1024, 14, 14]], _chained(ops.conv2d), [[256, 1024, 1, 1], [1024, 256, 1, 1]] * 2
+    ),
     KernelProbe("convolution", "weights", [[1, 512, 7, 7]], _chained(_conv3x3), [[512, 512, 3, 3]] * 5),
     KernelProbe("normalization", "rows", [[1024, 384]], ops.layer_norm),
     KernelProbe("normalization", "few", [[128, 768]], ops.layer_norm),

@@ -316,6 +316,8 @@ class PanelProduct(ctypes.Structure):
         ("result", c_void_p),
         ("result_step", c_int64),
         ("scratch", c_void_p),
+        ("runs", POINTER(c_void_p)),
+        ("run", c_int64),
     )
 
 
@@ -363,6 +365,55 @@ PANELS = Header(
 )
 
 
+# convolution.h
+
+
+class Convolution(ctypes.Structure):
+    """A convolution of images with channels last, by filters in panels."""
+
+    _fields_ = (
+        ("images", c_int64),
+        ("channels", c_int64),
+        ("out_channels", c_int64),
+        ("groups", c_int64),
+        ("in", c_int64 * 3),
+        ("out", c_int64 * 3),
+        ("kernel", c_int64 * 3),
+        ("stride", c_int64 * 3),
+        ("dilation", c_int64 * 3),
+        ("pad", c_int64 * 3),
+        ("x", c_void_p),
+        ("filters", c_void_p),
+        ("x_dtype", c_int32),
+        ("filters_dtype", c_int32),
+    )
+
+
+class ConvolutionPart(ctypes.Structure):
+    """A part of the result of a convolution."""
+
+    _fields_ = (
+        ("group", c_int64),
+        ("pixel", c_int64),
+        ("pixels", c_int64),
+        ("channel", c_int64),
+        ("channels", c_int64),
+        ("result", c_void_p),
+        ("result_step", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+CONVOLUTION = Header(
+    functions={
+        "is_depthwise": Signature(c_int32, (POINTER(Convolution),)),
+        "convolution_scratch": Signature(c_int64, (c_int32, POINTER(Convolution), c_int64)),
+        "convolve": Signature(c_int32, (c_int32, POINTER(Convolution), POINTER(ConvolutionPart))),
+    },
+    structures={"convolution": Convolution, "convolution_part": ConvolutionPart},
+)
+
+
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -370,6 +421,7 @@ WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
 
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
+    "convolution.h": CONVOLUTION,
     "cublas.h": CUBLAS,
     "indices.h": INDICES,
     "mapped_file.h": MAPPED_FILE,

@@ -49,7 +49,7 @@ def panel_blocks(
     exact = weight.storage is not None and weight.storage.exact
     if exact and (tuple(shape[-2:]) != sides or not panels.transposed):
         raise WeightsError(f"The weight {weight.name!r} cannot be held as its file has it: its matrices are others.")
-    if exact or tuple(shape[-2:]) == sides:
+    if exact or (tuple(shape[-2:]) == sides and panels.taps == 1):
         read = _reader(source, weight, mesh, coordinate, shape[:-2], panels)
     else:
         read = _slicer(read_shard(source, weight, mesh, coordinate), panels)
@@ -102,6 +102,8 @@ def _index_of(matrix: int, stack: Sequence[int]) -> list[slice]:
 def _slicer(whole: torch.Tensor, panels: Panels) -> _Read:
     sides = (panels.columns, panels.depth) if panels.transposed else (panels.depth, panels.columns)
     stored = whole.reshape(panels.matrices, *sides)
+    if panels.taps > 1:
+        stored = stored.unflatten(-1, (-1, panels.taps)).mT.flatten(-2)
     matrices = stored.mT if panels.transposed else stored
     return lambda matrix, rows, columns: matrices[matrix][rows, columns]
 

@@ -108,6 +108,8 @@ class Panels:
     width: the columns of a panel.
     precision: that of the elements; empty for the weight's dtype.
     group: for elements of few bits, the rows that have one scale for each column; otherwise 0.
+    taps: for the filters of a convolution, the taps of its kernel: the weight has the taps of one row of channels after
+        those of another, and the panels have all rows of one tap after those of another. Otherwise 1.
     """
 
     matrices: int
@@ -117,6 +119,7 @@ class Panels:
     width: int
     precision: str = ""
     group: int = 0
+    taps: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:

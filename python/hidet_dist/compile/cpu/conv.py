@@ -7,6 +7,7 @@ input in another pass. Here columns are gathered in blocks, and padding operator
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hidet.graph import Operator, Tensor
@@ -87,22 +88,51 @@ class ConvolutionOp(TiledOp):
         self.name = "BlasConvolution"
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of hidet: the tensor that it reads, before it is padded, and its attributes.
+
+    Attributes are those of :class:`ConvolutionOp`.
+    """
+
+    source: Tensor
+    pads: list[int]
+    stride: list[int]
+    dilation: list[int]
+    groups: int
+    out: tuple[Extent, ...]
+
+
+def convolution_of(op: Operator) -> Convolution:
+    """Describe a convolution of hidet; padding before it is part of it."""
+    x, w = op.inputs
+    spatial = len(w.shape) - 2
+    pads = list(op.attrs.get("padding", [0] * spatial))[:spatial]
+    source, before = _unpadded(x)
+    return Convolution(
+        source,
+        [a + b for a, b in zip(pads, before, strict=True)],
+        _each(op.attrs["stride"], spatial),
+        _each(op.attrs["dilations"], spatial),
+        int(op.attrs["groups"]),
+        extents_of(op.outputs[0])[2:],
+    )
+
+
 class _ConvolutionRule(ResolveRule):
     def resolve(self, op: Operator) -> list[Tensor] | None:
         x, w = op.inputs
         if not is_active(op) or x.dtype != w.dtype or x.dtype.name not in ELEMENT_TYPES:
             return None
-        spatial = len(w.shape) - 2
-        pads = list(op.attrs.get("padding", [0] * spatial))[:spatial]
-        source, before = _unpadded(x)
+        how = convolution_of(op)
         y = ConvolutionOp(
-            source,
+            how.source,
             w,
-            pads=[a + b for a, b in zip(pads, before, strict=True)],
-            stride=_each(op.attrs["stride"], spatial),
-            dilation=_each(op.attrs["dilations"], spatial),
-            groups=int(op.attrs["groups"]),
-            out=extents_of(op.outputs[0])[2:],
+            pads=how.pads,
+            stride=how.stride,
+            dilation=how.dilation,
+            groups=how.groups,
+            out=how.out,
         )
         return [y.outputs[0]]
 

@@ -8,6 +8,7 @@ tables of embeddings, lie row by row. The library multiplies by them in the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.native_call import Values
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_statement
+from hidet_dist.compile.cpu.channels_last import ChannelsLastConvolutionOp
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
 from hidet_dist.rewriting import copy_operator
@@ -137,7 +139,7 @@ def pack_weights(
     known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
     for op in graph.nodes:
         inputs = [new.get(x, x) for x in op.inputs]
-        if isinstance(op, BlasMatmulOp | ExpertKernelOp) and op.inputs[1] in constant:
+        if isinstance(op, BlasMatmulOp | ExpertKernelOp | ChannelsLastConvolutionOp) and op.inputs[1] in constant:
             how = panels.get(op.inputs[1])
             key = (op.task, how)
             if key not in known:
@@ -172,6 +174,8 @@ def _in_panels(
             if place == 1 and isinstance(op, ExpertKernelOp):
                 experts, depth, columns = map(int, op.attrs["sizes"][2:])
                 panels = Panels(experts, depth, columns, op.attrs["transposed"], width)
+            elif place == 1 and isinstance(op, ChannelsLastConvolutionOp):
+                panels = _panels_of_filters(op, width)
             elif place == 1 and isinstance(op, BlasMatmulOp):
                 panels = _panels_of(op, x, width)
             if panels is None or found.setdefault(x, panels) != panels:
@@ -197,7 +201,19 @@ def _panels_of(op: BlasMatmulOp, weight: Tensor, width: int) -> Panels | None:
     return Panels(elements // size, depth, columns, right.transposed, width)
 
 
-def _product(op: BlasMatmulOp | ExpertKernelOp, inputs: Sequence[Tensor], panels: Panels | None) -> Operator:
+def _panels_of_filters(op: ChannelsLastConvolutionOp, width: int) -> Panels:
+    """Describe the filters of a convolution."""
+    out_channels, channels, *kernel = op.attrs["sizes"]
+    taps, groups = math.prod(kernel), 1 if op.is_depthwise else int(op.attrs["groups"])
+    return Panels(groups, channels * taps, out_channels // groups, True, width, taps=1 if op.is_depthwise else taps)
+
+
+def _product(
+    op: BlasMatmulOp | ExpertKernelOp | ChannelsLastConvolutionOp, inputs: Sequence[Tensor], panels: Panels | None
+) -> Operator:
+    if isinstance(op, ChannelsLastConvolutionOp):
+        attributes = {**op.attrs, "width": 0 if panels is None else panels.width}
+        return ChannelsLastConvolutionOp(*inputs, **attributes).outputs[0].op
     lower = {"width": 0, "precision": "", "group": 0}
     if isinstance(op, ExpertKernelOp):
         if panels is not None:

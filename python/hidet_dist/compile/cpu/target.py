@@ -17,6 +17,7 @@ from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
 from hidet_dist.compile.cpu.attention import define_attention
 from hidet_dist.compile.cpu.build import cpu_target
+from hidet_dist.compile.cpu.channels_last import channels_last
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cpu.panels import pack_weights
@@ -98,9 +99,13 @@ class CpuTarget:
         return _in_force(self.level)
 
     def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
-        """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks."""
+        """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks.
+
+        Convolutions by weights get their channels last.
+        """
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
-        return define_attention(blocks_in_place(place_shards(guarded)))
+        graph = define_attention(blocks_in_place(place_shards(guarded)))
+        return channels_last(graph, program.weight_placeholders.values())
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
         """Give operators the kernels of this target."""

@@ -1,0 +1,372 @@
+"""Convolutions of images with channels last, by filters in panels; see ``hidet_dist/kernels/channels_last.h``.
+
+Graphs have the channels of images second, one plane after the other. Kernels of convolutions are faster if the channels
+of a pixel lie beside one another: they compute a vector of output channels at once, from panels of filters, which are
+written once with the artifacts. Each operator between convolutions can run in either layout, by its definition. The
+layouts are chosen so that the fewest bytes change theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hidet.graph import FlowGraph, Operator, Tensor, ops
+from hidet.graph.ops.conv1d.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d.conv3d import Conv3dOp
+from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
+from hidet.graph.ops.reduce.reduce import ReduceBaseOp
+from hidet.graph.ops.transform import PermuteDimsOp
+
+from hidet_dist.compat.native_call import STORE
+from hidet_dist.compile.cpu.conv import convolution_of
+from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, is_defined, relaid
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.operators.pooling import WindowPoolOp
+from hidet_dist.operators.reductions import ReduceOp
+from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.rewriting import Uses, copy_operator, uses_of
+from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.traits import Moves, traits_of
+
+_SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one
+_CODES = {"float32": "HIDET_DIST_F32", "float16": "HIDET_DIST_F16", "bfloat16": "HIDET_DIST_BF16"}
+_POOLS = (MaxPoolNdOp, AvgPoolNdOp, AdaptivePoolNdOp, WindowPoolOp)
+_REDUCTIONS = (ReduceBaseOp, ReduceOp)
+_CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
+_LEAST_GROUP = 4  # input channels of a group: runs of fewer are gathered one number at a time
+
+
+class ChannelsLastConvolutionOp(TiledOp):
+    """``y[n, ..., oc] = sum x[n, ..., ic] w[oc, ic, ...]`` over one to three spatial dims, summed in float32.
+
+    Parameters
+    ----------
+    x: Tensor
+        [images, ..., channels], float32, float16 or bfloat16. ``others`` are the epilogue's inputs.
+    w: Tensor
+        [out_channels, channels / groups, ...]; or the elements of its panels.
+    sizes: sequence of int
+        Those of the filters: [out_channels, channels / groups, ...].
+    pads, stride, dilation: sequence of int
+        The zeros before the first element of each spatial dim, its stride and its dilation.
+    groups: int
+        The number of groups of channels, and of output channels.
+    out: sequence of int or expression
+        The spatial dims of ``y``.
+    width: int
+        The columns of a panel; 0 if ``w`` does not lie in panels.
+    epilogue: Epilogue, optional
+        The computation on each element of ``y``.
+    """
+
+    calls_openblas: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        *others: Tensor,
+        sizes: Sequence[int],
+        pads: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        out: Sequence[Extent],
+        width: int = 0,
+        epilogue: Epilogue | None = None,
+    ):
+        text = Values()
+        images, *inner, channels = extents_of(x)
+        out_channels, _, *kernel = sizes
+        missing = _SPATIAL - len(out)
+
+        def three(values: Sequence[Extent], otherwise: int) -> str:
+            return f"{{{{ {', '.join(text(value) for value in [otherwise] * missing + list(values))} }}}}"
+
+        counts = [text(value) for value in (images, channels, out_channels, groups)]
+        dims = [three(inner, 1), three(out, 1), three(kernel, 1), three(stride, 1), three(dilation, 1), three(pads, 0)]
+        codes = [_CODES[x.dtype.name], _CODES[w.dtype.name]]
+        function = f"convolve_channels_last<{width}, {ELEMENT_TYPES[w.dtype.name]}>"
+        statement = (
+            f"const hidet_dist_convolution convolution = {{{{ {', '.join([*counts, *dims, '{}', '{}', *codes])} }}}}; "
+            f"hidet_dist::kernels::{function}(convolution, {STORE});"
+        )
+        attributes: dict[str, Any] = {
+            "sizes": list(sizes),
+            "pads": list(pads),
+            "stride": list(stride),
+            "dilation": list(dilation),
+            "groups": groups,
+            "out": list(out),
+            "width": width,
+        }
+        shape = [images, *out, out_channels]
+        super().__init__(
+            "channels_last",
+            x,
+            w,
+            others,
+            shape,
+            len(shape) - 1,
+            "channels_last.h",
+            statement,
+            text.values,
+            True,
+            epilogue,
+            attributes,
+        )
+        self.name = "PanelConvolution"
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is a group by itself."""
+        sizes, groups = self.attrs["sizes"], self.attrs["groups"]
+        return bool(groups > 1 and sizes[0] == groups and sizes[1] == 1)
+
+
+def channels_last(graph: FlowGraph, weights: Collection[Tensor]) -> FlowGraph:
+    """Let convolutions by some ``weights``, and what lies between them, run with the channels last.
+
+    Returns ``graph`` itself if there is no such convolution.
+    """
+    constant = set(weights)
+    convolutions = {node for node in graph.nodes if _runs_by_panels(node, constant)}
+    if not convolutions:
+        return graph
+    return _Rewriter(graph, _layouts(graph, convolutions)).graph()
+
+
+def _runs_by_panels(op: Operator, weights: Collection[Tensor]) -> bool:
+    if not isinstance(op, _CONVOLUTIONS) or op.build_target != "cpu":
+        return False
+    x, w = op.inputs
+    if w not in weights or x.dtype != w.dtype or x.dtype.name not in ELEMENT_TYPES:
+        return False
+    sizes = extents_of(w)
+    if not all(isinstance(size, int) for size in (*sizes, extents_of(x)[1])):
+        return False
+    groups = int(op.attrs["groups"])
+    return groups == 1 or int(sizes[1]) >= _LEAST_GROUP or (int(sizes[1]) == 1 and int(sizes[0]) == groups)
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """How an operator reads and writes tensors of images: with the channels last, or second."""
+
+    reads: bool
+    writes: bool
+
+
+_SECOND, _LAST = _Layouts(False, False), _Layouts(True, True)
+_TO_LAST, _TO_SECOND = _Layouts(False, True), _Layouts(True, False)
+
+
+def _choices(op: Operator, rank: int) -> tuple[_Layouts, ...]:
+    """List the ways in which an operator can run without moving more elements than it has to."""
+    (y, *others) = op.outputs
+    if others or op.build_target != "cpu":
+        return (_SECOND,)
+    if isinstance(op, PermuteDimsOp) and len(y.shape) == rank:
+        axes, found = [int(axis) for axis in op.attrs["axes"]], [_SECOND]
+        if axes == channels_last_axes(rank):
+            found.append(_TO_SECOND)  # the result has the order of the input with channels last
+        if axes == channels_second_axes(rank):
+            found.append(_TO_LAST)
+        return tuple(found[1:] or found)
+    if isinstance(op, CommunicationOp):
+        plain = not (op.collective.sends_blocks or op.collective.receives_blocks) and not op.only_starts
+        return (_SECOND, _LAST) if plain and len(y.shape) == rank else (_SECOND,)
+    if not is_defined(op):
+        return (_SECOND,)
+    traits = traits_of(op)
+    if isinstance(op, _REDUCTIONS) and len(op.inputs[0].shape) == rank:
+        return _SECOND, _LAST
+    if len(y.shape) != rank:
+        return (_SECOND,)
+    moves = traits.moves in (Moves.SLICE, Moves.SPREAD, Moves.SELECT)
+    return (_SECOND, _LAST) if traits.elementwise or moves or isinstance(op, _POOLS) else (_SECOND,)
+
+
+def _layouts(graph: FlowGraph, convolutions: Collection[Operator]) -> dict[Operator, _Layouts]:
+    """Choose the layouts in which operators run so that few bytes change theirs: by local search.
+
+    It begins with all operators around convolutions, up to those that cannot follow, in the layout of these.
+    """
+    uses = uses_of(graph)
+    ranks = _ranks(graph, convolutions, uses)
+    choices = {
+        node: (_LAST,) if node in convolutions else _choices(node, ranks[node]) if node in ranks else (_SECOND,)
+        for node in graph.nodes
+    }
+    chosen = {node: choices[node][-1] for node in graph.nodes}
+
+    def bytes_moved(tensors: Collection[Tensor]) -> int:
+        return sum(_size(x) for x in tensors if _changes(x, chosen, uses))
+
+    improved = True
+    while improved:
+        improved = False
+        for node in graph.nodes:
+            if len(choices[node]) == 1:
+                continue
+            around = dict.fromkeys((*node.inputs, *node.outputs))
+            known, before = chosen[node], bytes_moved(around)
+            for other in choices[node]:
+                chosen[node] = other
+                after = bytes_moved(around)
+                if after < before:
+                    known, before, improved = other, after, True
+            chosen[node] = known
+    return chosen
+
+
+def _ranks(graph: FlowGraph, convolutions: Collection[Operator], uses: Uses) -> dict[Operator, int]:
+    """Map the operators that may follow the layout of convolutions to the rank of these."""
+    ranks: dict[Operator, int] = {}
+    pending = [(node, len(node.outputs[0].shape)) for node in graph.nodes if node in convolutions]
+    while pending:
+        node, rank = pending.pop()
+        if node in ranks:
+            continue
+        ranks[node] = rank
+        if node not in convolutions and _choices(node, rank) == (_SECOND,):
+            continue
+        images = [x for x in (*node.inputs, *node.outputs) if len(x.shape) == rank]
+        for x in images:
+            near = [x.op] if x.op is not None else []
+            pending += [(op, rank) for op in (*near, *uses.get(x, ())) if op is not None and op not in ranks]
+    return ranks
+
+
+def _changes(x: Tensor, chosen: Mapping[Operator, _Layouts], uses: Uses) -> bool:
+    """Whether some reader of a tensor reads it in another layout than it is written in."""
+    written = x.op is not None and chosen[x.op].writes
+    return any((user is not None and chosen[user].reads) != written for user in uses.get(x, ()))
+
+
+def _size(x: Tensor) -> int:
+    """Count the bytes of a tensor that changes its layout; none if its elements stay in order. Symbols count as 1."""
+    extents = [extent if isinstance(extent, int) else 1 for extent in extents_of(x)]
+    if len(extents) < 3 or _keeps_order(x):
+        return 0
+    size = int(x.dtype.nbytes)
+    for extent in extents:
+        size *= extent
+    return size
+
+
+def _keeps_order(x: Tensor) -> bool:
+    """Whether the elements of a tensor lie in the same order with the channels second and last."""
+    _, channels, *inner = extents_of(x)
+    return _is_one(channels) or all(map(_is_one, inner))
+
+
+def _is_one(extent: Extent) -> bool:
+    return isinstance(extent, int) and extent == 1
+
+
+class _Rewriter:
+    """The rewriting of a graph to chosen layouts. Tensors with channels second are those of the graph, or copies."""
+
+    def __init__(self, graph: FlowGraph, layouts: Mapping[Operator, _Layouts]):
+        self.original = graph
+        self.layouts = layouts
+        self.second: dict[Tensor, Tensor] = {}
+        self.last: dict[Tensor, Tensor] = {}
+        self.known: dict[Any, Operator] = {}  # equal operators of equal layers are made once
+
+    def graph(self) -> FlowGraph:
+        """Rewrite the graph."""
+        for node in self.original.nodes:
+            layouts = self.layouts[node]
+            if layouts == _SECOND:
+                inputs = [self.as_second(x) for x in node.inputs]
+                if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+                    self.second.update(zip(node.outputs, copy_operator(node, inputs), strict=True))
+            elif layouts == _TO_SECOND:
+                self.second[node.outputs[0]] = self.as_last(node.inputs[0])
+            elif layouts == _TO_LAST:
+                self.last[node.outputs[0]] = self.as_second(node.inputs[0])
+            else:
+                self.run_last(node)
+        result = FlowGraph([self.as_second(y) for y in self.original.outputs], self.original.inputs)
+        result.update_nodes()
+        return result
+
+    def as_second(self, x: Tensor) -> Tensor:
+        """Return a tensor of the original graph with the channels second."""
+        if x not in self.second:
+            if x not in self.last:
+                return x
+            self.second[x] = _moved(self.last[x], extents_of(x), channels_second_axes(len(x.shape)), _keeps_order(x))
+        return self.second[x]
+
+    def as_last(self, x: Tensor) -> Tensor:
+        """Return a tensor of the original graph with the channels last."""
+        if x not in self.last:
+            axes, extents = channels_last_axes(len(x.shape)), extents_of(x)
+            shape = [extents[axis] for axis in axes]
+            self.last[x] = _moved(self.as_second(x), shape, axes, _keeps_order(x))
+        return self.last[x]
+
+    def run_last(self, node: Operator) -> None:
+        """Make an operator with channels last."""
+        (y,) = node.outputs
+        if isinstance(node, _CONVOLUTIONS):
+            self.last[y] = self.convolution(node)
+            return
+        if isinstance(node, CommunicationOp):
+            (self.last[y],) = node.reforward([self.as_last(node.inputs[0])])
+            return
+        rank = len(y.shape)
+        if isinstance(node, _REDUCTIONS):
+            rank = len(node.inputs[0].shape)
+        moved = [
+            number
+            for number, x in enumerate(node.inputs)
+            if len(x.shape) == rank or (traits_of(node).elementwise and 0 < len(x.shape) < rank)
+        ]
+        inputs = [
+            self.as_last(self.widened(x, rank)) if number in moved else self.as_second(x)
+            for number, x in enumerate(node.inputs)
+        ]
+        key = type(node), node.task, tuple(moved)
+        if key in self.known:
+            (result,) = copy_operator(self.known[key], inputs)
+        else:
+            self.known[key] = relaid(node, inputs, moved, rank)
+            (result,) = self.known[key].outputs
+        (self.last if len(y.shape) == rank else self.second)[y] = result
+
+    def widened(self, x: Tensor, rank: int) -> Tensor:
+        """Return a tensor with leading dims of one entry, so that it has ``rank`` dims."""
+        if len(x.shape) == rank:
+            return x
+        return ops.reshape(self.as_second(x), [*[1] * (rank - len(x.shape)), *extents_of(x)])
+
+    def convolution(self, node: Operator) -> Tensor:
+        """Make a convolution with channels last."""
+        how = convolution_of(node)
+        inputs = [self.as_last(how.source), self.as_second(node.inputs[1])]
+        attributes: dict[str, Any] = {
+            "sizes": [int(size) for size in extents_of(node.inputs[1])],
+            "pads": how.pads,
+            "stride": how.stride,
+            "dilation": how.dilation,
+            "groups": how.groups,
+            "out": list(how.out),
+        }
+        key = ChannelsLastConvolutionOp, str([*map(extents_of, inputs), inputs[0].dtype.name, attributes])
+        if key in self.known:
+            return copy_operator(self.known[key], inputs)[0]
+        y: Tensor = ChannelsLastConvolutionOp(*inputs, **attributes).outputs[0]
+        self.known[key] = y.op
+        return y
+
+
+def _moved(x: Tensor, shape: Sequence[Extent], axes: Sequence[int], keeps_order: bool) -> Tensor:
+    y: Tensor = ops.reshape(x, list(shape)) if keeps_order else ops.permute_dims(x, list(axes))
+    return y
