@@ -175,10 +175,12 @@ def test_filters_that_are_no_weights_are_multiplied_by_a_blas() -> None:
 
 def test_filters_that_other_operators_read_stay_as_they_are(tmp_path: Path) -> None:
     x, w = image(1, 5, 6, 7), constant(9, 5, 3, 3)
-    y = ops.conv2d(x, w, padding=1) * ops.sum(w, [0, 1, 2, 3])
+    scaled = w * ops.mean(x, [0, 1, 2, 3], keep_dim=True)
+    y = ops.conv2d(x, w, padding=1) + ops.sum(scaled, [1, 2, 3]).unsqueeze([0, 2, 3])
     hidet_dist.auto_parallel(hidet.trace_from(y, [x]), {"mesh_shape": [1]}, {}, tmp_path / "out")
     assert not Manifest.load(tmp_path / "out").program().stages[0].panels
     pixels = torch.randn(1, 5, 6, 7, generator=torch.Generator().manual_seed(0))
-    expected = torch.conv2d(pixels, w.torch(), padding=1) * w.torch().sum()
+    shift = (w.torch() * pixels.mean()).sum((1, 2, 3))
+    expected = torch.conv2d(pixels, w.torch(), padding=1) + shift[:, None, None]
     with hidet_dist.load_partition(tmp_path / "out") as partition:
         torch.testing.assert_close(partition(pixels), expected, rtol=1e-5, atol=1e-5)
