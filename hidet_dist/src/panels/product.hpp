@@ -363,12 +363,42 @@ class PanelProduct {
       return dispatch<T, Panels, kMost, Lines>(rows, depth, left, panel, step, nullptr, target, p_.result_step, add,
                                                ahead);
     }
+    if constexpr (Panels == 1 && kVectors > 1 && is_same<T, float>) {
+      if (columns <= kLanes) {
+        narrow<kMost>(rows, depth, left, panel, edge_);
+        return write_edge(rows, columns, kLanes, target, add);
+      }
+    }
     dispatch<T, Panels, kMost, Lines>(rows, depth, left, panel, step, nullptr, edge_, Panels * kWidth, false, ahead);
+    write_edge(rows, columns, Panels * kWidth, target, add);
+  }
+
+  // Adds sums of `width` columns a row to the result, or writes them there, for the columns that it has.
+  void write_edge(int64_t rows, int64_t columns, int64_t width, float *target, bool add) const {
     for (int64_t r = 0; r < rows; ++r) {
-      const float *const from = edge_ + r * Panels * kWidth;
+      const float *const from = edge_ + r * width;
       float *const to = target + r * p_.result_step;
       for (int64_t j = 0; j < columns; ++j) to[j] = add ? to[j] + from[j] : from[j];
     }
+  }
+
+  // The product of packed rows by the first vector of each row of a panel: it serves a last panel that has no more.
+  template <int Rows>
+  __attribute__((noinline)) static void narrow(int64_t rows, int64_t depth, const float *left, const float *panel,
+                                               float *target) {
+    if constexpr (Rows > 1) {
+      if (rows < Rows) return narrow<Rows - 1>(rows, depth, left, panel, target);
+    }
+    Vector sums[Rows];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) sums[r] = Level::zero();
+    for (int64_t k = 0; k < depth; ++k, panel += kWidth, left += Rows) {
+      const Vector right = Level::load(panel);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) sums[r] = Level::add_product(Level::broadcast(left + r), right, sums[r]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) Level::store(target + r * kLanes, sums[r]);
   }
 
   // Calls the kernel of a number of rows. For each row of a panel, so many lines of the cache are fetched.
