@@ -114,8 +114,8 @@ $(STAMPS)/release: $(STAMPS)/installed
 soundness: setup
 	$(BIN)/python -m hidet_dist.soundness
 
-# hidet_dist beside PyTorch on whole models; MODELS takes some of them. The last line is JSON.
-bench: setup
+# hidet_dist beside PyTorch, ONNX Runtime and OpenVINO on whole models; MODELS takes some of them. The last line is JSON.
+bench: setup $(STAMPS)/bench
 	$(BIN)/python benchmarks/serving $(if $(MODELS),--models $(MODELS))
 
 # Instances of the contest on intra-operator parallelism, from FOLDER; ARGS="B --share 0.1". The last line is JSON.
@@ -155,6 +155,10 @@ bench-state: setup
 # short. A peer that does not install is left out, and named. The last line is JSON.
 bench-llm: setup $(STAMPS)/smollm2 $(STAMPS)/bench-llm
 	$(BIN)/python benchmarks/llm.py $(ARGS)
+
+$(STAMPS)/bench: $(STAMPS)/installed
+	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench]"
+	@touch $@
 
 $(STAMPS)/bench-llm: $(STAMPS)/installed
 	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench-llm]"

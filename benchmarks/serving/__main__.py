@@ -6,6 +6,7 @@ This machine is calibrated, each model is planned and compiled for one rank and 
 
 * hidet_dist with one rank of all threads, one rank of one thread, and two ranks that share the threads
 * PyTorch, eager and compiled, in one process of all threads
+* ONNX Runtime and OpenVINO, in float32, with all threads and with one, where they are installed (the extra ``bench``)
 * PyTorch in two processes that share the threads: DTensor's ``parallelize_module`` over Gloo, where it has a plan
 
 are loaded side by side, their answers compared, and their calls timed in turns. The tables say which goals are met, and
@@ -15,6 +16,7 @@ how far predicted times are from measured ones. ``--kernels`` says the same of e
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -69,6 +71,11 @@ def variants_of(case: Case, threads: int) -> dict[str, tuple[str, int, int]]:
         found["hidet_2_one_thread"] = ("hidet", 2, 1)
     if case.parallel is None:
         del found["torch_parallel"]
+    for runtime in ("onnxruntime", "openvino"):
+        if importlib.util.find_spec(runtime) is not None:
+            found[runtime] = (runtime, 1, threads)
+            if threads > 1:
+                found[f"{runtime}_one_thread"] = (runtime, 1, 1)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 SPEEDUP = 1.7  # two ranks of one thread over one rank of one thread
 OVER_TORCH_PARALLEL = 1.3
+OF_RUNTIMES = 0.95  # of the faster of ONNX Runtime and OpenVINO
 ALL_REDUCE = 10.0
 LAUNCH_OVERHEAD = 0.05
 PREDICTION_ERROR = 0.2
@@ -41,6 +42,10 @@ def goals_of(case: Mapping[str, Any], most_of_eager: float) -> dict[str, Goal]:
     ratio("time_of_eager", "hidet_1", "torch_eager", most_of_eager, True)
     ratio("speedup_of_2_ranks", "hidet_1_one_thread", two, SPEEDUP, False)
     ratio("over_torch_parallel", "torch_parallel", "hidet_2", OVER_TORCH_PARALLEL, False)
+    for name, own, ending in (("", "hidet_1", ""), ("_one_thread", "hidet_1_one_thread", "_one_thread")):
+        runtimes = [variant for variant in (f"onnxruntime{ending}", f"openvino{ending}") if variant in seconds]
+        if runtimes:
+            ratio(f"time_of_best_runtime{name}", own, min(runtimes, key=seconds.__getitem__), OF_RUNTIMES, True)
     for variant, own in case["launch_overhead"].items():
         found[f"launch_overhead_{variant}"] = Goal(own, LAUNCH_OVERHEAD, True)
     return found

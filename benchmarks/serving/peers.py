@@ -5,7 +5,9 @@ All take and give what the graphs of :mod:`cases` do. Weights go by the names th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +87,14 @@ PEERS = {
 }
 
 
-def make(name: str, weights: Path, how: str) -> Callable[..., Any]:
-    """The model ready to be called, ``eager``, by ``compile``, or ``parallel``: then this process is one of several."""
+def make(name: str, weights: Path, how: str, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """The model ready to be called, ``eager``, by ``compile``, or ``parallel``: then this process is one of several.
+
+    By ``onnxruntime`` or ``openvino``, in float32, from a file that PyTorch exports for tensors like ``inputs``.
+    """
     model = PEERS[name].build(weights).eval()
+    if how in RUNTIMES:
+        return RUNTIMES[how](model, inputs, torch.get_num_threads())
     if how == "parallel":
         dist.init_process_group("gloo")
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
@@ -100,3 +107,38 @@ def make(name: str, weights: Path, how: str) -> Callable[..., Any]:
             return run(*inputs)
 
     return call
+
+
+@contextmanager
+def exported(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Iterator[Path]:
+    """The model as a file of ONNX's format, while the block runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        torch.onnx.export(model, tuple(inputs), file, dynamo=True, external_data=False)
+        yield file
+
+
+def by_onnxruntime(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
+    """The model in ONNX Runtime, with all of its optimizations, which are the default."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with exported(model, inputs) as file:
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return lambda *tensors: session.run(None, {n: x.numpy() for n, x in zip(names, tensors, strict=True)})[0]
+
+
+def by_openvino(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
+    """The model in OpenVINO, for the latency of one call, in float32 also where the processor has bfloat16."""
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    with exported(model, inputs) as file:
+        request = openvino.Core().compile_model(str(file), "CPU", settings).create_infer_request()
+    return lambda *tensors: request.infer([x.numpy() for x in tensors])[0]
+
+
+RUNTIMES = {"onnxruntime": by_onnxruntime, "openvino": by_openvino}
+"""Other runtimes, by the names of their packages (the extra ``bench``)."""

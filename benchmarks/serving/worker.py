@@ -30,8 +30,8 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[int], d
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    run = peers.make(settings["model"], Path(settings["weights"]), settings["how"])
     tensors = [torch.from_numpy(x) for x in inputs]
+    run = peers.make(settings["model"], Path(settings["weights"]), settings["how"], tensors)
     return lambda: run(*tensors), lambda _: {}
 
 
