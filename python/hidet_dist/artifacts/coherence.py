@@ -333,7 +333,7 @@ def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
         for size in ("matrices", "depth", "columns"):
             _require(getattr(panels, size) >= 1, f"{field}.{size}", getattr(panels, size), "positive")
         divides = panels.taps >= 1 and panels.depth % panels.taps == 0
-        alone = panels.taps == 1 or (panels.transposed and not few)
+        alone = panels.taps == 1 or (panels.transposed and not panels.precision)
         _require(divides and alone, f"{field}.taps", panels.taps, f"1, or of filters with the depth {panels.depth}")
 
 
