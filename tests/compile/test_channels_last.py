@@ -46,10 +46,8 @@ def image(*shape: int | str) -> Tensor:
 
 FILTERS = {
     "stem": constant(20, 3, 7, 7),
-    "point": constant(40, 20, 1, 1),
-    "depthwise": constant(40, 1, 3, 3),
-    "dilated": constant(24, 40, 3, 3),
-    "grouped": constant(48, 12, 3, 3),
+    "depthwise": constant(20, 1, 3, 3),
+    "grouped": constant(48, 10, 3, 3),
     "last": constant(20, 48, 1, 1),
 }
 BIAS = constant(20)
@@ -59,9 +57,9 @@ def network(x: Any, conv: Callable[..., Any], nn: Any, bias: Any) -> list[Any]:
     """A network with what models have between convolutions, in terms of a library's functions."""
     y = nn.pad(nn.relu(conv(x, "stem", 2, 3, 1, 1) + bias), 1)
     y = nn.max_pool(y)
-    z = conv(nn.sigmoid(conv(y, "point", 1, 0, 1, 1)), "depthwise", 2, 1, 1, 40)
+    z = conv(y, "depthwise", 2, 1, 1, 20)
     z = z * nn.sigmoid(nn.mean(z, True))
-    u = nn.relu(conv(conv(z, "dilated", 1, 2, 2, 1), "grouped", 1, 1, 1, 2))
+    u = nn.relu(conv(z, "grouped", 1, 2, 2, 2))
     v = conv(u, "last", 1, 0, 1, 1)
     return [nn.mean(nn.cat([u, v]), False), nn.avg_pool(v) * 2.0]
 
@@ -128,10 +126,8 @@ def test_artifacts_hold_filters_as_kernels_read_them(built: Path) -> None:
     width = PANEL_WIDTHS[manifest.arch]
     expected = {
         "stem": Panels(1, 147, 20, True, width, taps=49),
-        "point": Panels(1, 20, 40, True, width),
-        "depthwise": Panels(1, 9, 40, True, width),
-        "dilated": Panels(1, 360, 24, True, width, taps=9),
-        "grouped": Panels(2, 108, 24, True, width, taps=9),
+        "depthwise": Panels(1, 9, 20, True, width),
+        "grouped": Panels(2, 90, 24, True, width, taps=9),
         "last": Panels(1, 48, 20, True, width),
     }
     assert set(stage.panels.values()) == set(expected.values())

@@ -118,7 +118,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.parametrize("level", KNOWN)
 @given(case=cases(), cut=st.integers(1, 70))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 def test_any_convolution_is_right(case: Case, cut: int, level: str) -> None:
     check(case, level, cut)
 
