@@ -105,10 +105,11 @@ class Backend(Protocol):
     def building(self) -> AbstractContextManager[None]:
         """Make the context in which kernels are built."""
 
-    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision], frugal: bool) -> FlowGraph:
         """The program's graph, rewritten before hidet fuses its operators.
 
-        ``precisions`` are the lower ones in which weights may be stored, by name.
+        ``precisions`` are the lower ones in which weights may be stored, by name. If ``frugal``, nothing is rewritten
+        such that it would hold more memory.
         """
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:

@@ -141,7 +141,7 @@ def optimize_program(
         )
     program = updates_in_place(program)
     with _hidet_options(target.optimizing(), frugal):
-        rewritten = target.before_fusion(program, precisions)
+        rewritten = target.before_fusion(program, precisions, frugal)
         with _compile_errors(CompilationFailed):  # constants are computed
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)

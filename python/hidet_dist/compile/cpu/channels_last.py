@@ -20,10 +20,10 @@ from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
 from hidet.graph.ops.reduce.reduce import ReduceBaseOp
 from hidet.graph.ops.transform import PermuteDimsOp
 
-from hidet_dist.compat.native_call import STORE
+from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.conv import convolution_of
 from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, is_defined, relaid
-from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.operators.pooling import WindowPoolOp
 from hidet_dist.operators.reductions import ReduceOp
 from hidet_dist.partitioning.operators import CommunicationOp

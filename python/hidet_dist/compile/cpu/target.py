@@ -98,14 +98,14 @@ class CpuTarget:
         """Compile for the level."""
         return _in_force(self.level)
 
-    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision], frugal: bool) -> FlowGraph:
         """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks.
 
-        Convolutions by weights get their channels last.
+        Convolutions by weights get their channels last, unless ``frugal``: images are copied at the ends.
         """
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
         graph = define_attention(blocks_in_place(place_shards(guarded)))
-        return channels_last(graph, program.weight_placeholders.values())
+        return graph if frugal else channels_last(graph, program.weight_placeholders.values())
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
         """Give operators the kernels of this target."""

@@ -147,7 +147,7 @@ class CudaTarget:
 
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
-    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision]) -> FlowGraph:
+    def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision], frugal: bool) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
         from hidet_dist.compile.cuda.experts import define_experts
         from hidet_dist.compile.cuda.launches import fewer_launches
