@@ -271,3 +271,9 @@ def test_equal_layers_of_which_only_some_fit_are_decided_by_a_frontier(monkeypat
     solution = optimize(problem, SolveOptions(solver_gap=5e-4))
     assert solution.seconds == 320 - 53
     assert solution.gap <= 5e-4
+
+
+def test_a_problem_of_which_no_plan_has_a_finite_cost_has_no_plans() -> None:
+    problem = Problem([[math.inf, math.inf], [1.0, 2.0]], [[1, 2]] * 2, 9, [])
+    plans = all_plans(problem, Prices([0.0]), math.inf)
+    assert (len(plans), list(plans.plans()), plans.limit) == (0, [], math.inf)

@@ -15,6 +15,7 @@ and all plans that do are considered, but there are more labels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -95,11 +96,14 @@ class Frontier:
             When the time limit is reached.
         """
         self._bounded, self.relaxed = bounded, bounded.relaxed
+        self._plans, self.seconds, self.limit = np.empty(0, np.int64), np.empty(0), limit
+        if math.isinf(bounded.network.constant):
+            return  # no assignment has a finite cost
         below = limit + bounded.budget
         limits = LabelLimits(below, tuning.MOST_LABELS, tuning.STEP_LABELS, tuning.COMPARISONS, tuning.LIMIT_HALVINGS)
         self._native = bounded.network.frontier(bounded.bytes.at(points), limits)
-        lowered = self._native.below < below
-        self.limit = min(limit, self._native.below - bounded.budget) if lowered else limit
+        if self._native.below < below:
+            self.limit = min(limit, self._native.below - bounded.budget)
         paid, seconds = self._native.paid, self._native.sums - self._native.paid
         fits = paid <= bounded.budget * (1 + tuning.ROUNDING)
         plans = np.flatnonzero(fits & (seconds < self._native.below - bounded.budget))
