@@ -5,8 +5,12 @@
 #include <cstring>
 
 #include "../panels/levels.hpp"
+#include "hidet_dist/kernels/lines.h"
 
 namespace {
+
+using hidet_dist::kernels::for_lines;
+using hidet_dist::kernels::Line;
 
 constexpr int64_t kAlignment = 64;
 // Kernels of inputs with fewer channels are gathered a line at a time: the runs of single taps would be too short.
@@ -82,43 +86,44 @@ class Gathered {
  private:
   int64_t line_elements() const { return ((v_.out[2] - 1) * v_.stride[2] + v_.kernel[2]) * v_.channels; }
 
-  // Calls `visit(row, image, depth, height, width)` for each output of a part.
+  // Whether a tap of the outer dims reads from within the input.
+  bool has(int64_t depth, int64_t height) const {
+    return depth >= 0 && depth < v_.in[0] && height >= 0 && height < v_.in[1];
+  }
+
+  // A line of the input.
+  const char *line_of(int64_t image, int64_t depth, int64_t height) const {
+    return static_cast<const char *>(v_.x) +
+           ((image * v_.in[0] + depth) * v_.in[1] + height) * v_.in[2] * v_.channels * bytes_;
+  }
+
+  // Calls `visit(tap, depth, height)` for the taps of the outer dims, with the line of the input that a line of outputs
+  // reads there.
   template <class Visit>
-  void for_pixels(const hidet_dist_convolution_part &part, const Visit &visit) const {
-    int64_t rest = part.pixel, at[4];
-    for (int dim = 3; dim > 0; --dim) {
-      at[dim] = rest % v_.out[dim - 1];
-      rest /= v_.out[dim - 1];
-    }
-    at[0] = rest;
-    for (int64_t row = 0; row < part.pixels; ++row) {
-      visit(row, at[0], at[1], at[2], at[3]);
-      for (int dim = 3; dim > 0 && ++at[dim] == v_.out[dim - 1]; --dim) {
-        at[dim] = 0;
-        if (dim == 1) ++at[0];
+  void for_taps(const Line &line, const Visit &visit) const {
+    for (int64_t i = 0; i < v_.kernel[0]; ++i) {
+      const int64_t depth = line.depth * v_.stride[0] + i * v_.dilation[0] - v_.pad[0];
+      for (int64_t j = 0; j < v_.kernel[1]; ++j) {
+        visit(i * v_.kernel[1] + j, depth, line.height * v_.stride[1] + j * v_.dilation[1] - v_.pad[1]);
       }
     }
   }
 
   void gather(const hidet_dist_convolution_part &part, const void **addresses_of, const char *zero) const {
-    const char *const x = static_cast<const char *>(v_.x) + part.group * inner_ * bytes_;
-    const int64_t pixel_bytes = v_.channels * bytes_;
-    for_pixels(part, [&](int64_t row, int64_t image, int64_t depth, int64_t height, int64_t width) {
-      const void **address = addresses_of + row;
-      const int64_t d0 = depth * v_.stride[0] - v_.pad[0], h0 = height * v_.stride[1] - v_.pad[1],
-                    w0 = width * v_.stride[2] - v_.pad[2];
-      for (int64_t i = 0; i < v_.kernel[0]; ++i) {
-        const int64_t d = d0 + i * v_.dilation[0];
-        for (int64_t j = 0; j < v_.kernel[1]; ++j) {
-          const int64_t h = h0 + j * v_.dilation[1];
-          const bool outside = d < 0 || d >= v_.in[0] || h < 0 || h >= v_.in[1];
-          const char *const line = x + ((image * v_.in[0] + d) * v_.in[1] + h) * v_.in[2] * pixel_bytes;
-          for (int64_t k = 0; k < v_.kernel[2]; ++k, address += part.pixels) {
-            const int64_t w = w0 + k * v_.dilation[2];
-            *address = outside || w < 0 || w >= v_.in[2] ? zero : line + w * pixel_bytes;
+    const int64_t pixel_bytes = v_.channels * bytes_, first = part.group * inner_ * bytes_;
+    for_lines(v_, part.pixel, part.pixel + part.pixels, [&](const Line &line, int64_t place) {
+      for_taps(line, [&](int64_t tap, int64_t depth, int64_t height) {
+        const bool inside = has(depth, height);
+        const char *const x = inside ? line_of(line.image, depth, height) + first : nullptr;
+        for (int64_t k = 0; k < v_.kernel[2]; ++k) {
+          const void **const address = addresses_of + (tap * v_.kernel[2] + k) * part.pixels + place;
+          const int64_t offset = k * v_.dilation[2] - v_.pad[2];
+          for (int64_t width = line.begin; width < line.end; ++width) {
+            const int64_t w = width * v_.stride[2] + offset;
+            address[width - line.begin] = !inside || w < 0 || w >= v_.in[2] ? zero : x + w * pixel_bytes;
           }
         }
-      }
+      });
     });
   }
 
@@ -127,37 +132,20 @@ class Gathered {
     const int64_t line_bytes = line_elements() * bytes_, pixel_bytes = v_.channels * bytes_;
     const int64_t before = std::min(v_.pad[2] * pixel_bytes, line_bytes);
     const int64_t inside = std::max<int64_t>(0, std::min(v_.in[2] * pixel_bytes, line_bytes - before));
-    const char *current = nullptr;  // the copies for a line of outputs
-    int64_t last[3] = {-1, -1, -1};
-    for_pixels(part, [&](int64_t row, int64_t image, int64_t depth, int64_t height, int64_t width) {
-      if (last[0] != image || last[1] != depth || last[2] != height) {
-        last[0] = image;
-        last[1] = depth;
-        last[2] = height;
-        current = memory;
-        for (int64_t i = 0; i < v_.kernel[0]; ++i) {
-          const int64_t d = depth * v_.stride[0] + i * v_.dilation[0] - v_.pad[0];
-          for (int64_t j = 0; j < v_.kernel[1]; ++j, memory += line_bytes) {
-            const int64_t h = height * v_.stride[1] + j * v_.dilation[1] - v_.pad[1];
-            if (d < 0 || d >= v_.in[0] || h < 0 || h >= v_.in[1]) continue;
-            std::memset(memory, 0, static_cast<size_t>(before));
-            std::memcpy(
-                memory + before,
-                static_cast<const char *>(v_.x) + ((image * v_.in[0] + d) * v_.in[1] + h) * v_.in[2] * pixel_bytes,
-                static_cast<size_t>(inside));
-            std::memset(memory + before + inside, 0, static_cast<size_t>(line_bytes - before - inside));
-          }
+    for_lines(v_, part.pixel, part.pixel + part.pixels, [&](const Line &line, int64_t place) {
+      for_taps(line, [&](int64_t tap, int64_t depth, int64_t height) {
+        const bool is_read = has(depth, height);
+        if (is_read) {
+          std::memset(memory, 0, static_cast<size_t>(before));
+          std::memcpy(memory + before, line_of(line.image, depth, height), static_cast<size_t>(inside));
+          std::memset(memory + before + inside, 0, static_cast<size_t>(line_bytes - before - inside));
         }
-      }
-      const void **address = addresses_of + row;
-      const char *line = current + width * v_.stride[2] * pixel_bytes;
-      for (int64_t i = 0; i < v_.kernel[0]; ++i) {
-        const int64_t d = depth * v_.stride[0] + i * v_.dilation[0] - v_.pad[0];
-        for (int64_t j = 0; j < v_.kernel[1]; ++j, line += line_bytes, address += part.pixels) {
-          const int64_t h = height * v_.stride[1] + j * v_.dilation[1] - v_.pad[1];
-          *address = d < 0 || d >= v_.in[0] || h < 0 || h >= v_.in[1] ? zero : line;
+        const void **const address = addresses_of + tap * part.pixels + place;
+        for (int64_t width = line.begin; width < line.end; ++width) {
+          address[width - line.begin] = is_read ? memory + width * v_.stride[2] * pixel_bytes : zero;
         }
-      }
+        memory += line_bytes;
+      });
     });
   }
 

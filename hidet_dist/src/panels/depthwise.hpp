@@ -3,19 +3,17 @@
 #pragma once
 
 #include "hidet_dist/convolution.h"
+#include "hidet_dist/kernels/lines.h"
 #include "product.hpp"
 
 namespace {
 
-// A part of a line of outputs of one image, and the taps of the outer dims that read from within the input there.
-struct OutputLine {
-  int64_t image, depth, height, begin, end;
-};
+using hidet_dist::kernels::Line;
 
+// The taps along a dim that read from within the input, for an output.
 struct TapRange {
   int64_t begin, end;
 
-  // The taps along a dim that read from within the input, for an output.
   TapRange(const hidet_dist_convolution &v, int dim, int64_t output) {
     const int64_t first = output * v.stride[dim] - v.pad[dim], step = v.dilation[dim];
     begin = first < 0 ? least(v.kernel[dim], (-first + step - 1) / step) : 0;
@@ -36,31 +34,13 @@ class Depthwise {
       : v_(convolution), p_(part) {}
 
   void run() {
-    int64_t position = p_.pixel, done = 0;
-    OutputLine line;
-    line.begin = position % v_.out[2];
-    position /= v_.out[2];
-    line.height = position % v_.out[1];
-    position /= v_.out[1];
-    line.depth = position % v_.out[0];
-    line.image = position / v_.out[0];
-    while (done < p_.pixels) {
-      line.end = least(v_.out[2], line.begin + p_.pixels - done);
-      one_line(line, p_.result + done * p_.result_step);
-      done += line.end - line.begin;
-      line.begin = 0;
-      if (++line.height == v_.out[1]) {
-        line.height = 0;
-        if (++line.depth == v_.out[0]) {
-          line.depth = 0;
-          ++line.image;
-        }
-      }
-    }
+    hidet_dist::kernels::for_lines(v_, p_.pixel, p_.pixel + p_.pixels, [this](const Line &line, int64_t place) {
+      one_line(line, p_.result + place * p_.result_step);
+    });
   }
 
  private:
-  void one_line(const OutputLine &line, float *target) {
+  void one_line(const Line &line, float *target) {
     const TapRange depths(v_, 0, line.depth), heights(v_, 1, line.height);
     // The outputs all of whose taps along the line read from within the input.
     const int64_t reach = (v_.kernel[2] - 1) * v_.dilation[2], room = v_.in[2] - 1 + v_.pad[2] - reach;
@@ -84,7 +64,7 @@ class Depthwise {
 
   struct Taps {
     const TapRange &depths, &heights;
-    const OutputLine &line;
+    const Line &line;
     const T *filters;  // of the panel
     int64_t width;     // of the panel
   };

@@ -144,7 +144,7 @@ class PanelProduct {
   // Few rows, packed as a whole.
   template <class L>
   const float *packed_rows() {
-    if (p_.rows == 1 && p_.depth_step == 1 && p_.runs == nullptr && is_float(static_cast<const L *>(nullptr))) {
+    if (p_.rows == 1 && p_.depth_step == 1 && p_.runs == nullptr && is_same<L, float>) {
       return static_cast<const float *>(p_.left);
     }
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
@@ -241,9 +241,6 @@ class PanelProduct {
   const T *panel_at(int64_t column, int64_t start) const {
     return static_cast<const T *>(p_.right) + column * p_.depth + start * least(kWidth, p_.columns - column);
   }
-
-  static bool is_float(const float *) { return true; }
-  static bool is_float(const void *) { return false; }
 
   // A block of the right operand as floats, as wide as a panel. What stands in columns behind the last is multiplied,
   // and not written.

@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "hidet_dist/kernels/scales.h"
 #include "hidet_dist/panels.h"
 #include "product.hpp"
 
@@ -34,12 +35,10 @@ struct Scale {
   }
 };
 
-constexpr bool is_affine(int scales) { return (scales & HIDET_DIST_AFFINE) != 0; }
-constexpr bool is_wide(int scales) { return (scales & HIDET_DIST_WIDE) != 0; }
-
-// The bytes of a number of a group's scales, and of a column's scales in a group.
-constexpr int64_t number_bytes(int scales) { return is_wide(scales) ? 4 : 2; }
-constexpr int64_t scale_bytes(int scales) { return number_bytes(scales) * (is_affine(scales) ? 2 : 1); }
+using hidet_dist::kernels::is_affine;
+using hidet_dist::kernels::is_wide;
+using hidet_dist::kernels::number_bytes;
+using hidet_dist::kernels::scale_bytes;
 
 // A block of rows of the left operand in 8 bits. `elements` are four of each row, then the next four of each row. For
 // each group, `scales` has a scale of each row, `begins` where the sums of each row's products begin, which make up for

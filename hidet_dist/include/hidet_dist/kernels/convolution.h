@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "hidet_dist/kernels/lines.h"
 #include "hidet_dist/kernels/matmul.h"
 
 namespace hidet_dist {
@@ -43,37 +44,6 @@ struct Convolution {
     *end = std::max(*begin, last < 0 ? 0 : std::min(out[2], last / stride[2] + 1));
   }
 };
-
-/* A run of outputs of one image along the last dim. */
-struct Line {
-  int64_t image, depth, height, begin, end;
-};
-
-/* Calls `visit(line, column)` for the lines of the columns `first` to `last`: outputs of all images, counted on. */
-template <class Visit>
-inline void for_lines(const Convolution &v, int64_t first, int64_t last, const Visit &visit) {
-  int64_t column = first, rest = first;
-  Line line;
-  line.begin = rest % v.out[2];
-  rest /= v.out[2];
-  line.height = rest % v.out[1];
-  rest /= v.out[1];
-  line.depth = rest % v.out[0];
-  line.image = rest / v.out[0];
-  while (column < last) {
-    line.end = std::min(v.out[2], line.begin + (last - column));
-    visit(line, column - first);
-    column += line.end - line.begin;
-    line.begin = 0;
-    if (++line.height == v.out[1]) {
-      line.height = 0;
-      if (++line.depth == v.out[0]) {
-        line.depth = 0;
-        ++line.image;
-      }
-    }
-  }
-}
 
 /* The rows of im2col for `count` channels from `channel` on, and the columns `first` to `last`. */
 template <class T>

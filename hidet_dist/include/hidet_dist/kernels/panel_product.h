@@ -6,6 +6,7 @@
 #define HIDET_DIST_KERNELS_PANEL_PRODUCT_H
 
 #include "hidet_dist/kernels/matrices.h"
+#include "hidet_dist/kernels/scales.h"
 #include "hidet_dist/panels.h"
 #include "hidet_dist/workspace.h"
 
@@ -118,11 +119,6 @@ void multiply_panels(const Matrices<L> &a, const Matrices<T> &b, const Product &
       store(memory.tile(), ld, index * product.m + row, rows, column, columns);
     }
   }
-}
-
-/* The bytes of the scales of a group of one column. */
-constexpr int64_t scale_bytes(int scales) {
-  return 2 << ((scales & HIDET_DIST_AFFINE) != 0) << ((scales & HIDET_DIST_WIDE) != 0);
 }
 
 /* The product by weights of few bits, whose matrices are bytes in panels of `Width` columns. */
