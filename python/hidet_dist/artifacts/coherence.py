@@ -24,10 +24,16 @@ from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout
-from hidet_dist.weights.panels import FEW_BITS, PANEL_WIDTHS, PRECISIONS, Panels, groups_of
+from hidet_dist.weights.panels import FEW_BITS, HALF_PRECISIONS, PANEL_WIDTHS, Panels, groups_of
 
 if TYPE_CHECKING:
-    from hidet_dist.artifacts.manifest import Manifest, ProgramManifest, StageManifest, TensorSignature
+    from hidet_dist.artifacts.manifest import (
+        Manifest,
+        ProgramManifest,
+        StageManifest,
+        StateSignature,
+        TensorSignature,
+    )
 
 PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PROGRAM_NAME_RULE = "up to 64 letters, digits, '_', '-' and '.', the first a letter or a digit"
@@ -212,11 +218,16 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str, is_p
 
 def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> None:
     _require(tensor.dtype in ITEMSIZE or tensor.dtype == "boolean", f"{what}.dtype", tensor.dtype, "a known dtype")
-    same = len(tensor.shape) == len(tensor.whole_shape)
-    _require(same, f"{what}.shape", tensor.shape, f"of {len(tensor.whole_shape)} dims, as whole_shape")
     for field, shape in (("shape", tensor.shape), ("whole_shape", tensor.whole_shape)):
         for dim, extent in enumerate(shape):
             _require(isinstance(extent, str) or extent > 0, f"{what}.{field}[{dim}]", extent, "above 0")
+    _check_local_shape(what, tensor, mesh)
+
+
+def _check_local_shape(what: str, tensor: TensorSignature | StateSignature, mesh: DeviceMesh) -> None:
+    """Check that the local shape of a tensor or a state is that of its whole shape and spec."""
+    same = len(tensor.shape) == len(tensor.whole_shape)
+    _require(same, f"{what}.shape", tensor.shape, f"of {len(tensor.whole_shape)} dims, as whole_shape")
     try:
         spec = TensorShardSpec.parse(tensor.spec)
         # A symbolic dim counts as divisible by all shard counts.
@@ -238,18 +249,11 @@ def _check_states(what: str, stage: StageManifest, mesh: DeviceMesh) -> None:
         field = f"{what}.states[{number}]"
         _require(state.dtype in ITEMSIZE, f"{field}.dtype", state.dtype, "a known dtype")
         _require(all(n > 0 for n in state.whole_shape), f"{field}.whole_shape", state.whole_shape, "above 0")
-        try:
-            spec = TensorShardSpec.parse(state.spec)
-            local = spec.local_shape(state.whole_shape, mesh)
-        except SpecError as error:
-            raise ValueError(f"{field}.spec does not fit: {error}") from error
-        same = len(state.shape) == len(local)
-        _require(same, f"{field}.shape", state.shape, f"of {len(local)} dims, as whole_shape")
-        for dim, (extent, own) in enumerate(zip(state.shape, local, strict=True)):
-            even = spec.is_even(dim, mesh)
-            expected = f"{own}, by whole_shape and spec" if even else "an expression of parts"
-            fits = extent == own if even else isinstance(extent, str)
-            _require(fits, f"{field}.shape[{dim}]", extent, expected)
+        _check_local_shape(field, state, mesh)
+        spec = TensorShardSpec.parse(state.spec)
+        for dim, extent in enumerate(state.shape):
+            known = isinstance(extent, int) or not spec.is_even(dim, mesh)
+            _require(known, f"{field}.shape[{dim}]", extent, "a number where parts are equal")
         known = not state.initial or state.initial in stage.data
         _require(known, f"{field}.initial", state.initial, "empty, or one of data")
 
@@ -327,7 +331,7 @@ def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
         known = name in stage.data and name not in stage.constants
         _require(known, f"{what}.panels", name, "of weights among data")
         _require(panels.width == width, f"{field}.width", panels.width, f"{width}, by arch")
-        lower, groups = tuple(dict.fromkeys((*PRECISIONS, *FEW_BITS))), groups_of(panels.precision)
+        lower, groups = (*HALF_PRECISIONS, *FEW_BITS), groups_of(panels.precision)
         _require(panels.precision in ("", *lower), f"{field}.precision", panels.precision, f"one of {lower}")
         _require(panels.group in groups, f"{field}.group", panels.group, f"one of {groups}, by precision")
         for size in ("matrices", "depth", "columns"):

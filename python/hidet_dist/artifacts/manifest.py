@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from hidet_dist.artifacts import coherence
@@ -80,6 +80,9 @@ class StateSignature:
     def local_shape(self) -> tuple[int, ...]:
         """The shape of a rank's state, which :meth:`StageManifest.at` has resolved."""
         return tuple(map(int, self.shape))
+
+
+_Signature = TypeVar("_Signature", TensorSignature, StateSignature)
 
 
 @dataclass(frozen=True)
@@ -179,15 +182,15 @@ class StageManifest:
             return self
         coordinate, parts = self.mesh.coordinate(rank), self.part_sizes(rank)
 
-        def resolved(tensor: TensorSignature) -> TensorSignature:
-            return replace(tensor, shape=own_shape(tensor.shape, tensor.whole_shape, tensor.spec))
-
-        def own_shape(shape: Sequence[int | str], whole: Sequence[int | str], spec: str) -> tuple[int | str, ...]:
-            own = TensorShardSpec.parse(spec)
-            return tuple(
-                extent if own.is_even(dim, self.mesh) else own.split(dim, self.mesh).interval(int(size), coordinate)[1]
-                for dim, (extent, size) in enumerate(zip(shape, whole, strict=True))
+        def resolved(tensor: _Signature) -> _Signature:
+            spec = TensorShardSpec.parse(tensor.spec)
+            shape = tuple(
+                extent
+                if spec.is_even(dim, self.mesh)
+                else spec.split(dim, self.mesh).interval(int(whole), coordinate)[1]
+                for dim, (extent, whole) in enumerate(zip(tensor.shape, tensor.whole_shape, strict=True))
             )
+            return replace(tensor, shape=shape)
 
         def product(factors: Product) -> Product:
             return tuple(parts.get(factor, factor) if isinstance(factor, str) else factor for factor in factors)
@@ -203,8 +206,8 @@ class StageManifest:
             for check in self.index_checks
         )
         inputs, outputs = (tuple(map(resolved, tensors)) for tensors in (self.inputs, self.outputs))
-        states = (replace(x, shape=own_shape(x.shape, x.whole_shape, x.spec)) for x in self.states)
-        return replace(self, inputs=inputs, outputs=outputs, states=tuple(states), index_checks=tuple(checks))
+        states = tuple(map(resolved, self.states))
+        return replace(self, inputs=inputs, outputs=outputs, states=states, index_checks=tuple(checks))
 
     @property
     def communications(self) -> tuple[str, ...]:

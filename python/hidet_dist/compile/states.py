@@ -81,7 +81,7 @@ def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
     element, text = int(update.inputs[0].dtype.nbytes), Values()
 
     def from_dim(dim: int) -> str:
-        """Write the bytes of the elements that have one index up to a dim."""
+        """Write the bytes of the state's dims from this one on."""
         return text(prod([element, *shape[dim:]]))
 
     if isinstance(update, ReplaceStateOp):

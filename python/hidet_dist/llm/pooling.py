@@ -20,6 +20,8 @@ MODULES = "modules.json"
 """The file of sentence-transformers that lists what follows on an encoder."""
 
 MODES = ("mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken")
+"""The poolings that are supported, by the names that sentence-transformers has for them."""
+
 _OLD_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",

@@ -77,7 +77,7 @@ class Choice:
     functions such as exp. ``read_bytes`` and ``written_bytes`` are the least bytes that the local operator moves.
 
     Where the parts of devices are unequal, these figures are those of the largest shards, and ``devices`` has the
-    choice with the work of a device at each ``coordinate`` that differs from others (:func:`_unlike`).
+    choice with the work of a device at each ``coordinate`` that differs from others (:func:`unlike_coordinates`).
     """
 
     spec: OpShardSpec
@@ -381,7 +381,7 @@ class Rule:
             return False
         names = {name for split in splits.values() for name in split.symbols(mesh)}
         proven: set[tuple[int, ...]] = set()
-        for coordinate in _unlike(mesh, splits.values()):
+        for coordinate in unlike_coordinates(mesh, splits.values()):
             sizes = part_sizes(sorted(names), mesh, coordinate)
             if tuple(sizes.values()) in proven:
                 continue
@@ -476,7 +476,7 @@ class Rule:
             return choice
         devices = (
             self._choice_at(mesh, spec, partial, _extents_at(extents, splits, coordinate), coordinate)
-            for coordinate in _unlike(mesh, splits.values())
+            for coordinate in unlike_coordinates(mesh, splits.values())
         )
         return replace(choice, devices=tuple(devices))
 
@@ -687,7 +687,7 @@ def _extents_at(
     }
 
 
-def _unlike(mesh: DeviceMesh, splits: Iterable[Split]) -> Iterator[tuple[int, ...]]:
+def unlike_coordinates(mesh: DeviceMesh, splits: Iterable[Split]) -> Iterator[tuple[int, ...]]:
     """Yield coordinates of devices whose parts differ, the first of each kind; 0 along axes with equal parts.
 
     Along a first axis with shares, devices may differ, too: all of its coordinates are yielded if it has unequal parts.

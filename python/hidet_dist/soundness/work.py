@@ -70,7 +70,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     view = GraphView(graph)
     shared = RuleTable(DeviceMesh(GRAPH_MESHES[0]))  # rules and proofs, for all meshes
     tables = {shape: RuleTable(DeviceMesh(shape), shared) for shape in GRAPH_MESHES}
-    extents = [digit.extent for op in view.operators for digit in shared.rule(op).factors]
+    extents = _extents(view, shared)
     for mesh in map(DeviceMesh, PART_MESHES):
         tables[mesh.shape] = RuleTable(mesh, shared, random_parts(extents, mesh, rng))
     result = Result(f"{name}: {plans} plans", Counter(plans=plans))
@@ -96,8 +96,8 @@ def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
     for mesh in map(DeviceMesh, STATE_MESHES):
         view = planning_view(graph, stateful.symbols, mesh)
         table = rule_table(view, mesh)
-        extents = [digit.extent for op in view.operators for digit in table.rule(op).factors]
-        known[mesh] = view, (table, rule_table(view, mesh, table, random_parts(extents, mesh, rng)))
+        parted = rule_table(view, mesh, table, random_parts(_extents(view, table), mesh, rng))
+        known[mesh] = view, (table, parted)
     for number in range(plans):
         mesh = DeviceMesh(STATE_MESHES[number % len(STATE_MESHES)])
         view, tables = known[mesh]
@@ -110,6 +110,11 @@ def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
         if difference:
             result.failures.append(f"{name} on {mesh}: {difference}\n{Plan((stage,)).to_json()}")
     return result
+
+
+def _extents(view: GraphView, rules: RuleTable) -> list[int]:
+    """List the extents of the factors of all operators."""
+    return [digit.extent for op in view.operators for digit in rules.rule(op).factors]
 
 
 def check_cuts(name: str, cuts: int, seed: int) -> Result:

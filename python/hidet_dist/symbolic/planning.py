@@ -9,7 +9,6 @@ the second twin's operator, rebuilt on its shards.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import hidet
@@ -23,7 +22,7 @@ from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
-from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable, unlike_coordinates
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, symbols_in
 from hidet_dist.spec.parts import part_sizes
@@ -31,8 +30,6 @@ from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
-
-_NO_PARTS: Mapping[str, int] = MappingProxyType({})
 
 
 def local_shape(
@@ -204,8 +201,8 @@ class SymbolicRules(RuleTable):
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
         self._sound_joint: dict[tuple[int, str], tuple[Choice, ...]] = {}
-        same = isinstance(like, SymbolicRules) and (like.mesh, like.offered) == (mesh, offered)
-        if same and isinstance(like, SymbolicRules) and like._view.symbols == view.symbols:
+        given = mesh, offered, view.symbols
+        if isinstance(like, SymbolicRules) and (like.mesh, like.offered, like._view.symbols) == given:
             self._choices, self._choice_of = like._choices, like._choice_of
             self._prime_table, self._sound, self._sound_choice = like._prime_table, like._sound, like._sound_choice
 
@@ -333,28 +330,27 @@ class SymbolicRules(RuleTable):
             except ValueError:
                 return False
             locals_.append(local)
-        names = {name for one in (*spec.in_specs, *partial) for name in one.symbols(self.mesh)}
-        for sizes in self._parts_of_devices(names):
+        for sizes in self._parts_of_devices((*spec.in_specs, *partial)):
             ours, primes = (self._definition(local, sizes) for local in locals_)
             if not ours == primes is not None:
                 return False
         return True
 
-    def _parts_of_devices(self, names: Collection[str]) -> list[Mapping[str, int]]:
-        """List the parts of devices, by the names of their symbols, each once."""
-        found: dict[tuple[int, ...], Mapping[str, int]] = {}
-        for rank in range(self.mesh.size if names else 1):
-            sizes = part_sizes(sorted(names), self.mesh, self.mesh.coordinate(rank))
-            found.setdefault(tuple(sizes.values()), sizes)
-        return list(found.values())
+    def _parts_of_devices(self, specs: Sequence[TensorShardSpec]) -> Iterator[Mapping[str, int]]:
+        """Yield the parts of devices whose parts differ, by the names of their symbols."""
+        dims = ((spec, dim) for spec in specs for dim in range(len(spec.mesh_axes_per_dim)))
+        splits = [spec.split(dim, self.mesh) for spec, dim in dims if not spec.is_even(dim, self.mesh)]
+        names = {name for split in splits for name in split.symbols(self.mesh)}
+        for coordinate in unlike_coordinates(self.mesh, splits):
+            yield part_sizes(names, self.mesh, coordinate)
 
     def _coordinate(self) -> Tensor:
         return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
 
-    def _definition(self, op: Operator, parts: Mapping[str, int] = _NO_PARTS) -> Any:
+    def _definition(self, op: Operator, parts: Mapping[str, int] | None = None) -> Any:
         """Return the canonical definition of an operator at the prime sizes and these parts; None if it has none."""
         try:
-            definition: Definition = analyze(definition_of(op), {**self._sizes, **parts})
+            definition: Definition = analyze(definition_of(op), {**self._sizes, **(parts or {})})
         except (TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
             return None
         return rename(definition.canonical, {})

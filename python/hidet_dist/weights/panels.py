@@ -63,7 +63,10 @@ FEW_BITS = {
 STORED = "stored"
 """The name that stands for the precision in which the file of a weight has it, without rounding."""
 
-PRECISIONS = ("float16", "bfloat16", *(name for name, few in FEW_BITS.items() if not few.exact_only))
+HALF_PRECISIONS = ("float16", "bfloat16")
+"""The lower precisions without scales."""
+
+PRECISIONS = (*HALF_PRECISIONS, *(name for name, few in FEW_BITS.items() if not few.exact_only))
 """The lower precisions to which weights may be rounded."""
 
 

@@ -8,6 +8,7 @@ layouts are chosen so that the fewest bytes change theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from hidet.graph.ops.reduce.reduce import ReduceBaseOp
 from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.compat.native_call import STORE, Values
-from hidet_dist.compile.cpu.conv import convolution_of
+from hidet_dist.compile.cpu.conv import convolution_of, spatial_dims
 from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, is_defined, relaid
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.operators.pooling import WindowPoolOp
@@ -31,7 +32,6 @@ from hidet_dist.rewriting import Uses, copy_operator, uses_of
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.traits import Moves, traits_of
 
-_SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one
 _CODES = {"float32": "HIDET_DIST_F32", "float16": "HIDET_DIST_F16", "bfloat16": "HIDET_DIST_BF16"}
 _POOLS = (MaxPoolNdOp, AvgPoolNdOp, AdaptivePoolNdOp, WindowPoolOp)
 _REDUCTIONS = (ReduceBaseOp, ReduceOp)
@@ -81,13 +81,8 @@ class ChannelsLastConvolutionOp(TiledOp):
         text = Values()
         images, *inner, channels = extents_of(x)
         out_channels, _, *kernel = sizes
-        missing = _SPATIAL - len(out)
-
-        def three(values: Sequence[Extent], otherwise: int) -> str:
-            return f"{{{{ {', '.join(text(value) for value in [otherwise] * missing + list(values))} }}}}"
-
         counts = [text(value) for value in (images, channels, out_channels, groups)]
-        dims = [three(inner, 1), three(out, 1), three(kernel, 1), three(stride, 1), three(dilation, 1), three(pads, 0)]
+        dims = spatial_dims(text, inner, out, kernel, stride, dilation, pads)
         codes = [_CODES[x.dtype.name], _CODES[w.dtype.name]]
         function = f"convolve_channels_last<{width}, {ELEMENT_TYPES[w.dtype.name]}>"
         statement = (
@@ -252,10 +247,7 @@ def _size(x: Tensor) -> int:
     extents = [extent if isinstance(extent, int) else 1 for extent in extents_of(x)]
     if len(extents) < 3 or _keeps_order(x):
         return 0
-    size = int(x.dtype.nbytes)
-    for extent in extents:
-        size *= extent
-    return size
+    return int(x.dtype.nbytes) * math.prod(extents)
 
 
 def _keeps_order(x: Tensor) -> bool:
@@ -353,11 +345,7 @@ class _Rewriter:
         inputs = [self.as_last(how.source), self.as_second(node.inputs[1])]
         attributes: dict[str, Any] = {
             "sizes": [int(size) for size in extents_of(node.inputs[1])],
-            "pads": how.pads,
-            "stride": how.stride,
-            "dilation": how.dilation,
-            "groups": how.groups,
-            "out": list(how.out),
+            **how.attributes,
         }
         key = ChannelsLastConvolutionOp, str([*map(extents_of, inputs), inputs[0].dtype.name, attributes])
         if key in self.known:

@@ -61,14 +61,9 @@ class ConvolutionOp(TiledOp):
         text = Values()
         images, channels, *inner = extents_of(x)
         out_channels, _, *kernel = extents_of(w)
-        missing = _SPATIAL - len(out)
-
-        def three(values: Sequence[Extent], otherwise: int) -> str:
-            return f"{{{{ {', '.join(text(value) for value in [otherwise] * missing + list(values))} }}}}"
-
         element = ELEMENT_TYPES[x.dtype.name]
         sizes = [text(value) for value in (images, channels, out_channels, groups)]
-        dims = [three(inner, 1), three(out, 1), three(kernel, 1), three(stride, 1), three(dilation, 1), three(pads, 0)]
+        dims = spatial_dims(text, inner, out, kernel, stride, dilation, pads)
         operand = f"(const {element} *)({{}})"
         statement = (
             f"const hidet_dist::kernels::Convolution convolution = {{{{ {', '.join(sizes + dims)} }}}}; "
@@ -88,19 +83,36 @@ class ConvolutionOp(TiledOp):
         self.name = "BlasConvolution"
 
 
+def spatial_dims(
+    text: Values,
+    inner: Sequence[Extent],
+    out: Sequence[Extent],
+    kernel: Sequence[Extent],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pads: Sequence[int],
+) -> list[str]:
+    """Write the arrays of a convolution's spatial dims in C++, in the order of the arguments, led by dims of one."""
+
+    def three(values: Sequence[Extent], otherwise: int) -> str:
+        missing = [otherwise] * (_SPATIAL - len(values))
+        return f"{{{{ {', '.join(text(value) for value in [*missing, *values])} }}}}"
+
+    return [*(three(values, 1) for values in (inner, out, kernel, stride, dilation)), three(pads, 0)]
+
+
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of hidet: the tensor that it reads, before it is padded, and its attributes.
+    """A convolution of hidet.
 
-    Attributes are those of :class:`ConvolutionOp`.
+    Attributes
+    ----------
+    source: the tensor that it reads, before it is padded.
+    attributes: those of :class:`ConvolutionOp`.
     """
 
     source: Tensor
-    pads: list[int]
-    stride: list[int]
-    dilation: list[int]
-    groups: int
-    out: tuple[Extent, ...]
+    attributes: dict[str, Any]
 
 
 def convolution_of(op: Operator) -> Convolution:
@@ -109,14 +121,14 @@ def convolution_of(op: Operator) -> Convolution:
     spatial = len(w.shape) - 2
     pads = list(op.attrs.get("padding", [0] * spatial))[:spatial]
     source, before = _unpadded(x)
-    return Convolution(
-        source,
-        [a + b for a, b in zip(pads, before, strict=True)],
-        _each(op.attrs["stride"], spatial),
-        _each(op.attrs["dilations"], spatial),
-        int(op.attrs["groups"]),
-        extents_of(op.outputs[0])[2:],
-    )
+    attributes = {
+        "pads": [a + b for a, b in zip(pads, before, strict=True)],
+        "stride": _each(op.attrs["stride"], spatial),
+        "dilation": _each(op.attrs["dilations"], spatial),
+        "groups": int(op.attrs["groups"]),
+        "out": list(extents_of(op.outputs[0])[2:]),
+    }
+    return Convolution(source, attributes)
 
 
 class _ConvolutionRule(ResolveRule):
@@ -125,16 +137,7 @@ class _ConvolutionRule(ResolveRule):
         if not is_active(op) or x.dtype != w.dtype or x.dtype.name not in ELEMENT_TYPES:
             return None
         how = convolution_of(op)
-        y = ConvolutionOp(
-            how.source,
-            w,
-            pads=how.pads,
-            stride=how.stride,
-            dilation=how.dilation,
-            groups=how.groups,
-            out=how.out,
-        )
-        return [y.outputs[0]]
+        return [ConvolutionOp(how.source, w, **how.attributes).outputs[0]]
 
 
 for _operator in (Conv1dOp, Conv2dOp, Conv3dOp):
