@@ -83,15 +83,18 @@ class Checks:
     ----------
     seconds: float
         After so long no step is begun.
+    log: Path | None
+        A file that all that failed steps print is appended to.
     """
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, log: Path | None = None):
         self.good: list[str] = []
         self.bad: list[str] = []
         self.left: list[str] = []
         self._programs = Programs()
         self._begin = time.perf_counter()
         self._last = seconds
+        self._log = log
 
     def elapsed(self) -> float:
         """Seconds since the run began."""
@@ -141,6 +144,9 @@ class Checks:
             lines.append(f"not over after {done.seconds:.0f} s")
         else:
             lines.append(f"exit status {done.status}")
+        if not good and self._log is not None:
+            with self._log.open("a", encoding="utf-8") as log:
+                print(f"=== {step.name}", *lines, sep="\n", file=log)
         said = [f"{'ok  ' if good else 'FAIL'} {step.name} ({done.seconds:.1f} s)"]
         print("\n".join([*said, *(f"     {line}" for line in lines[-_TAIL_LINES:])]), flush=True)
         return good
@@ -158,6 +164,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the steps whose names have this text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no step after so long")
     parser.add_argument("--patience", type=float, default=1.0, help="times the seconds that each step has")
+    parser.add_argument("--log", type=Path, help="append all that failed steps print to this file")
     parser.add_argument("--list", action="store_true", help="print the steps, for sm_90, and run none")
     options = parser.parse_args()
     ranks = tuple(sorted(options.ranks))
@@ -176,7 +183,7 @@ def main() -> int:
     arch = f"sm_{major}{minor}"
     exit_on_sigterm()
     print(f"{len(names)} GPU(s): {', '.join(names)}; {arch}; {os.cpu_count()} CPUs", flush=True)
-    checks = Checks(options.seconds)
+    checks = Checks(options.seconds, options.log)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-") as folder:
         checks.run([step for step in steps(Path(folder), arch, ranks, options.patience) if options.only in step.name])
     good, bad, left = checks.good, checks.bad, checks.left

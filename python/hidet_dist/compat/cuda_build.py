@@ -7,7 +7,7 @@ While :func:`described_gpu` is active:
 * Operators without inputs are not run. hidet runs them on the GPU while it optimizes a graph.
 * The processes that build kernels do not query all devices first.
 * nvcc is that of the given toolkit, and kernels depend only on libraries that they use: hidet links all of them against
-  libcuda, which only a machine with a GPU has.
+  libcuda, which only a machine with a GPU has. They are compiled as C++17, which the project's own headers need.
 * Each GPU, compiler and set of options has a separate cache of kernels: the key of hidet's cache lacks them.
 """
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _compiler: Any = importlib.import_module("hidet.backend.build")
 _device: Any = importlib.import_module("hidet.cuda.device")
 _startup: Any = importlib.import_module("hidet.drivers.utils").lazy_initialize_cuda
+
+HIDET_STANDARD, STANDARD = "-std=c++11", "-std=c++17"
+"""The option of nvcc for the version of C++: hidet's, and the one that kernels are compiled with."""
 
 
 def properties_of(gpu: Gpu) -> SimpleNamespace:
@@ -68,7 +71,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
             nvcc = str(toolkit.nvcc)
             linked = command.replace(nvcc, f"{nvcc} -Xlinker --as-needed", 1)
             # A flag of the host compiler: a library linked with it makes its process flush denormal numbers to zero.
-            linked = linked.replace(",-ffast-math", "")
+            linked = linked.replace(",-ffast-math", "").replace(HIDET_STANDARD, STANDARD, 1)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nvcc's warnings about hidet's generated code
                 super().run_compile_command(linked, src_path, out_lib_path)

@@ -13,7 +13,7 @@ from hidet.graph.transforms import PassContext
 from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
 from hidet_dist.compat.cublas_products import cublas_products
-from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compat.cuda_build import STANDARD, described_gpu
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.generators import GENERATORS
@@ -32,6 +32,7 @@ def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[st
     parts = [
         repr(gpu),
         f"cublas={cublas}",
+        STANDARD,
         f"nvcc-{toolkit.version}",
         f"g++-{compiler_version(gcc())}",
         *(f"{name}={hidet.option.get_option(name)}" for name in _FLAG_OPTIONS),

@@ -28,8 +28,9 @@ __device__ inline void put(float &to, float x) { to = x; }
 __device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
 __device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
 
-/* The weight's rows whose elements one word has. */
-constexpr int rows_of_word(int bits) { return 32 / bits; }
+/* The weight's rows whose elements one word has. A variable, as device code calls no function of the host. */
+template <int kBits>
+constexpr int kRowsOfWord = 32 / kBits;
 
 /* The elements of a word of a column, in the order of their rows. */
 template <int kBits>
@@ -41,7 +42,7 @@ __device__ inline void unpack(uint32_t word, float (&to)[32 / kBits]) {
       to[i] = static_cast<float>(static_cast<int8_t>(byte));
     } else {
       to[i] = static_cast<float>((byte & 15) - 8);
-      to[(4 + i) % rows_of_word(kBits)] = static_cast<float>((byte >> 4) - 8);
+      to[(4 + i) % kRowsOfWord<kBits>] = static_cast<float>((byte >> 4) - 8);
     }
   }
 }
@@ -50,7 +51,7 @@ template <class Element, int kBits, int kGroup, int kRows>
 __global__ void __launch_bounds__(kThreads) product_kernel(const Element *left, const uint8_t *panels, Element *result,
                                                            int64_t rows, int64_t columns, int64_t depth) {
   constexpr int kGroupBytes = kWarp * (2 + kGroup * kBits / 8);
-  constexpr int kWords = kGroup / rows_of_word(kBits), kRowsOfWord = rows_of_word(kBits);
+  constexpr int kWords = kGroup / kRowsOfWord<kBits>;
   extern __shared__ float4 quantized_memory[];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   float *const own = reinterpret_cast<float *>(quantized_memory) + warp * kRows * kGroup; /* a group of the rows */
@@ -77,13 +78,13 @@ __global__ void __launch_bounds__(kThreads) product_kernel(const Element *left, 
     for (int r = 0; r < kRows; ++r) of_group[r] = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      float weights[kRowsOfWord];
+      float weights[kRowsOfWord<kBits>];
       unpack<kBits>(elements[w], weights);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-        for (int quad = 0; quad < kRowsOfWord; quad += 4) {
-          const float4 x = *reinterpret_cast<const float4 *>(own + r * kGroup + w * kRowsOfWord + quad);
+        for (int quad = 0; quad < kRowsOfWord<kBits>; quad += 4) {
+          const float4 x = *reinterpret_cast<const float4 *>(own + r * kGroup + w * kRowsOfWord<kBits> + quad);
           of_group[r] = fmaf(x.x, weights[quad], of_group[r]);
           of_group[r] = fmaf(x.y, weights[quad + 1], of_group[r]);
           of_group[r] = fmaf(x.z, weights[quad + 2], of_group[r]);
