@@ -171,7 +171,10 @@ class ExportedModule(torch.nn.Module):
 
 @contextlib.contextmanager
 def _stack_traces(enabled: bool) -> Iterator[None]:
-    """Have PyTorch record the stack trace of each operator, or not."""
+    """Have PyTorch record the stack trace of each operator, or not; one that cannot leave them out records them."""
+    if not hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # PyTorch 2.11
+        yield
+        return
     before = torch.fx.config.do_not_emit_stack_traces
     torch.fx.config.do_not_emit_stack_traces = not enabled
     try:

@@ -1,0 +1,54 @@
+"""What kernels take from the project's headers for CUDA, compiled by NVIDIA's compiler: the emulator's takes more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hidet.graph import FlowGraph
+from tests.compile.test_row_attention import PLAIN, graph_of
+
+import hidet_dist
+from hidet_dist.compile import compile_program
+from hidet_dist.compile.cuda.target import CudaTarget
+from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
+from hidet_dist.normalize.precision import in_precision
+from hidet_dist.normalize.storage import with_storages
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.toolchain.cuda import Toolkit
+from hidet_dist.weights.panels import StoredPrecision
+
+from .elf import architectures
+
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
+
+
+def kernels_of(graph: FlowGraph, **sizes: int) -> tuple[str, ...]:
+    """The names of a graph's kernels, which all have code for the GPU."""
+    symbols = {name: SymbolSize(size) for name, size in sizes.items()}
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols)
+    compiled = compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
+    for library in compiled.kernels:
+        assert architectures(library) == {90}
+    return tuple(compiled.kernel_names)
+
+
+@pytest.mark.parametrize("precision", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_products_by_few_bits_compile(nvcc: Toolkit, precision: str) -> None:
+    rows = torch.export.Dim("rows", min=1)
+    linear = torch.nn.Linear(128, 64, bias=False).eval()
+    graph = hidet_dist.from_torch(linear, (torch.zeros(3, 128),), ({0: rows},))
+    graph = normalize(in_precision(graph, "float16").graph)
+    stored = StoredPrecision(precision, 32)
+    dtypes = H100.record.quantized_dtypes
+    graph = with_storages(graph, dtypes, lambda _, transposed: H100.storage(stored, 2, transposed)).graph
+    assert "QuantizedMatmul" in kernels_of(graph, rows=3)
+
+
+def test_attention_over_rows_compiles(nvcc: Toolkit) -> None:
+    sizes = {"tokens": 64, "sequences": 64, "columns": 64}
+    assert kernels_of(normalize(graph_of(PLAIN)), **sizes) == ("RowAttentionChunks", "RowAttention")
