@@ -123,7 +123,8 @@ class QuantizedProduct {
   template <bool Contiguous>
   void quantize(int64_t block, int32_t added) const {
     const QuantizedRows left = block_at(block);
-    const int64_t rows = rows_of(block), first_row = row_of(block), group = p_.group;
+    const int64_t rows = rows_of(block), first_row = row_of(block);
+    const int64_t group = least(p_.group, kMostGroup); // no group is longer, which compilers do not see
     const int64_t at_once = group > kLeastRounded ? group : kLeastRounded;
     int32_t *const elements = reinterpret_cast<int32_t *>(const_cast<int8_t *>(left.elements));
     float *const scales = const_cast<float *>(left.scales);

@@ -6,7 +6,9 @@ from dataclasses import replace
 import hidet
 import numpy as np
 import pytest
+import torch
 
+import hidet_dist
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compat.cublas_products import product_of
@@ -105,6 +107,28 @@ def test_it_is_the_last_candidate_that_is_built(nvcc, tmp_path):
     (stage,) = Manifest.load(out).program().stages
     assert (stage.candidates, stage.cublas) == ((2,), (True,))
     assert b"hidet_dist_cublas_product" in (out / stage.kernel_file(0)).read_bytes()
+
+
+class Angles(torch.nn.Module):
+    """The angles of rotary positions: a product between two kernels, the second of which divides by a size."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", torch.linspace(1, 0.01, 32)[None, :, None])
+
+    def forward(self, positions):
+        return (self.frequencies @ positions[None, None].float()).transpose(1, 2)
+
+
+@pytest.mark.slow
+def test_kernels_around_a_product_that_divide_by_a_size_are_built(nvcc, tmp_path):
+    positions = torch.arange(3)
+    graph = hidet_dist.from_torch(Angles().eval(), (positions,), ({0: torch.export.Dim("tokens", min=1)},))
+    target = {"target": "cuda", "arch": "sm_90", "symbols": {"tokens": 3}, "cuda": {"cublas": True}}
+    out = tmp_path / "out"
+    auto_parallel(graph, {"mesh_shape": [1]}, target, out)
+    (stage,) = Manifest.load(out).program().stages
+    assert True in stage.cublas
 
 
 def test_it_is_for_gpus():

@@ -14,6 +14,7 @@ from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
 from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import STANDARD, described_gpu
+from hidet_dist.compat.fast_divisions import fast_divisions
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.generators import GENERATORS
@@ -58,6 +59,7 @@ def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]
     cache = caches / f"{gpu.arch}-{gpu.name}-{kernel_key(gpu, cublas, toolkit)}"
     with (
         described_gpu(gpu, toolkit, libraries, cache, space),
+        fast_divisions(),
         half_products(),
         fused_operands(),
         cublas_products(cublas),
