@@ -174,6 +174,16 @@ def test_averages_are_not_split_unevenly() -> None:
     assert not any("average" in spec for spec in specs)
 
 
+def test_averages_of_equal_parts_are_scattered_into_unequal_ones() -> None:
+    x = hidet.symbol([6, 5, 4], "float32", "cpu")
+    graph = normalize(hidet.trace_from(ops.mean(x, [0]), [x]))
+    pins = {"op:0": "(S0, R, R) -> (S0[2,2,1], R)"}
+    stage = search(graph, Cluster(DeviceMesh((3,)), (Link(LATENCY, BANDWIDTH),), device(RATE)), pins=pins).stages[0]
+    assert str(stage.operators[0].spec).endswith("reduce_scatter(average, axes=0[2,2,1], dim=0)")
+    inputs = graph_inputs(graph, np.random.default_rng(0))
+    assert check_stage(graph, stage, inputs, evaluate_graph(graph, inputs)) == ""
+
+
 def test_symbolic_dims_are_refused_on_a_mesh_with_shares() -> None:
     x = hidet.symbol(["batch", 12], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.relu(x), [x]))

@@ -51,6 +51,22 @@ def test_a_message_that_goes_astray_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert "differs" in cuts.check_pipeline(pipeline, inputs, whole, cuttable)
 
 
+def test_a_run_goes_on_behind_a_plan_whose_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = cuts.transferred, []
+
+    def fails_once(*case: Any) -> Any:
+        calls.append(case)
+        if len(calls) == 1:
+            raise AssertionError("no such part")
+        return real(*case)
+
+    monkeypatch.setattr(cuts, "transferred", fails_once)
+    result = check_cuts("attention", 8, seed=0)
+    assert len(calls) > 1
+    (failure,) = result.failures
+    assert "AssertionError: no such part" in failure and '"stages"' in failure
+
+
 def test_the_graph_of_a_micro_batch_has_the_operators_of_the_whole() -> None:
     graph = normalize(GRAPHS["attention"](np.random.default_rng(0)))
     part = micro_batch(graph, 2)

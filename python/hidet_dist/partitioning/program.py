@@ -383,15 +383,13 @@ class _Partitioner:
             if packs:
                 x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
             x = _reshaped(x, [count, *shape])
-        # Shards have equal extents, so the average is the average of the shards' averages.
-        op = "sum" if step.op == "average" else step.op
-        x = self.collective(x, step, count, op)
+        x = self.collective(x, step, count)
         if step.collective.receives_blocks:
             assert step.dim is not None
             if unpacks:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
             x = _reshaped(x, result)
-        return x / float(count) if step.op == "average" else x
+        return _averaged(x, step, count)
 
     def step_of_parts(self, x: Tensor, step: Step, dim: int, result: Sequence[Extent]) -> Tensor:
         """Apply a step that splits a dim into unequal parts, or joins them, to a local tensor."""
@@ -404,12 +402,15 @@ class _Partitioner:
             x = CommunicationOp(x, step.kind, step.mesh_axes, split.count).outputs[0]
             return JoinPartsOp(x, dim, split, extent).outputs[0]
         x = StackPartsOp(x, dim, split).outputs[0]
-        assert step.op != "average"  # no rule has partial averages of unequal parts
-        x = self.collective(x, step, split.count, step.op)
-        return ResizeOp(x, dim, extent, False).outputs[0]
+        x = self.collective(x, step, split.count)
+        return _averaged(ResizeOp(x, dim, extent, False).outputs[0], step, split.count)
 
-    def collective(self, x: Tensor, step: Step, count: int, op: str) -> Tensor:
-        """Apply the collective of a step over ``count`` ranks to a local tensor, so that NaN is kept."""
+    def collective(self, x: Tensor, step: Step, count: int) -> Tensor:
+        """Apply the collective of a step over ``count`` ranks to a local tensor, so that NaN is kept.
+
+        Partial averages are added: :func:`_averaged` divides the sum.
+        """
+        op = "sum" if step.op == "average" else step.op
         if op not in EXTREMES or self.keeps_nan:
             return CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
         parts = CommunicationOp(x, step.collective.exchange.name, step.mesh_axes, count).outputs[0]
@@ -428,6 +429,15 @@ def _moved_to(device: str, y: Tensor) -> Tensor:
     op.outputs = op.symbolic_run()
     moved: Tensor = op.outputs[y.trace[1]]
     return moved
+
+
+def _averaged(x: Tensor, step: Step, count: int) -> Tensor:
+    """Divide the sum of the averages of ``count`` ranks by their number, if the step averages.
+
+    Each is the average of as many elements: an axis that splits what is averaged does so in equal parts, whatever the
+    parts are into which the result is scattered.
+    """
+    return x / float(count) if step.op == "average" else x
 
 
 def _reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
+P = ParamSpec("P")
 OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))
 PART_MESHES: tuple[tuple[int, ...], ...] = ((3,), (5,), (2, 3))
 """The meshes whose axes split in random parts."""
@@ -36,6 +40,14 @@ class Result:
     line: str
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+
+
+def difference_of(check: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> str:
+    """Return what a check finds; of one that fails, why, so that a run goes on behind the plan that it fails on."""
+    try:
+        return check(*args, **kwargs)
+    except Exception:
+        return f"the check failed.\n{traceback.format_exc()}"
 
 
 def check_class(number: int, instances: int, seed: int) -> Result:
@@ -77,7 +89,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     for number in range(plans):
         shape = list(tables)[number % len(tables)]
         stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
-        difference = check_stage(graph, stage, inputs, expected, tables[shape])
+        difference = difference_of(check_stage, graph, stage, inputs, expected, tables[shape])
         if difference:
             result.failures.append(f"{name} on {shape}: {difference}\n{Plan((stage,)).to_json()}")
     return result
@@ -104,9 +116,9 @@ def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
         table = tables[number // len(STATE_MESHES) % len(tables)]
         stage = random_stage(view, mesh, table, rng)
         calls = [stateful.draw(rng) for _ in range(CALLS)]
-        difference = check_calls(graph, stage, calls)
+        difference = difference_of(check_calls, graph, stage, calls)
         if not difference and number >= plans - served:
-            difference = check_served(graph, stage, calls, table)
+            difference = difference_of(check_served, graph, stage, calls, table)
         if difference:
             result.failures.append(f"{name} on {mesh}: {difference}\n{Plan((stage,)).to_json()}")
     return result
@@ -127,7 +139,7 @@ def check_cuts(name: str, cuts: int, seed: int) -> Result:
     result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
     for _ in range(cuts):
         pipeline = random_pipeline(cuttable, rng)
-        difference = check_pipeline(pipeline, inputs, whole, cuttable)
+        difference = difference_of(check_pipeline, pipeline, inputs, whole, cuttable)
         if difference:
             plans = Plan(pipeline.stages).to_json()
             result.failures.append(f"{name} as {pipeline}: {difference}\n{plans}")
