@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.reshard import (
     Step,
     cheapest_conversion,
+    conversion_buffers,
     conversion_seconds,
     moves,
+    path,
     reduce_seconds,
     step_parts,
     step_seconds,
@@ -255,6 +258,96 @@ def test_a_detour_is_never_cheaper(case: tuple[tuple[int, ...], Cluster], data: 
     a, b, c = (data.draw(st.sampled_from(all_specs(shape, cluster.mesh))) for _ in range(3))
     (ab, ac), (_, bc) = conversion_seconds(shape, "float16", [a, b], [b, c], cluster)
     assert ac <= (ab + bc) * (1 + 1e-12)
+
+
+def steps_on(mesh: DeviceMesh, ndim: int) -> list[Step]:
+    """Every step over any axes, in any order, and any dims."""
+    steps = []
+    for name, kind in COLLECTIVES.items():
+        for count in range(1, mesh.ndim + 1):
+            for axes, op in itertools.product(
+                itertools.permutations(range(mesh.ndim), count), sorted(REDUCE) if kind.reduces else [""]
+            ):
+                if kind.moves:
+                    for (dim, to_dim), order in itertools.product(
+                        itertools.permutations(range(ndim), 2), itertools.permutations(axes)
+                    ):
+                        steps.append(Step(name, axes, dim, to_dim, order))
+                elif kind.has_dim:
+                    steps += [Step(name, axes, dim, op=op) for dim in range(ndim)]
+                elif list(axes) == sorted(axes):
+                    steps.append(Step(name, axes, op=op))
+    return steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(tensors(), st.booleans(), st.data())
+def test_moves_are_the_steps_that_apply(
+    case: tuple[tuple[int, ...], Cluster], uneven: bool, data: st.DataObject
+) -> None:
+    """They are told by the dims that a step changes; ``Step.after`` checks the whole result."""
+    shape, cluster = case
+    mesh = cluster.mesh
+    if uneven and mesh.shape[0] > 1:
+        mesh = DeviceMesh(mesh.shape, (), ((2, *(1,) * (mesh.shape[0] - 1)), *((),) * (mesh.ndim - 1)))
+    layout: Layout = data.draw(st.sampled_from(all_specs(shape, mesh)))
+    free = [axis for axis in range(mesh.ndim) if axis not in split_of(layout).mesh_axes]
+    if free and data.draw(st.booleans()):
+        layout = PartialSpec(split_of(layout), data.draw(st.sampled_from(sorted(REDUCE))), tuple(free))
+    applying = {}
+    for step in steps_on(mesh, len(shape)):
+        try:
+            applying[step] = step.after(layout, shape, mesh)
+        except SpecError:
+            continue
+    assert dict(moves(layout, shape, mesh)) == applying
+
+
+def test_a_layout_that_does_not_fit_has_no_moves() -> None:
+    with pytest.raises(SpecError, match="only padding"):
+        list(moves(parse("(S0, R)"), (1, 8), DeviceMesh((4,))))
+
+
+def test_paths_check_the_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps between layouts that fit change a dim or two: whole layouts are not checked again."""
+    checked = []
+    real = TensorShardSpec.validate
+
+    def counted(spec: TensorShardSpec, *case: Any, **options: Any) -> None:
+        checked.append(spec)
+        real(spec, *case, **options)
+
+    monkeypatch.setattr(TensorShardSpec, "validate", counted)
+    ends = [parse("(S0, R, R)"), parse("(R, R, S021)")]
+    conversion_seconds((16, 48, 80), 4, ends, ends, cluster_of((2, 2, 2)))
+    assert len(checked) == len(ends)
+
+
+def test_bytes_of_conversions_come_from_the_paths_of_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning asks for the seconds of all tensors, then for the bytes."""
+    made = []
+    real = path._LayoutGraph
+    monkeypatch.setattr(path, "_LayoutGraph", lambda layouts: made.append(layouts) or real(layouts))
+    monkeypatch.setattr(path, "_GRAPHS", path._Graphs(path._MOST_KEPT))
+    cluster, ends = cluster_of((2, 2)), [parse("(S0, R)"), parse("(R, S10)")]
+    shapes = [(8, 8 * size) for size in range(1, 300)]
+    for table in (conversion_seconds, conversion_buffers):
+        for shape in shapes:
+            table(shape, 4, ends, ends, cluster)
+    assert len(made) == len(shapes)
+
+
+def test_few_graphs_of_layouts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, ends = cluster_of((2, 2)), [parse("(S0, R)"), parse("(R, S10)")]
+    shapes = [(8, 8 * size) for size in (1, 2, 3, 2, 1, 4, 1)]
+    want = [conversion_seconds(shape, 4, ends, ends, cluster) for shape in shapes]
+    graphs = path._Graphs(150)
+    monkeypatch.setattr(path, "_GRAPHS", graphs)
+    for shape, seconds in zip(shapes, want, strict=True):
+        assert conversion_seconds(shape, 4, ends, ends, cluster) == seconds
+        *others, last = graphs._known.values()
+        assert sum(graph.size for graph in others) <= 150 and last.size > 0
+    assert 1 <= len(graphs._known) < 4
 
 
 @pytest.mark.parametrize("op", [None, "sum"])

@@ -29,6 +29,11 @@ class StepSeconds(NamedTuple):
     communicate: float
     unpack: float
 
+    @property
+    def whole(self) -> float:
+        """The sum."""
+        return self.communicate + self.pack + self.unpack
+
 
 def step_parts(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
@@ -43,12 +48,39 @@ def step_parts(
     of the largest part, which are sent. Partial maxima and minima are exchanged, and reduced by a kernel, where the
     collectives' own drop NaN (:meth:`Step.exchanges`).
     """
-    mesh = cluster.mesh
-    sent = split_of(before).local_shape(shape, mesh)
-    sent_bytes = math.prod(sent) * element_bytes
-    received = split_of(after).local_shape(shape, mesh)
-    received_bytes = math.prod(received) * element_bytes
-    kind = step.collective
+    sent, received = (split_of(layout).local_shape(shape, cluster.mesh) for layout in (before, after))
+    return seconds_of_work(step, step_work(step, sent, received, element_bytes, cluster), cluster)
+
+
+class StepWork(NamedTuple):
+    """What a step does: the bytes of a shard before and after it, and whether it packs them, and unpacks these."""
+
+    sent_nbytes: int
+    received_nbytes: int
+    packs: bool
+    unpacks: bool
+
+
+def step_work(
+    step: Step, sent: Sequence[int], received: Sequence[int], element_bytes: int, cluster: Cluster
+) -> StepWork:
+    """Describe what a step does with a shard whose shape is ``sent`` before and ``received`` after it."""
+    mesh, places = cluster.mesh, cluster.device.places_shards
+    return StepWork(
+        math.prod(sent) * element_bytes,
+        math.prod(received) * element_bytes,
+        step.packs(sent, places),
+        step.unpacks(sent, received, mesh, places),
+    )
+
+
+def seconds_of_work(step: Step, work: StepWork, cluster: Cluster) -> StepSeconds:
+    """Predict the seconds of :func:`step_parts` for a step that does ``work``.
+
+    The dims of the step do not matter beside it.
+    """
+    mesh, kind = cluster.mesh, step.collective
+    sent_bytes, received_bytes, packs, unpacks = work
     if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
     places = cluster.device.places_shards
@@ -64,9 +96,9 @@ def step_parts(
         blocks = sent_bytes if kind.joins else whole
         return StepSeconds(cluster.copy_seconds(blocks), seconds, reduce + cluster.copy_seconds(received_bytes))
     return StepSeconds(
-        cluster.copy_seconds(sent_bytes) if step.packs(sent, places) else 0.0,
+        cluster.copy_seconds(sent_bytes) if packs else 0.0,
         seconds,
-        reduce + (cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh, places) else 0.0),
+        reduce + (cluster.copy_seconds(received_bytes) if unpacks else 0.0),
     )
 
 
@@ -74,8 +106,7 @@ def step_seconds(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> float:
     """Predict the seconds of a step: the sum of those of :func:`step_parts`."""
-    pack, communicate, unpack = step_parts(step, before, after, shape, element_bytes, cluster)
-    return communicate + pack + unpack
+    return step_parts(step, before, after, shape, element_bytes, cluster).whole
 
 
 def reduce_seconds(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.reshard.buffers import StepBytes, step_bytes
-from hidet_dist.reshard.cost import Element, itemsize, step_seconds
-from hidet_dist.reshard.steps import Offered, Step, moves
+from hidet_dist.reshard.cost import Element, StepWork, itemsize, seconds_of_work, step_work
+from hidet_dist.reshard.steps import Moves, Offered, Step
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
+from hidet_dist.spec.parts import Parts
 
 T = TypeVar("T")
 _Sizes: TypeAlias = tuple[tuple[int, ...], int]  # a shape, and the bytes of what it counts
@@ -28,6 +31,8 @@ _TICKS_LOG2 = 100
 # A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On a mesh with more
 # axes than this, a path uses only the axes of its source and target.
 _DETOUR_AXES = 4
+
+_MOST_KEPT = 2**21  # edges and nodes of trees, of about 100 bytes each
 
 
 @dataclass(frozen=True)
@@ -126,21 +131,23 @@ def _tabulate(
     pieces = tuple(shape), itemsize(dtype)
     # Paths lead through the parts of their ends, and the mesh's shares.
     offered = tuple(sorted({pair for layout in (*sources, *targets) for pair in split_of(layout).parts}))
-    graph_over = functools.partial(_layout_graph, pieces, elements or pieces, cluster, offered)
-    if len(axes) <= _DETOUR_AXES:
-        graph = graph_over(axes)
-        _check(shape, sources, targets, cluster, graph.has)
-        nodes = [graph.number(target) for target in targets]
-        return tuple(tuple(read(graph.tree(graph.number(source)), nodes)) for source in sources)
 
-    _check(shape, sources, targets, cluster)
+    def graph_over(usable: tuple[int, ...]) -> _LayoutGraph:
+        return _GRAPHS.of(_Layouts(pieces, elements or pieces, cluster, offered, usable))
 
     def value(source: Layout, target: Layout) -> T:
         graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
         (one,) = read(graph.tree(graph.number(source)), [graph.number(target)])
         return one
 
-    return tuple(tuple(value(source, target) for target in targets) for source in sources)
+    with _GRAPHS.lock:
+        if len(axes) > _DETOUR_AXES:
+            _check(shape, sources, targets, cluster)
+            return tuple(tuple(value(source, target) for target in targets) for source in sources)
+        graph = graph_over(axes)
+        _check(shape, sources, targets, cluster, graph.has)
+        nodes = [graph.number(target) for target in targets]
+        return tuple(tuple(read(graph.tree(graph.number(source)), nodes)) for source in sources)
 
 
 def _check(
@@ -168,36 +175,44 @@ def _axes(layout: Layout) -> set[int]:
     return {*split_of(layout).mesh_axes, *partial_axes(layout)}
 
 
-@functools.lru_cache(maxsize=64)
-def _layout_graph(
-    pieces: _Sizes, elements: _Sizes, cluster: Cluster, offered: Offered, usable: tuple[int, ...]
-) -> _LayoutGraph:
-    return _LayoutGraph(pieces, elements, cluster, offered, usable)
-
-
-class _LayoutGraph:
-    """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps.
+class _Layouts(NamedTuple):
+    """The layouts of a tensor through which paths may lead: those that steps over ``usable`` mesh axes make.
 
     Layouts and steps are those of ``pieces``, bytes those of ``elements``.
     """
 
-    def __init__(self, pieces: _Sizes, elements: _Sizes, cluster: Cluster, offered: Offered, usable: tuple[int, ...]):
-        self._usable, self._offered = usable, offered
-        self._shape, self._element_bytes = pieces
-        self._elements = elements
-        self._cluster = cluster
+    pieces: _Sizes
+    elements: _Sizes
+    cluster: Cluster
+    offered: Offered
+    usable: tuple[int, ...]
+
+
+class _LayoutGraph:
+    """The graph of layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
+
+    def __init__(self, layouts: _Layouts):
+        shape, self._element_bytes = layouts.pieces
+        self._moves = Moves(shape, layouts.cluster.mesh, layouts.usable, layouts.offered)
+        self._elements = layouts.elements
+        self._cluster = layouts.cluster
         self._layouts: list[Layout] = []
+        self._local_shapes: list[tuple[int, ...]] = []
         self._numbers: dict[Layout, int] = {}
+        self._prices: dict[tuple[str, tuple[int, ...], str, Parts, StepWork], int] = {}
         self._edges: dict[int, list[tuple[int, int, Step]]] = {}
         self._bytes: dict[tuple[int, int], StepBytes] = {}
         self._nbytes: dict[int, int] = {}
         self._trees: dict[int, _Tree] = {}
+        self.size = 0
+        """Its edges, and the nodes of its trees."""
 
     def number(self, layout: Layout) -> int:
         """Return the number of a layout's node."""
         number = self._numbers.setdefault(layout, len(self._layouts))
         if number == len(self._layouts):
             self._layouts.append(layout)
+            self._local_shapes.append(self._moves.local_shape(layout))
         return number
 
     def has(self, layout: Layout) -> bool:
@@ -207,16 +222,23 @@ class _LayoutGraph:
     def edges(self, node: int) -> list[tuple[int, int, Step]]:
         """List the edges from a node as (target node, price, step)."""
         if node not in self._edges:
-            before = self._layouts[node]
-            self._edges[node] = [
-                (
-                    self.number(after),
-                    _price(step, step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
-                    step,
-                )
-                for step, after in moves(before, self._shape, self._cluster.mesh, self._usable, self._offered)
-            ]
+            edges = []
+            for step, layout in self._moves(self._layouts[node]):
+                after = self.number(layout)
+                edges.append((after, self._price(step, node, after), step))
+            self._edges[node] = edges
+            self.size += len(edges)
         return self._edges[node]
+
+    def _price(self, step: Step, node: int, after: int) -> int:
+        """Return the price of a step from a node to another one; steps that do the same work share it."""
+        shapes = self._local_shapes
+        work = step_work(step, shapes[node], shapes[after], self._element_bytes, self._cluster)
+        key = step.kind, step.mesh_axes, step.op, step.parts, work
+        price = self._prices.get(key)
+        if price is None:
+            price = self._prices[key] = _price(step, seconds_of_work(step, work, self._cluster).whole)
+        return price
 
     def nbytes(self, node: int) -> int:
         """Compute the bytes of a shard's buffer in a layout."""
@@ -298,6 +320,7 @@ class _Tree:
     def _reach(self, goal: int) -> int:
         """Expand the tree until it contains a node, and return the price of the path to it."""
         price, predecessors, queue = self._price, self._predecessors, self._queue
+        found = len(price)
         while goal not in self._settled:
             so_far, _, node = heapq.heappop(queue)
             if node in self._settled:
@@ -310,9 +333,41 @@ class _Tree:
                     predecessors[after] = (node, step)
                     heapq.heappush(queue, (total, self._discovered, after))
                     self._discovered += 1
+        self._graph.size += len(price) - found
         return price[goal]
 
 
+class _Graphs:
+    """The graphs that were used last: as many as have no more than ``most`` edges and nodes of trees together.
+
+    Planning asks for the seconds of all tensors, then for the bytes of those for which memory is short. ``lock`` is
+    held while a graph is used, as it grows.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self.clear()
+        os.register_at_fork(after_in_child=self.clear)  # another thread may have held the lock
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self.lock = threading.Lock()
+        self._known: OrderedDict[_Layouts, _LayoutGraph] = OrderedDict()
+        self._size = 0  # of all but the last graph, which grows
+
+    def of(self, layouts: _Layouts) -> _LayoutGraph:
+        """Return the graph of layouts."""
+        if self._known:
+            self._size += next(reversed(self._known.values())).size
+        graph = self._known.pop(layouts, None) or _LayoutGraph(layouts)
+        self._size -= graph.size
+        while self._known and self._size + graph.size > self._most:
+            self._size -= self._known.popitem(last=False)[1].size
+        self._known[layouts] = graph
+        return graph
+
+
+_GRAPHS = _Graphs(_MOST_KEPT)
 _Read: TypeAlias = Callable[[_Tree, Sequence[int]], Sequence[T]]
 
 

@@ -8,14 +8,15 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hidet_dist.errors import SpecError
-from hidet_dist.spec import DeviceMesh, ReduceFn
+from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import COLLECTIVES, EXTREMES, Collective
 from hidet_dist.spec.operator import REDUCE_OPS
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of, with_partial
 from hidet_dist.spec.parts import AXES, Parts, Split, axes_text, normal_parts, parse_axes
+from hidet_dist.spec.tensor import padded_shard
 
 _STEP = re.compile(
     rf"^(\w+)\((?:([a-z]+),\s*)?axes=({AXES})(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=(\d+))?\)$"
@@ -86,6 +87,11 @@ class Step:
         """The collective of the step's kind."""
         return COLLECTIVES[self.kind]
 
+    @functools.cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The dims that it joins or splits."""
+        return tuple(dim for dim in (self.dim, self.to_dim) if dim is not None)
+
     @classmethod
     def of(cls, fn: ReduceFn) -> Step:
         """Make the step of a reduce function."""
@@ -99,8 +105,8 @@ class Step:
 
     def _after(self, layout: Layout) -> Layout:
         kind, spec, partial = self.collective, split_of(layout), partial_axes(layout)
-        for dim in (self.dim, self.to_dim):
-            if dim is not None and dim >= spec.ndim:
+        for dim in self.dims:
+            if dim >= spec.ndim:
                 raise SpecError(f"The step {self} does not apply to {layout}: it has no dim {dim}.")
         if self.op:
             if not isinstance(layout, PartialSpec) or not set(self.mesh_axes) <= set(partial) or self.op != layout.op:
@@ -249,20 +255,65 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
     Slicing a whole dim that does not divide pads it. Gathering all of a dim cuts its padding off. No other step may
     change the padding. Unequal parts do not move from one dim to another.
     """
-    result.validate(shape, mesh, padded=True)
-    if step.collective.moves and mesh.shares and not step.parts_of(mesh).is_even:
+    for fits in (layout, result):
+        fits.validate(shape, mesh, padded=True)
+    if _moves_unequal_parts(step, mesh):
         raise SpecError(f"The step {step} would move an uneven axis of the mesh {mesh} from one dim to another.")
-    for dim in (step.dim, step.to_dim):
-        if dim is None:
-            continue
-        if shape[dim] % split_of(layout).units(dim, mesh) == shape[dim] % split_of(result).units(dim, mesh) == 0:
-            continue
-        before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
-        kind = step.collective
-        if (not kind.communicates and not before) or (kind.joins and not kind.splits and not after):
-            continue
-        if split_of(layout).padded_shape(shape, mesh)[dim] != split_of(result).padded_shape(shape, mesh)[dim]:
+    tilings = _Tilings(shape, mesh)
+    for dim in step.dims:
+        if not tilings.keep_padding(step, split_of(layout), split_of(result), dim):
             raise SpecError(f"The step {step} would change the padding of dim {dim} of {tuple(shape)}.")
+
+
+def _moves_unequal_parts(step: Step, mesh: DeviceMesh) -> bool:
+    return step.collective.moves and bool(mesh.shares) and not step.parts_of(mesh).is_even
+
+
+class _Tiling(NamedTuple):
+    """The extent of the largest shard of a dim, and the extent that the shards tile: that of the dim with padding."""
+
+    local: int
+    padded: int
+
+
+class _Tilings:
+    """The tilings of the dims of a tensor of ``shape``, each of which is computed once."""
+
+    def __init__(self, shape: Sequence[int], mesh: DeviceMesh):
+        self._shape, self._mesh = tuple(shape), mesh
+        self._known: dict[tuple[int, tuple[int, ...], Parts], _Tiling | None] = {}
+
+    def of(self, dim: int, spec: TensorShardSpec) -> _Tiling | None:
+        """Return the tiling of dim ``dim`` in ``spec``; None where the dim cannot be split so."""
+        key = dim, spec.mesh_axes_per_dim[dim], spec.parts
+        try:
+            return self._known[key]
+        except KeyError:
+            _, axes, parts = key
+            size, mesh = self._shape[dim], self._mesh
+            local = padded_shard(size, axes, mesh, parts)
+            tiled = size if local is None or not spec.is_even(dim, mesh) else local * mesh.group_size(axes)
+            return self._known.setdefault(key, None if local is None else _Tiling(local, tiled))
+
+    def local_shape(self, spec: TensorShardSpec) -> tuple[int, ...]:
+        """Return the shape of the largest shard in a spec that fits."""
+        tilings = [self.of(dim, spec) for dim in range(spec.ndim)]
+        return tuple(tiling.local for tiling in tilings if tiling is not None)
+
+    def keep_padding(self, step: Step, before: TensorShardSpec, after: TensorShardSpec, dim: int) -> bool:
+        """Tell whether ``after`` can tile dim ``dim``, with the padding of ``before``, which can, or as the step may.
+
+        A step may pad a whole dim by slicing it, and cut the padding off by gathering all of it.
+        """
+        old, new = self.of(dim, before), self.of(dim, after)
+        if old is None or new is None:
+            return False
+        if old.padded == new.padded:
+            return True
+        kind = step.collective
+        if not kind.communicates:
+            return not before.mesh_axes_per_dim[dim]
+        return kind.joins and not kind.splits and not after.mesh_axes_per_dim[dim]
 
 
 def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: DeviceMesh) -> list[Layout]:
@@ -280,14 +331,37 @@ def moves(
     """Yield every step that applies to a layout of a tensor of ``shape``, and its result, in a fixed order.
 
     ``usable`` are the mesh axes by which a step may split the tensor further; all axes by default. They split it in the
-    mesh's shares, or in parts that are ``offered``.
+    mesh's shares, or in parts that are ``offered``. Raises SpecError when the layout does not fit.
     """
-    for step, result in _candidates(layout, tuple(range(mesh.ndim) if usable is None else usable), offered):
-        try:
-            check_step(step, layout, result, shape, mesh)
-        except SpecError:
-            continue
-        yield step, result
+    layout.validate(shape, mesh, padded=True)
+    yield from Moves(shape, mesh, usable, offered)(layout)
+
+
+class Moves:
+    """The steps of :func:`moves` for layouts of one tensor.
+
+    A layout that fits and a step of it are checked by what the step changes: the dims that it joins and splits.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], mesh: DeviceMesh, usable: Sequence[int] | None = None, offered: Offered = ()
+    ):
+        self._mesh = mesh
+        self._usable = tuple(range(mesh.ndim) if usable is None else usable)
+        self._offered = offered
+        self._tilings = _Tilings(shape, mesh)
+
+    def __call__(self, layout: Layout) -> Iterator[tuple[Step, Layout]]:
+        """Yield every step that applies to a layout that fits, and its result, in a fixed order."""
+        before, keeps = split_of(layout), self._tilings.keep_padding
+        for step, result in _candidates(layout, self._usable, self._offered):
+            after = split_of(result)
+            if all(keeps(step, before, after, dim) for dim in step.dims) and not _moves_unequal_parts(step, self._mesh):
+                yield step, result
+
+    def local_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape of the largest shard in a layout that fits."""
+        return self._tilings.local_shape(split_of(layout))
 
 
 _SPLITTING = [kind for kind in COLLECTIVES.values() if kind.splits and not kind.joins]
