@@ -48,8 +48,22 @@ def step_parts(
     of the largest part, which are sent. Partial maxima and minima are exchanged, and reduced by a kernel, where the
     collectives' own drop NaN (:meth:`Step.exchanges`).
     """
-    sent, received = (split_of(layout).local_shape(shape, cluster.mesh) for layout in (before, after))
-    return seconds_of_work(step, step_work(step, sent, received, element_bytes, cluster), cluster)
+    sent, received = (
+        Shard.of(split_of(layout).local_shape(shape, cluster.mesh), element_bytes) for layout in (before, after)
+    )
+    return seconds_of_work(step, step_work(step, sent, received, cluster), cluster)
+
+
+class Shard(NamedTuple):
+    """The shape of the largest shard of a tensor in a layout, and its bytes."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], element_bytes: int) -> Shard:
+        """Describe a shard of elements of so many bytes."""
+        return cls(shape, math.prod(shape) * element_bytes)
 
 
 class StepWork(NamedTuple):
@@ -61,16 +75,14 @@ class StepWork(NamedTuple):
     unpacks: bool
 
 
-def step_work(
-    step: Step, sent: Sequence[int], received: Sequence[int], element_bytes: int, cluster: Cluster
-) -> StepWork:
-    """Describe what a step does with a shard whose shape is ``sent`` before and ``received`` after it."""
-    mesh, places = cluster.mesh, cluster.device.places_shards
+def step_work(step: Step, sent: Shard, received: Shard, cluster: Cluster) -> StepWork:
+    """Describe what a step does with a shard that is ``sent`` before and ``received`` after it."""
+    places = cluster.device.places_shards
     return StepWork(
-        math.prod(sent) * element_bytes,
-        math.prod(received) * element_bytes,
-        step.packs(sent, places),
-        step.unpacks(sent, received, mesh, places),
+        sent.nbytes,
+        received.nbytes,
+        step.packs(sent.shape, places),
+        step.unpacks(sent.shape, received.shape, cluster.mesh, places),
     )
 
 

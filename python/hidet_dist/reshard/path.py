@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.reshard.buffers import StepBytes, step_bytes
-from hidet_dist.reshard.cost import Element, StepWork, itemsize, seconds_of_work, step_work
+from hidet_dist.reshard.cost import Element, Shard, StepWork, itemsize, seconds_of_work, step_work
 from hidet_dist.reshard.steps import Moves, Offered, Step
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
@@ -197,7 +197,7 @@ class _LayoutGraph:
         self._elements = layouts.elements
         self._cluster = layouts.cluster
         self._layouts: list[Layout] = []
-        self._local_shapes: list[tuple[int, ...]] = []
+        self._shards: list[Shard] = []
         self._numbers: dict[Layout, int] = {}
         self._prices: dict[tuple[str, tuple[int, ...], str, Parts, StepWork], int] = {}
         self._edges: dict[int, list[tuple[int, int, Step]]] = {}
@@ -212,7 +212,7 @@ class _LayoutGraph:
         number = self._numbers.setdefault(layout, len(self._layouts))
         if number == len(self._layouts):
             self._layouts.append(layout)
-            self._local_shapes.append(self._moves.local_shape(layout))
+            self._shards.append(Shard.of(self._moves.local_shape(layout), self._element_bytes))
         return number
 
     def has(self, layout: Layout) -> bool:
@@ -232,8 +232,7 @@ class _LayoutGraph:
 
     def _price(self, step: Step, node: int, after: int) -> int:
         """Return the price of a step from a node to another one; steps that do the same work share it."""
-        shapes = self._local_shapes
-        work = step_work(step, shapes[node], shapes[after], self._element_bytes, self._cluster)
+        work = step_work(step, self._shards[node], self._shards[after], self._cluster)
         key = step.kind, step.mesh_axes, step.op, step.parts, work
         price = self._prices.get(key)
         if price is None:

@@ -246,7 +246,8 @@ def _in_order(mesh_axes: tuple[int, ...], dim: int | None, shape: Sequence[int])
 
     Group ranks are row-major over ascending mesh axes, whatever the order in which the axes split a dim.
     """
-    return all(a < b for a, b in itertools.pairwise(mesh_axes)) and math.prod(shape[:dim]) == 1
+    ascending = len(mesh_axes) == 1 or all(a < b for a, b in itertools.pairwise(mesh_axes))
+    return ascending and math.prod(shape[:dim]) == 1
 
 
 def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int], mesh: DeviceMesh) -> None:

@@ -252,6 +252,8 @@ def _search(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     view, tensors, pins = _named(graph, cluster, options)
+    # A simpler problem is formulated with the rules that the time has been enough for.
+    rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
         incumbents = Incumbents()
 
