@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hidet import ops
 from hidet.graph import Tensor
@@ -12,6 +13,36 @@ from hidet_dist.operators.products import linear
 from hidet_dist.spec.extents import extents_of
 
 Biases = tuple[Tensor, Tensor]
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LstmVariant:
+    """How a long short-term memory differs from the common one.
+
+    Attributes
+    ----------
+    peepholes: pair of Tensor, or None
+        [size] for each of the gates i, o and f: what the cell adds to them, times itself (Gers and Schmidhuber 2000);
+        that after the step to the output's gate.
+    couples: bool
+        Whether the forget gate is 1 less the input gate.
+    activations: tuple of callable
+        Those of the gates, of the cell's new values, and of the cell where the output is made.
+    """
+
+    peepholes: tuple[Tensor, Tensor, Tensor] | None = None
+    couples: bool = False
+    activations: tuple[Activation, Activation, Activation] = (elementwise.sigmoid, elementwise.tanh, elementwise.tanh)
+
+    def gate(self, x: Tensor, cell: Tensor, letter: str) -> Tensor:
+        """Compute a gate, one of i, o and f, with what the cell adds to it."""
+        if self.peepholes is not None:
+            x = elementwise.add(x, elementwise.mul(self.peepholes["iof".index(letter)], cell))
+        return self.activations[0](x)
+
+
+_COMMON = LstmVariant()
 
 
 def _rows(x: Tensor, start: int, stop: int) -> Tensor:
@@ -49,6 +80,7 @@ def lstm(
     order: str,
     projection: Tensor | None = None,
     reverse: bool = False,
+    variant: LstmVariant = _COMMON,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One direction of a long short-term memory (Hochreiter and Schmidhuber 1997).
 
@@ -69,6 +101,8 @@ def lstm(
         [outputs, size]: makes the hidden state of the gated cell (Sak et al. 2014).
     reverse: bool
         Whether the last step comes first.
+    variant: LstmVariant
+        How the layer differs from the common one.
 
     Returns
     -------
@@ -87,9 +121,11 @@ def lstm(
     for step in _steps(x, reverse):
         step_inputs = shaping.select(inputs, 0, step)
         gates = _gates(elementwise.add(step_inputs, linear(h, recurrence)), size, order)
-        kept = elementwise.mul(elementwise.sigmoid(gates["f"]), c)
-        c = elementwise.add(kept, elementwise.mul(elementwise.sigmoid(gates["i"]), elementwise.tanh(gates["g"])))
-        h = elementwise.mul(elementwise.sigmoid(gates["o"]), elementwise.tanh(c))
+        new = variant.gate(gates["i"], c, "i")
+        kept = elementwise.rsub(new, 1.0) if variant.couples else variant.gate(gates["f"], c, "f")
+        made = variant.activations[1](gates["g"])
+        c = elementwise.add(elementwise.mul(kept, c), elementwise.mul(new, made))
+        h = elementwise.mul(variant.gate(gates["o"], c, "o"), variant.activations[2](c))
         h = h if projection is None else linear(h, projection)
         outputs[step] = h
     return _in_order(outputs), h, c
@@ -102,7 +138,7 @@ def rnn(
     biases: Biases | None = None,
     hidden: Tensor | None = None,
     *,
-    activation: Callable[[Tensor], Tensor] = elementwise.tanh,
+    activation: Activation = elementwise.tanh,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One direction of a plain recurrent layer (Elman 1990).
@@ -129,6 +165,7 @@ def gru(
     order: str,
     reverse: bool = False,
     linear_before_reset: bool = True,
+    activations: tuple[Activation, Activation] = (elementwise.sigmoid, elementwise.tanh),
 ) -> tuple[Tensor, Tensor]:
     """One direction of a gated recurrent unit (Cho et al. 2014).
 
@@ -149,6 +186,8 @@ def gru(
         Whether the last step comes first.
     linear_before_reset: bool
         Whether the reset gate is applied to the product with the recurrence, as PyTorch does, or to the state before.
+    activations: tuple of callable
+        Those of the gates, and of the new state.
 
     Returns
     -------
@@ -168,14 +207,14 @@ def gru(
     for step in _steps(x, reverse):
         gates = _gates(shaping.select(inputs, 0, step), size, order)
         back = _gates(linear(h, recurrence, back_bias), size, order)
-        update = elementwise.sigmoid(elementwise.add(gates["z"], back["z"]))
-        reset = elementwise.sigmoid(elementwise.add(gates["r"], back["r"]))
+        update = activations[0](elementwise.add(gates["z"], back["z"]))
+        reset = activations[0](elementwise.add(gates["r"], back["r"]))
         if linear_before_reset:
             remembered = elementwise.mul(reset, back["n"])
         else:
             bias = None if back_bias is None else _rows(back_bias, 2 * size, 3 * size)
             remembered = linear(elementwise.mul(reset, h), _rows(recurrence, 2 * size, 3 * size), bias)
-        new = elementwise.tanh(elementwise.add(gates["n"], remembered))
+        new = activations[1](elementwise.add(gates["n"], remembered))
         h = elementwise.add(new, elementwise.mul(update, elementwise.sub(h, new)))
         outputs[step] = h
     return _in_order(outputs), h

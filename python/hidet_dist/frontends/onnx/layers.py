@@ -26,7 +26,7 @@ from hidet_dist.frontends.onnx.nodes import (
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.pooling import WindowPoolOp, along_dim
-from hidet_dist.operators.recurrent import gru, lstm, rnn
+from hidet_dist.operators.recurrent import Activation, LstmVariant, gru, lstm, rnn
 from hidet_dist.operators.resampling import cubic_weights, linear_weights, stretched_weights
 from hidet_dist.spec.extents import extents_of
 
@@ -443,8 +443,20 @@ def _weights(node: Node, mode: str, size: int, coordinates: np.ndarray, factor: 
 _MOST_STEPS = 2**14  # each of which becomes operators of the graph
 
 
-def _directions(node: Node) -> list[list[Tensor | None]]:
-    """List the weight, recurrence, bias and initial states of each direction of a recurrent layer.
+class _Direction(NamedTuple):
+    """The tensors of one direction of a recurrent layer, and its activations."""
+
+    weight: Tensor
+    recurrence: Tensor
+    bias: Tensor | None
+    hidden: Tensor | None
+    cell: Tensor | None
+    peepholes: Tensor | None
+    activations: tuple[Activation, ...]
+
+
+def _directions(node: Node) -> list[_Direction]:
+    """List the directions of a recurrent layer.
 
     Raises
     ------
@@ -455,31 +467,73 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
     length = static(node.tensor(0), int(batch_first), "the length of a sequence")
     bounded(length, "the steps of a recurrent layer", _MOST_STEPS)
     if node.value(4) is not None:
-        lengths, steps = node.value(4), static(node.tensor(0), int(batch_first), "the length of a sequence")
-        if not isinstance(lengths, np.ndarray) or (lengths != steps).any():
+        lengths = node.value(4)
+        if not isinstance(lengths, np.ndarray) or (lengths != length).any():
             raise Refused("a recurrent layer with sequences of different lengths is not supported")
-    if "clip" in node.attributes or node.get("input_forget", 0) or node.value(7) is not None:
-        raise Refused("a recurrent layer with a clip, coupled gates or peepholes is not supported")
-    defaults = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[node.operator]
-    given = [name.decode() if isinstance(name, bytes) else str(name) for name in node.get("activations", [])]
     directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
-    plain = node.operator == "RNN" and set(given) <= set(_ACTIVATIONS)
-    if given and given != defaults * directions and not plain:
-        raise Refused(f"a recurrent layer with the activations {given} is not supported")
-    parts: list[list[Tensor | None]] = []
-    for direction in range(directions):
-        tensors = [(node.optional(n), n) for n in (1, 2, 3, 5, 6)]
-        parts.append(
-            [None if x is None else shaping.select(x, int(batch_first and n > 3), direction) for x, n in tensors]
+
+    def part(position: int, direction: int, dim: int = 0) -> Tensor | None:
+        x = node.optional(position)
+        return None if x is None else shaping.select(x, dim, direction)
+
+    states = int(batch_first)  # the dim of directions there
+    return [
+        _Direction(
+            shaping.select(node.tensor(1), 0, direction),
+            shaping.select(node.tensor(2), 0, direction),
+            part(3, direction),
+            part(5, direction, states),
+            part(6, direction, states),
+            part(7, direction),
+            activations,
         )
-    return parts
+        for direction, activations in enumerate(_activations(node, directions))
+    ]
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "Tanh": elementwise.tanh,
     "Relu": elementwise.relu,
     "Sigmoid": elementwise.sigmoid,
+    "Softsign": elementwise.softsign,
+    "Softplus": elementwise.softplus,
 }
+# Those of gates, of new values and, of an LSTM, of the cell where the output is made.
+_DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+
+
+def _activations(node: Node, directions: int) -> list[tuple[Activation, ...]]:
+    """List the activations of each direction, with the bound of what enters those of gates and new values.
+
+    The bound is not for the cell of an LSTM where the output is made, as ONNX Runtime has it: the standard names "the
+    input of activations", and its reference evaluator has no bound.
+
+    Raises
+    ------
+    Refused
+        For an activation that is not supported.
+    Invalid
+        For as many as the layer does not have, and for a negative bound.
+    """
+    defaults = _DEFAULTS[node.operator]
+    given = [name.decode() if isinstance(name, bytes) else str(name) for name in node.get("activations", [])]
+    names = given or defaults * directions
+    if len(names) != len(defaults) * directions:
+        raise Invalid(f"a recurrent layer with {len(defaults) * directions} activations has {len(given)}: {given}")
+    if not set(names) <= _ACTIVATIONS.keys():
+        raise Refused(f"a recurrent layer with the activations {given} is not supported")
+    bound = float(node.get("clip", math.inf))
+    if not bound >= 0:
+        raise Invalid(f"the clip of a recurrent layer is a magnitude, not {bound}")
+
+    def activation(name: str, entered: bool) -> Activation:
+        function = _ACTIVATIONS[name]
+        if not entered or bound == math.inf:
+            return function
+        return lambda x: function(elementwise.clamp(x, -bound, bound))
+
+    each = [names[n : n + len(defaults)] for n in range(0, len(names), len(defaults))]
+    return [tuple(activation(name, n < 2) for n, name in enumerate(own)) for own in each]
 
 
 @lowers("LSTM", "GRU", "RNN")
@@ -488,22 +542,25 @@ def _recurrent(node: Node) -> tuple[Tensor, ...]:
     batch_first = bool(node.get("layout", 0))
     x = ops.permute_dims(x, [1, 0, 2]) if batch_first else x
     direction = node.text("direction", "forward")
-    names = [n.decode() if isinstance(n, bytes) else str(n) for n in node.get("activations", ["Tanh"] * len(parts))]
     outputs, last_states = [], []
-    for number, (weight, recurrence, bias, hidden, cell) in enumerate(parts):
-        assert weight is not None and recurrence is not None
+    for number, part in enumerate(parts):
         reverse = direction == "reverse" or number == 1
-        biases = None if bias is None else _halves(bias)
+        biases = None if part.bias is None else _halves(part.bias)
+        layer = x, part.weight, part.recurrence, biases, part.hidden
         last: Sequence[Tensor]
         if node.operator == "LSTM":
-            y, *last = lstm(x, weight, recurrence, biases, hidden, cell, order="iofg", reverse=reverse)
+            gates, new, shown = part.activations
+            peepholes = None if part.peepholes is None else _thirds(part.peepholes)
+            variant = LstmVariant(peepholes, bool(node.get("input_forget", 0)), (gates, new, shown))
+            y, *last = lstm(*layer, part.cell, order="iofg", reverse=reverse, variant=variant)
         elif node.operator == "RNN":
-            activation = _ACTIVATIONS[names[number]]
-            y, *last = rnn(x, weight, recurrence, biases, hidden, activation=activation, reverse=reverse)
+            (activation,) = part.activations
+            y, *last = rnn(*layer, activation=activation, reverse=reverse)
         else:
+            gates, new = part.activations
             before_reset = bool(node.get("linear_before_reset", 0))
             y, *last = gru(
-                x, weight, recurrence, biases, hidden, order="zrn", reverse=reverse, linear_before_reset=before_reset
+                *layer, order="zrn", reverse=reverse, linear_before_reset=before_reset, activations=(gates, new)
             )
         outputs.append(y)
         last_states.append(last)
@@ -511,6 +568,13 @@ def _recurrent(node: Node) -> tuple[Tensor, ...]:
     if batch_first:
         whole = ops.permute_dims(whole, [2, 0, 1, 3])
     return whole, *(shaping.stack(states, int(batch_first)) for states in zip(*last_states, strict=True))
+
+
+def _thirds(peepholes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split the peepholes of a layer into those of the input's, the output's and the forget gate."""
+    size = static(peepholes, 0, "the size of peepholes") // 3
+    first, second, third = (ops.strided_slice(peepholes, [n * size], [(n + 1) * size], [0]) for n in range(3))
+    return first, second, third
 
 
 def _halves(bias: Tensor) -> tuple[Tensor, Tensor]:
