@@ -1,7 +1,8 @@
-"""Matrices whose elements are whole numbers of few bits, packed into 32-bit words, with scales of groups beside them.
+"""Matrices whose elements are whole numbers of few bits, packed into words, with scales of groups beside them.
 
-So GPTQ, AWQ and compressed-tensors store the weights of linear layers: an element is (number - zero point) * scale, and
-the elements of a row's group have the scale and the zero point in common.
+So GPTQ, AWQ and compressed-tensors store the weights of linear layers, and ONNX Runtime's tools those of MatMulNBits:
+an element is (number - zero point) * scale, and the elements of a row's group have the scale and the zero point in
+common.
 """
 
 from __future__ import annotations
@@ -9,15 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
 from hidet_dist.weights.panels import GROUPS, StoredPrecision
-from hidet_dist.weights.safetensors_file import StoredTensor
 from hidet_dist.weights.stored_groups import Groups
 
 _WORD_BITS = 32
 _INT8_ZERO = 128  # the number of 0 among numbers of 8 bits
+
+
+class Elements(Protocol):
+    """A tensor in a file or in memory, whose elements are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """The elements of ``region``, a slice with whole bounds and step 1 for each dim."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,13 +40,13 @@ class PackedNumbers:
 
     Attributes
     ----------
-    words: the tensor, int32.
+    words: the tensor, int32 or uint8.
     dim: the dim.
     bits: the bits of a number, 4 or 8.
     places: for each number of a word, in the order of the numbers, its place in the word, from the lowest bits on.
     """
 
-    words: StoredTensor
+    words: Elements
     dim: int
     bits: int
     places: tuple[int, ...]
@@ -43,7 +57,7 @@ class PackedNumbers:
         return tuple(size * (len(self.places) if d == self.dim else 1) for d, size in enumerate(self.words.shape))
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """Read the numbers of ``region`` as uint8. Raises WeightsError as :meth:`StoredTensor.read`."""
+        """Read the numbers of ``region`` as uint8. Raises WeightsError as the words' tensor does."""
         each, wanted = len(self.places), region[self.dim]
         first = wanted.start // each
         words = list(region)
@@ -56,9 +70,9 @@ class PackedNumbers:
         return numbers.narrow(self.dim, wanted.start - first * each, wanted.stop - wanted.start)
 
 
-def places_in_order(bits: int) -> tuple[int, ...]:
+def places_in_order(bits: int, word_bits: int = _WORD_BITS) -> tuple[int, ...]:
     """Return the places of the numbers of a word that has them one after the other."""
-    return tuple(range(_WORD_BITS // bits))
+    return tuple(range(word_bits // bits))
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class GroupedMatrix:
     """
 
     numbers: PackedNumbers
-    scales: StoredTensor
+    scales: Elements
     zeros: PackedNumbers | None
     group: int
     transposed: bool = False
@@ -88,7 +102,7 @@ class GroupedMatrix:
         first, second = self.numbers.shape
         return (second, first) if self.transposed else (first, second)
 
-    def _read(self, tensor: PackedNumbers | StoredTensor, rows: slice, others: slice) -> torch.Tensor:
+    def _read(self, tensor: PackedNumbers | Elements, rows: slice, others: slice) -> torch.Tensor:
         return tensor.read([others, rows]).t() if self.transposed else tensor.read([rows, others])
 
     def _factors(self, rows: slice, groups: slice) -> tuple[torch.Tensor, torch.Tensor]:

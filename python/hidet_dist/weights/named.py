@@ -26,6 +26,11 @@ class InMemory:
 
     data: torch.Tensor
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.data.shape)
+
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous."""
         return self.data[tuple(region)].contiguous()

@@ -118,7 +118,7 @@ class ModelFile:
         offset = self._offsets.get(proto.name) if is_outermost else None
         if offset is not None and len(proto.raw_data) == nbytes:
             return stored_weight(StoredTensor(self.path, name, dtype, shape, offset, self.state))
-        return held_weight(name, _tensor(self.values(proto)))
+        return held_weight(name, tensor_of(self.values(proto)))
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
         """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
@@ -206,7 +206,7 @@ def _status_within(folder: Path, location: str) -> os.stat_result:
     return file_status
 
 
-def _tensor(values: np.ndarray) -> torch.Tensor:
+def tensor_of(values: np.ndarray) -> torch.Tensor:
     """Convert an array to a tensor of PyTorch, which does not know NumPy's bfloat16."""
     if values.dtype == _BFLOAT16:
         return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
@@ -214,7 +214,7 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    """Convert a tensor of PyTorch to an array; the inverse of :func:`_tensor`."""
+    """Convert a tensor of PyTorch to an array; the inverse of :func:`tensor_of`."""
     is_bfloat16 = x.dtype == torch.bfloat16
     values: np.ndarray = x.view(torch.uint16).numpy() if is_bfloat16 else x.numpy()
     return values.view(_BFLOAT16) if is_bfloat16 else values

@@ -22,6 +22,7 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     arithmetic,
     arrangement,
     attention,
+    few_bits,
     fused,
     layers,
     quantization,
