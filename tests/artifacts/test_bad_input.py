@@ -249,7 +249,7 @@ hidet.distributed.auto_parallel(linear(), {{"mesh_shape": [1]}}, {{}}, {str(tmp_
 
 
 def files():
-    return ["stage0/launcher.so", "stage0/kernels/0.so", "weights/rank0.safetensors"]
+    return ["stage0/launcher.so", "kernels/0.so", "weights/rank0.safetensors"]
 
 
 @pytest.mark.parametrize("name", files())

@@ -217,7 +217,7 @@ def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_p
 
 def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
-    for name in ("stage0/kernels/0.so", "weights/rank0.safetensors"):
+    for name in ("kernels/0.so", "weights/rank0.safetensors"):
         shutil.copyfile(folder / name, folder / "stage0/launcher.so")
         _resign(folder, "stage0/launcher.so")
         with pytest.raises(ArtifactError, match=r"launcher.so is no launcher"):
@@ -227,8 +227,8 @@ def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path
 def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/launcher.so", "weights/rank0.safetensors"):
-        shutil.copyfile(builds["fixed"][0] / name, folder / "stage0/kernels/0.so")
-        _resign(folder, "stage0/kernels/0.so")
+        shutil.copyfile(builds["fixed"][0] / name, folder / "kernels/0.so")
+        _resign(folder, "kernels/0.so")
         with pytest.raises(ArtifactError, match=r"kernels/0.so is not a library with 1 candidates"):
             hidet_dist.load_partition(folder, 0)
 

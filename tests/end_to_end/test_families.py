@@ -180,6 +180,22 @@ def test_a_graph_is_planned_for_several_sizes_of_its_symbolic_dims() -> None:
         np.testing.assert_allclose(simulate(program, [x])[0], expected(x), atol=1e-4)
 
 
+def test_programs_share_equal_kernels(tmp_path: Path) -> None:
+    """Those of a graph that is planned for several sizes of its symbolic dims; each program serves any of them."""
+    (graph,) = layers(16, {"any": "rows"}).values()
+    own = {"prefill": {"symbols": {"rows": 512}}, "decode": {"symbols": {"rows": 2}}}
+    out = tmp_path / "out"
+    hidet_dist.build_family(dict.fromkeys(own, graph), {"mesh_shape": [1]}, {}, out, own)
+    prefill, decode = (program.stages[0] for program in Manifest.load(out).programs)
+    assert len(prefill.kernels) > 1 and prefill.kernel_files() == decode.kernel_files()
+    written = [path.relative_to(out).as_posix() for path in out.rglob("*.so") if path.name != "launcher.so"]
+    assert sorted(written) == sorted(prefill.kernel_files())
+    with hidet_dist.load_partition(out) as partition:
+        for rows, name in ((5, "prefill"), (3, "decode"), (9, "decode"), (1, "prefill")):
+            x = np.random.default_rng(rows).standard_normal((rows, 16), np.float32)
+            np.testing.assert_allclose(partition.program(name)(x), expected(x), atol=1e-4)
+
+
 def pool_of(steps: Mapping[str, int], up: np.ndarray) -> dict[str, hidet.FlowGraph]:
     """Steps of several numbers of tokens, each of which writes rows of one pool, and reads rows of it."""
     graphs = {}

@@ -4,11 +4,11 @@
 
     manifest.json                     the files, with the size and SHA-256 of each; written last
     weights/rank0.safetensors ...     the weight shards and the coordinate of each rank, for all programs
+    kernels/0.so ...                  the kernels of all stages and programs, equal ones once
     plan.json                         the plan
     explain.json                      the explanation of the plan
     report.json                       the data that `hidet-dist report` draws
     stage0/launcher.so                the function that launches all kernels of the stage's program
-    stage0/kernels/0.so ...           its kernels, the same for every rank
     stage0/constants.safetensors      constants that all ranks share (absent when there are none)
     choices/                          the fastest candidates of kernels on a kind of GPU; added when they are timed
 

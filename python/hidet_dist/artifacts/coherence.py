@@ -39,8 +39,8 @@ PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PROGRAM_NAME_RULE = "up to 64 letters, digits, '_', '-' and '.', the first a letter or a digit"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# The fields of a stage that its launcher's description lacks: its folder, and figures computed by the launcher.
-_NOT_DESCRIBED = ("folder", "workspace_bytes")
+# The fields of a stage that its launcher's description lacks: where its files are, and figures computed by the launcher.
+_NOT_DESCRIBED = ("folder", "objects", "workspace_bytes")
 _TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
 
 
@@ -141,6 +141,7 @@ def check(manifest: Manifest) -> None:
         _check_program(f"programs[{number}]", manifest, program)
         same = "those of programs[0], in mesh_shape, mesh_axis_names and mesh_shares"
         _require(meshes[number] == meshes[0], f"programs[{number}].stages", meshes[number], same)
+    _check_objects(manifest)
     size = manifest.programs[0].world_size
     _require(manifest.world_size == size, "world_size", manifest.world_size, f"{size}, by the mesh_shape of all stages")
     loaded = (name for program in manifest.programs for stage in program.stages for name in stage.files_of())
@@ -307,8 +308,9 @@ def _check_formulas(what: str, stage: StageManifest) -> None:
 def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
     fields = TARGETS[target].manifest_fields
     kernels = len(stage.kernels)
-    for field, count in (("candidates", len(stage.candidates)), ("cublas", len(stage.cublas))):
-        _require(count == kernels, f"{what}.{field}", getattr(stage, field), f"of {kernels} entries, as kernels")
+    for field in ("candidates", "cublas", "objects"):
+        values = getattr(stage, field)
+        _require(len(values) == kernels, f"{what}.{field}", values, f"of {kernels} entries, as kernels")
     for number, count in enumerate(stage.candidates):
         fits = 1 <= count <= MOST_CANDIDATES
         _require(fits, f"{what}.candidates[{number}]", count, f"from 1 to {MOST_CANDIDATES}")
@@ -322,6 +324,17 @@ def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
     never = f"false for the target {target!r}"
     _require("cuda_graph" in fields or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, never)
     _require("cublas" in fields or not any(stage.cublas), f"{what}.cublas", stage.cublas, never)
+
+
+def _check_objects(manifest: Manifest) -> None:
+    """Check that kernels which have one library say the same of it."""
+    known: dict[int, tuple[int, bool]] = {}
+    for place, program in enumerate(manifest.programs):
+        for number, stage in enumerate(program.stages):
+            for kernel, (here, *said) in enumerate(zip(stage.objects, stage.candidates, stage.cublas, strict=True)):
+                what = f"programs[{place}].stages[{number}].objects[{kernel}]"
+                same = known.setdefault(here, tuple(said)) == tuple(said)
+                _require(same, what, here, "that of a kernel with the same candidates and cublas")
 
 
 def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:

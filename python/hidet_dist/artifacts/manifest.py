@@ -26,7 +26,7 @@ from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 from hidet_dist.weights.panels import Panels
 
-FORMAT = 12
+FORMAT = 13
 NAME = "manifest.json"
 MAIN = "main"
 """The name of the only program of artifacts that were built of one graph."""
@@ -129,6 +129,7 @@ class StageManifest:
     ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). ``parts`` are the symbols
     of unequal parts, whose values are those of a rank; extents that depend on them are expressions, which :meth:`at`
     resolves for a rank.
+    ``objects`` are the numbers of the kernels' libraries: equal kernels have one, whatever stage or program they are of.
     ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
     whether the last of them calls cuBLAS.
     ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
@@ -163,6 +164,7 @@ class StageManifest:
     panels: Mapping[str, Panels] = field(default_factory=dict)
     states: Annotated[tuple[StateSignature, ...], OMITTED] = ()
     parts: Annotated[tuple[str, ...], OMITTED] = ()
+    objects: tuple[int, ...] = ()
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -234,7 +236,7 @@ class StageManifest:
 
     def kernel_file(self, number: int) -> str:
         """Return the path of a kernel library."""
-        return f"{self.folder}/kernels/{number}.so"
+        return object_file(self.objects[number])
 
     def libraries_of(self) -> list[str]:
         """List the paths of the compiled libraries: the launcher's and the kernels'."""
@@ -247,6 +249,11 @@ class StageManifest:
     def files_of(self) -> list[str]:
         """List the paths of the files that all ranks of the stage load: its libraries and constants."""
         return [*self.libraries_of(), *([self.constants_file] if self.constants else [])]
+
+
+def object_file(number: int) -> str:
+    """Return the path of a library of kernels, by its number among those of the artifacts."""
+    return f"kernels/{number}.so"
 
 
 def weights_file(rank: int) -> str:

@@ -7,7 +7,7 @@ import ctypes
 import importlib.util
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hidet_dist import native
@@ -51,27 +51,24 @@ class Libraries:
             target.write(source.read())
         return self.load_shared(copy)
 
-    def load_kernels(self, files: Iterable[VerifiedFile], candidates: Sequence[int]) -> list[list[int]]:
-        """Load kernel libraries, and return the addresses of each one's candidates. Takes over the descriptors.
+    def load_kernel(self, file: VerifiedFile, candidates: int) -> list[int]:
+        """Load a kernel library, and return the addresses of its candidates. Takes over the descriptor.
 
         Raises
         ------
         ArtifactError
-            When a file is not a library, depends on a missing one, or has too few candidates.
+            When the file is not a library, depends on a missing one, or has too few candidates.
         """
-        kernels = []
-        for file, count in zip(files, candidates, strict=True):
-            try:
-                library = self.load_shared(file.descriptor)
-                addresses = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count)]
-            except (AttributeError, OSError) as error:
-                raise ArtifactError(
-                    f"{file.path} is not a library with {count} candidates of a kernel: {error}. Build the artifacts "
-                    "again."
-                ) from error
-            kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in addresses])
+        try:
+            library = self.load_shared(file.descriptor)
+            addresses = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(candidates)]
+        except (AttributeError, OSError) as error:
+            raise ArtifactError(
+                f"{file.path} is not a library with {candidates} candidates of a kernel: {error}. Build the artifacts "
+                "again."
+            ) from error
         keep_loaded()
-        return kernels
+        return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in addresses]
 
     def load_launcher(self, file: VerifiedFile) -> tuple[ctypes.CDLL, bytes]:
         """Load a launcher and its description of the program. Takes over the descriptor.

@@ -259,10 +259,13 @@ class LoadedPartition:
             libraries.append(library)
         addresses = self._load_weights(artifacts, stages, layouts)
         self._states = States(_states_of(stages, folder), addresses, self._device.memory)
-        parts = []
+        parts, loaded = [], dict[str, list[int]]()  # equal kernels have one library
         for place, (stage, library) in enumerate(zip(stages, libraries, strict=True)):
             load_needed(stage.libraries, folder)
-            kernels = self._libraries.load_kernels(map(artifacts.take, stage.kernel_files()), stage.candidates)
+            for name, candidates in zip(stage.kernel_files(), stage.candidates, strict=True):
+                if name not in loaded:
+                    loaded[name] = self._libraries.load_kernel(artifacts.take(name), candidates)
+            kernels = [loaded[name] for name in stage.kernel_files()]
             own = {**addresses, **self._load_constants(artifacts, stage, layouts[place])}
             names = [state.name for state in stage.states]
             data = [own[name] for name in stage.data]
@@ -546,11 +549,11 @@ def _states_of(stages: Sequence[StageManifest], folder: Path) -> list[StateSigna
 def _files_of(manifest: Manifest, rank: int) -> list[str]:
     """List the files that a rank uses: those of its stages, its weights, and those that belong to no stage or rank."""
     number = manifest.programs[0].stage_of(rank)
-    others = {name for name in manifest.weights_files if name != weights_file(rank)}
+    others, own = {name for name in manifest.weights_files if name != weights_file(rank)}, set[str]()
     for program in manifest.programs:
-        for stage in (*program.stages[:number], *program.stages[number + 1 :]):
-            others.update(stage.files_of())
-    return [name for name in manifest.files if name not in others]
+        for place, stage in enumerate(program.stages):
+            (own if place == number else others).update(stage.files_of())
+    return [name for name in manifest.files if name in own or name not in others]
 
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:

@@ -81,13 +81,13 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
     compile_against(stand_ins, "on_stream.cpp", aside / "any.so")
     stand_in = (aside / "any.so").read_bytes()
     assert stand_in.count(_PLACE) == 1
-    kernels = [
+    kernels = {
         folder / stage.kernel_file(number)
         for stage in Manifest.load(folder).program().stages
         for number, name in enumerate(stage.kernels)
         if not name.startswith(COMMUNICATION)
-    ]
-    for number, kernel in enumerate(kernels):
+    }
+    for number, kernel in enumerate(sorted(kernels)):
         own = aside / f"{number}.so"
         shutil.move(kernel, own)
         path = os.fsencode(own.resolve()) + b"\0"
