@@ -52,6 +52,21 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
   const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(half(a), half(b)), _mm256_hadd_ps(half(c), half(d)));
   return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
 }
+inline Vec halves(Vec a, Vec b) { return add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); }
+inline Vec pairs(Vec a, Vec b) { return add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
+/* The scores of four queries with four rows, with the additions of `sums` and half of its instructions. */
+inline void store_sums(const Vec (&x)[4][4], float *y, int64_t step) {
+  Vec each[4]; /* of a query: parts of its first two rows in the lower half, and of the others in the upper one */
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) each[i] = pairs(halves(x[i][0], x[i][2]), halves(x[i][1], x[i][3]));
+  const Vec a = pairs(each[0], each[1]), b = pairs(each[2], each[3]);
+  const Vec by_rows = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  const Vec ordered = _mm512_castpd_ps(_mm512_permutex_pd(_mm512_castps_pd(by_rows), 0xd8));
+  _mm_storeu_ps(y, _mm512_castps512_ps128(ordered));
+  _mm_storeu_ps(y + step, _mm512_extractf32x4_ps(ordered, 1));
+  _mm_storeu_ps(y + 2 * step, _mm512_extractf32x4_ps(ordered, 2));
+  _mm_storeu_ps(y + 3 * step, _mm512_extractf32x4_ps(ordered, 3));
+}
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 typedef __m256 Vec;
 const int kLanes = 8, kQueries = 3;
@@ -95,6 +110,13 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
   return _mm_add_ps(_mm_add_ps(a, b), _mm_add_ps(c, d));
 }
 #endif
+
+/* The scores of N queries with four rows, from the sums in each lane. */
+template <int N>
+inline void store_sums(const Vec (&x)[N][4], float *y, int64_t step) {
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i) _mm_storeu_ps(y + i * step, sums(x[i][0], x[i][1], x[i][2], x[i][3]));
+}
 
 const int64_t kChunk = 128; /* rows of a chunk: merging two costs as much as a few rows */
 const int64_t kQuad = 4;    /* rows that are read together */
@@ -143,9 +165,7 @@ HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *c
       for (int i = 0; i < N; ++i) total[i][j] = fma(q[i], k, total[i][j]);
     }
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-    _mm_storeu_ps(scores + i * kChunk, sums(total[i][0], total[i][1], total[i][2], total[i][3]));
+  store_sums(total, scores, kChunk);
   asked.next = ahead.next;
 }
 
