@@ -215,9 +215,14 @@ def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_p
         hidet_dist.load_partition(folder, 0)
 
 
+def _kernel(folder: Path) -> str:
+    """The path of the first kernel's library within a folder of artifacts."""
+    return Manifest.load(folder).program().stages[0].kernel_file(0)
+
+
 def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
-    for name in ("kernels/0.so", "weights/rank0.safetensors"):
+    for name in (_kernel(folder), "weights/rank0.safetensors"):
         shutil.copyfile(folder / name, folder / "stage0/launcher.so")
         _resign(folder, "stage0/launcher.so")
         with pytest.raises(ArtifactError, match=r"launcher.so is no launcher"):
@@ -227,9 +232,9 @@ def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path
 def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/launcher.so", "weights/rank0.safetensors"):
-        shutil.copyfile(builds["fixed"][0] / name, folder / "kernels/0.so")
-        _resign(folder, "kernels/0.so")
-        with pytest.raises(ArtifactError, match=r"kernels/0.so is not a library with 1 candidates"):
+        shutil.copyfile(builds["fixed"][0] / name, folder / _kernel(folder))
+        _resign(folder, _kernel(folder))
+        with pytest.raises(ArtifactError, match=rf"{_kernel(folder)} is not a library with 1 candidates"):
             hidet_dist.load_partition(folder, 0)
 
 

@@ -4,7 +4,7 @@
 
     manifest.json                     the files, with the size and SHA-256 of each; written last
     weights/rank0.safetensors ...     the weight shards and the coordinate of each rank, for all programs
-    kernels/0.so ...                  the kernels of all stages and programs, equal ones once
+    kernels/<sha256>.so ...           the kernels of all stages and programs, equal ones once
     plan.json                         the plan
     explain.json                      the explanation of the plan
     report.json                       the data that `hidet-dist report` draws

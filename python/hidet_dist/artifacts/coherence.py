@@ -39,8 +39,8 @@ PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PROGRAM_NAME_RULE = "up to 64 letters, digits, '_', '-' and '.', the first a letter or a digit"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# The fields of a stage that its launcher's description lacks: where its files are, and figures computed by the launcher.
-_NOT_DESCRIBED = ("folder", "objects", "workspace_bytes")
+# The fields of a stage that its launcher's description lacks: its folder, and figures computed by the launcher.
+_NOT_DESCRIBED = ("folder", "workspace_bytes")
 _TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
 
 
@@ -311,6 +311,8 @@ def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
     for field in ("candidates", "cublas", "objects"):
         values = getattr(stage, field)
         _require(len(values) == kernels, f"{what}.{field}", values, f"of {kernels} entries, as kernels")
+    for number, digest in enumerate(stage.objects):
+        _require(_SHA256.fullmatch(digest) is not None, f"{what}.objects[{number}]", digest, "a SHA-256 in hex")
     for number, count in enumerate(stage.candidates):
         fits = 1 <= count <= MOST_CANDIDATES
         _require(fits, f"{what}.candidates[{number}]", count, f"from 1 to {MOST_CANDIDATES}")
@@ -328,12 +330,12 @@ def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
 
 def _check_objects(manifest: Manifest) -> None:
     """Check that kernels which have one library say the same of it."""
-    known: dict[int, tuple[int, bool]] = {}
+    known: dict[str, list[int]] = {}
     for place, program in enumerate(manifest.programs):
         for number, stage in enumerate(program.stages):
-            for kernel, (here, *said) in enumerate(zip(stage.objects, stage.candidates, stage.cublas, strict=True)):
+            for kernel, (here, *own) in enumerate(zip(stage.objects, stage.candidates, stage.cublas, strict=True)):
                 what = f"programs[{place}].stages[{number}].objects[{kernel}]"
-                same = known.setdefault(here, tuple(said)) == tuple(said)
+                same = known.setdefault(here, own) == own
                 _require(same, what, here, "that of a kernel with the same candidates and cublas")
 
 

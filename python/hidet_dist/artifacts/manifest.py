@@ -129,7 +129,7 @@ class StageManifest:
     ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). ``parts`` are the symbols
     of unequal parts, whose values are those of a rank; extents that depend on them are expressions, which :meth:`at`
     resolves for a rank.
-    ``objects`` are the numbers of the kernels' libraries: equal kernels have one, whatever stage or program they are of.
+    ``objects`` are the SHA-256 of the kernels' libraries, in hex: equal kernels of stages and programs have one file.
     ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
     whether the last of them calls cuBLAS.
     ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
@@ -164,7 +164,7 @@ class StageManifest:
     panels: Mapping[str, Panels] = field(default_factory=dict)
     states: Annotated[tuple[StateSignature, ...], OMITTED] = ()
     parts: Annotated[tuple[str, ...], OMITTED] = ()
-    objects: tuple[int, ...] = ()
+    objects: tuple[str, ...] = ()
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -251,9 +251,9 @@ class StageManifest:
         return [*self.libraries_of(), *([self.constants_file] if self.constants else [])]
 
 
-def object_file(number: int) -> str:
-    """Return the path of a library of kernels, by its number among those of the artifacts."""
-    return f"kernels/{number}.so"
+def object_file(digest: str) -> str:
+    """Return the path of a kernel's library, by its SHA-256, relative to the artifact folder."""
+    return f"kernels/{digest}.so"
 
 
 def weights_file(rank: int) -> str:

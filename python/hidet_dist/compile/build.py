@@ -36,7 +36,7 @@ from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError, OverBudgetError
-from hidet_dist.files import parse_json
+from hidet_dist.files import parse_json, sha256
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
@@ -251,6 +251,7 @@ def compile_program(
         graph,
         target,
         kernel_names,
+        [sha256(folder / "lib.so") for folder in folders],
         kernel_of_node,
         candidates,
         cublas,

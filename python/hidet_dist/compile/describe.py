@@ -28,6 +28,7 @@ def stage_of(
     graph: FlowGraph,
     target: Backend,
     kernel_names: Sequence[str],
+    objects: Sequence[str],
     kernel_of_node: Sequence[int],
     candidates: Sequence[int],
     cublas: Sequence[bool],
@@ -39,8 +40,9 @@ def stage_of(
 ) -> StageManifest:
     """Make the manifest's entry of a stage, without its folder and the bytes for activations.
 
-    ``graph`` is the optimized graph of ``program``, and ``panels`` are the arrangements of its weights in panels; the
-    other arguments are those of :class:`hidet_dist.compile.CompiledProgram`.
+    ``graph`` is the optimized graph of ``program``, ``objects`` are the SHA-256 of its kernels' libraries, and
+    ``panels`` are the arrangements of its weights in panels; the other arguments are those of
+    :class:`hidet_dist.compile.CompiledProgram`.
     """
     sizes = program.planned_sizes()
     dtypes = {weight.name: weight.dtype for weight in program.weights}
@@ -75,6 +77,7 @@ def stage_of(
         panels,
         tuple(_state(program, state) for state in program.states),
         tuple(program.parts),
+        tuple(objects),
     )
 
 

@@ -22,7 +22,6 @@ from hidet_dist.artifacts.manifest import (
     ProgramManifest,
     StageManifest,
     holds_artifacts,
-    object_file,
     program_folder,
     weights_file,
 )
@@ -215,8 +214,7 @@ def write_artifacts(
             write_weights(
                 folder, number, [(program, compiled.weight_layouts) for program, compiled in of_stage], meshes
             )
-    written, numbers = [], dict[str, int]()
-    (folder / object_file(0)).parent.mkdir()
+    written = []
     for name, built in programs.items():
         prefix = program_folder(name, len(programs))
         own = folder / prefix
@@ -226,7 +224,7 @@ def write_artifacts(
         for number, report in enumerate(built.reports):
             report.save(own / report_file(number, len(built.reports)))
         stages = [
-            _write_stage(folder, f"{prefix}stage{number}", compiled, numbers)
+            _write_stage(folder, f"{prefix}stage{number}", compiled)
             for number, (_, compiled) in enumerate(built.stages)
         ]
         written.append(ProgramManifest(name, tuple(stages), built.plan.pipeline))
@@ -300,21 +298,15 @@ def _write_explanations(folder: Path, plan: Plan) -> None:
         write_text(path, StageExplanation(replace(stage, report=report)).to_json())
 
 
-def _write_stage(folder: Path, name: str, compiled: CompiledProgram, numbers: dict[str, int]) -> StageManifest:
-    """Write the libraries and the constants of a stage, of its kernels those that ``numbers`` has no digest of.
-
-    ``numbers`` has the numbers of the kernels that were written, by their SHA-256, and gets those of the stage.
-    """
-    (folder / name).mkdir(parents=True)
-    objects = []
-    for kernel in compiled.kernels:
-        digest = sha256(kernel)
-        if digest not in numbers:
-            numbers[digest] = len(numbers)
-            shutil.copyfile(kernel, folder / object_file(numbers[digest]))
-        objects.append(numbers[digest])
-    stage = replace(compiled.stage, folder=name, objects=tuple(objects))
+def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageManifest:
+    """Write the libraries and the constants of a stage, but kernels that another stage or program has written."""
+    (folder / name).mkdir(parents=True, exist_ok=True)  # a pipeline has explanations there
+    stage = replace(compiled.stage, folder=name)
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
+    for file, kernel in zip(stage.kernel_files(), compiled.kernels, strict=True):
+        (folder / file).parent.mkdir(exist_ok=True)
+        if not (folder / file).exists():
+            shutil.copyfile(kernel, folder / file)
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
         layouts = {name: compiled.layouts[name] for name in constants}
