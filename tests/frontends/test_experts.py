@@ -11,6 +11,8 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.normalize import normalize
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.soundness.plans import evaluate_graph, evaluate_program
+from hidet_dist.spec.interface import interface_of
+from hidet_dist.testing.tiny_configurations import causal_types, tiny_causal_model
 from hidet_dist.traits import traits_of
 
 transformers = pytest.importorskip("transformers")
@@ -118,3 +120,19 @@ def test_llama_4_computes_the_chosen_experts_alone(choices):
     assert len(products) == 2
     for got, wanted in zip(evaluate_graph(graph, [tokens.double().numpy()]), (want, logits), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "products"), [("DbrxForCausalLM", 3), ("LongcatFlashForCausalLM", 2), ("JetMoeForCausalLM", 4)]
+)
+def test_experts_that_a_model_computes_in_its_own_way(kind: str, products: int):
+    (name,) = [name for name, own in causal_types().items() if own == kind]
+    module, inputs = tiny_causal_model(name)
+    with torch.no_grad():
+        want = module(**inputs, use_cache=False).logits
+    graph = hidet_dist.from_torch(module, inputs)
+    assert sum(isinstance(op, ExpertProductOp) for op in graph.nodes) >= products
+    interface = interface_of(graph)
+    assert interface is not None
+    got = evaluate_graph(graph, [x.numpy() for x in interface.flatten(**inputs)])[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

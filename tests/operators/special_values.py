@@ -93,6 +93,8 @@ REDUCTIONS: dict[str, Function] = {
     "softmax": lambda v: v.softmax(1),
     "log_softmax": lambda v: v.log_softmax(0),
     "cumsum": lambda v: v.cumsum(1),
+    "cummax": lambda v: v.cummax(1)[0],
+    "cummin": lambda v: v.cummin(0)[0],
     "sort": lambda v: v.sort(dim=1, stable=True)[1],
     "topk": lambda v: v.topk(5, 1)[0],
     "topk_least": lambda v: v.topk(5, 0, largest=False)[0],

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "argmax": (lambda t: reductions.argmax(t["x"], 1), lambda t: t["x"].argmax(1)),
     "cumsum": (lambda t: operators.cumsum(t["i"], 1), lambda t: t["i"].cumsum(1)),
     "cumprod": (lambda t: operators.cumprod(t["x"], 0), lambda t: t["x"].cumprod(0)),
+    "cummax": (lambda t: operators.cummax(t["i"], 1)[1], lambda t: t["i"].cummax(1)[1]),
     "sort": (lambda t: operators.sort(t["n"], 1)[1], lambda t: torch.sort(t["n"], dim=1, stable=True)[1]),
     "topk": (lambda t: operators.topk(t["x"], 3, 1)[0], lambda t: torch.topk(t["x"], 3, 1)[0]),
     "index": (lambda t: operators.index(t["x"], [t["r"], t["c"]]), lambda t: t["x"][t["r"], t["c"]]),

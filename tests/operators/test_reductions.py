@@ -81,6 +81,8 @@ def test_places_and_running_reductions(dim, dtype):
     compare(lambda v: reductions.max(v, dim), lambda v: tuple(v.max(dim)), x)
     compare(lambda v: reductions.cumsum(v, dim), lambda v: v.cumsum(dim), x)
     compare(lambda v: reductions.cumprod(v, dim), lambda v: v.cumprod(dim), x)
+    compare(lambda v: reductions.cummax(v, dim), lambda v: tuple(v.cummax(dim)), x)
+    compare(lambda v: reductions.cummin(v, dim), lambda v: tuple(v.cummin(dim)), x)
     compare(reductions.argmax, torch.argmax, x)
 
 

@@ -22,7 +22,7 @@ class Recipe:
     """Stands for a tensor of PyTorch, of whose elements it knows the source.
 
     It takes the operations that rearrange tensors: ``stack``, ``cat``, ``chunk``, ``split``, slices by step 1, and
-    permutations of dims. Others raise NotImplementedError.
+    permutations of dims. Others raise NotImplementedError, and its other methods are missing.
     """
 
     def __init__(self, source: Source, shape: Sequence[int], dtype: torch.dtype):
@@ -199,7 +199,9 @@ class Conversion:
         try:
             try:
                 return self._convert(module, lambda tensor: tensor)
-            except NotImplementedError:
+            except (NotImplementedError, AttributeError) as error:
+                if isinstance(error, AttributeError) and not isinstance(error.obj, Recipe):
+                    raise
                 made = self._convert(module, _whole)
                 return {name: _held(data) for name, data in made.items()}
         except WeightsError as error:

@@ -41,7 +41,18 @@ from hidet_dist.operators.normalization import (
 )
 from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from hidet_dist.operators.products import addmm, einsum, integer_matmul, linear, matmul
-from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
+from hidet_dist.operators.reductions import (
+    cummax,
+    cummin,
+    cumprod,
+    cumsum,
+    log_softmax,
+    logsumexp,
+    softmax,
+    std,
+    var,
+    var_mean,
+)
 from hidet_dist.operators.resampling import interpolate
 from hidet_dist.operators.row_attention import attention_over_rows
 from hidet_dist.operators.sampling import grid_sample
@@ -77,6 +88,8 @@ __all__ = [
     "constant_pad_nd",
     "conv_transpose",
     "convolution",
+    "cummax",
+    "cummin",
     "cumprod",
     "cumsum",
     "diagonal",

@@ -1,4 +1,4 @@
-"""Reductions, indices of extremes, softmax, and cumulative sums and products."""
+"""Reductions, indices of extremes, softmax, and cumulative sums, products and extremes."""
 
 from __future__ import annotations
 
@@ -205,12 +205,12 @@ def log_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Ten
 class CumulativeOp(Operator):
     """Cumulative reductions along a dim: of all elements up to each, or with ``reverse`` from it on.
 
-    With ``exclusive`` the element itself does not count. ``kind`` is ``"sum"`` or ``"prod"``.
+    With ``exclusive`` the element itself does not count. ``kind`` is ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
     """
 
     def __init__(self, x: Tensor, dim: int, kind: str, exclusive: bool = False, reverse: bool = False):
         data, dtype = input_like(x, "x"), x.dtype
-        neutral = dtype.zero if kind == "sum" else dtype.one
+        neutral = _neutral(kind, dtype)
 
         def counts(j: Expr, i: Expr) -> Expr:
             if reverse:
@@ -233,8 +233,16 @@ class CumulativeOp(Operator):
         self.name = f"Cumulative{kind.capitalize()}"
 
 
-def _cumulative(x: Tensor, dim: int, kind: str, dtype: DataType | str | None, **how: bool) -> Tensor:
-    x = _summed(x, dtype)
+def _neutral(kind: str, dtype: DataType) -> Expr:
+    """The element that changes no reduction of a kind."""
+    if kind in ("sum", "prod"):
+        return dtype.zero if kind == "sum" else dtype.one
+    least = dtype.constant(-math.inf) if dtype.is_float() else dtype.min_value
+    most = dtype.constant(math.inf) if dtype.is_float() else dtype.max_value
+    return least if kind == "max" else most
+
+
+def _cumulative(x: Tensor, dim: int, kind: str, **how: bool) -> Tensor:
     if not x.shape:
         return x
     return CumulativeOp(x, dim % len(x.shape), kind, **how).outputs[0]
@@ -242,12 +250,38 @@ def _cumulative(x: Tensor, dim: int, kind: str, dtype: DataType | str | None, **
 
 def cumsum(x: Tensor, dim: int, dtype: DataType | str | None = None, **how: bool) -> Tensor:
     """Cumulative sums along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
-    return _cumulative(x, dim, "sum", dtype, **how)
+    return _cumulative(_summed(x, dtype), dim, "sum", **how)
 
 
 def cumprod(x: Tensor, dim: int, dtype: DataType | str | None = None, **how: bool) -> Tensor:
     """Cumulative products along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
-    return _cumulative(x, dim, "prod", dtype, **how)
+    return _cumulative(_summed(x, dtype), dim, "prod", **how)
+
+
+def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The greatest element up to each along ``dim``, and the last index of it: int64."""
+    return _extremes(x, dim, "max")
+
+
+def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The least element up to each along ``dim``, and the last index of it: int64."""
+    return _extremes(x, dim, "min")
+
+
+def _extremes(x: Tensor, dim: int, kind: str) -> tuple[Tensor, Tensor]:
+    if not x.shape:
+        return x, elementwise.mul(to_dtype(x, int64), 0)
+    if x.dtype.is_boolean():
+        values, indices = _extremes(to_dtype(x, int32), dim, kind)
+        return to_dtype(values, boolean), indices
+    values = _cumulative(x, dim, kind)
+    # An element is an extreme where it is that of all before it, too. NaN stays from where it is met.
+    is_extreme = elementwise.eq(x, values)
+    if x.dtype.is_float():
+        is_extreme = elementwise.logical_or(is_extreme, elementwise.isnan(x))
+    rank, dim = len(x.shape), dim % len(x.shape)
+    places = ops.reshape(ops.arange(0, x.shape[dim], dtype="int64"), [-1 if d == dim else 1 for d in range(rank)])
+    return values, _cumulative(elementwise.where(is_extreme, places, -1), dim, "max")
 
 
 def linalg_vector_norm(

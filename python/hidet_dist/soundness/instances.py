@@ -929,7 +929,7 @@ def _exact_reduction(rng: Rng, cls: Any) -> Operator:
 def _running(rng: Rng, cls: Any) -> Operator:
     shape = _shape(rng)
     x = _symbol(shape, str(_pick(rng, ("float32", "int64"))))
-    dim, kind = int(rng.integers(len(shape))), str(_pick(rng, ("sum", "prod")))
+    dim, kind = int(rng.integers(len(shape))), str(_pick(rng, ("sum", "prod", "max", "min")))
     return cls(x, dim, kind, bool(rng.integers(2)), bool(rng.integers(2)))
 
 

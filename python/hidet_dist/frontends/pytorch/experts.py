@@ -3,8 +3,8 @@
 transformers has several implementations of a layer of experts, and finds the one to call by a name in the
 configuration. While a module is exported, this one is called, whatever the name is. It computes what they do, by
 products in which each row names its expert. Others sort rows by expert, gather a matrix for each row, or loop over the
-experts that have any row, which no graph can do. Llama 4's layer is its own: it computes all rows by all experts, those
-that were not chosen from zeros, and is replaced, too.
+experts that have any row, which no graph can do. Some models have layers of their own
+(:mod:`hidet_dist.frontends.pytorch.own_experts`).
 
 Programs that were exported elsewhere have grouped products, and batched products by gathered matrices. These become
 products by experts, too.
@@ -30,7 +30,6 @@ from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of, same_extent
 
 _MODULE = "transformers.integrations.moe"
-_LLAMA4 = "transformers.models.llama4.modeling_llama4"
 
 
 @torch.library.custom_op("hidet_dist::expert_product", mutates_args=())
@@ -156,13 +155,11 @@ def _gathered(call: Call, x: Tensor, matrices: Tensor, inner: int, transposed: b
 @contextlib.contextmanager
 def experts_by_products() -> Iterator[None]:
     """Have transformers' layers of experts computed by products by experts while the block runs."""
-    # Where one of them is not imported, no module has such a layer.
-    moe, llama4 = (sys.modules.get(name) for name in (_MODULE, _LLAMA4))
-    with contextlib.ExitStack() as stack:
-        if moe is not None:
-            stack.enter_context(replaced(moe.ExpertsInterface, {"get_interface": lambda *_: _experts}))
-        if llama4 is not None:
-            stack.enter_context(replaced(llama4.Llama4TextMoe, {"forward": _llama4_experts}))
+    moe = sys.modules.get(_MODULE)
+    if moe is None:  # no module has such a layer
+        yield
+        return
+    with replaced(moe.ExpertsInterface, {"get_interface": lambda *_: _experts}):
         yield
 
 
@@ -197,19 +194,3 @@ def _experts(
     if scales is None:
         out = (layer.post_expert_norm(out) * top_k_weights[..., None]).sum(1)
     return out.to(hidden_states.dtype)
-
-
-def _llama4_experts(layer: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute Llama 4's layer of experts: the sum of outputs [tokens, size], and the router's logits [tokens, experts].
-
-    Its scores multiply the rows before the experts. A row of zeros gives zeros, so that only the chosen experts count.
-    """
-    router, experts = layer.router, layer.experts
-    x = hidden_states.reshape(-1, layer.hidden_dim)
-    logits = torch.nn.functional.linear(x, router.weight, router.bias)
-    values, chosen = torch.topk(logits, router.top_k, dim=1)
-    scores = torch.sigmoid(values.float()).to(values.dtype)
-    rows = x[:, None] * scores[..., None]
-    gate, up = expert_product(rows, experts.gate_up_proj, chosen).chunk(2, dim=-1)
-    routed = expert_product(up * experts.act_fn(gate), experts.down_proj, chosen, torch.ones_like(scores))
-    return layer.shared_expert(x) + routed, logits

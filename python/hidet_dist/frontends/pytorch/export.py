@@ -22,7 +22,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
 from hidet_dist.frontends.pytorch.experts import experts_by_products
+from hidet_dist.frontends.pytorch.known_values import KnownValues
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, Layers
+from hidet_dist.frontends.pytorch.own_experts import own_experts_by_products
 from hidet_dist.frontends.pytorch.reasons import reason_of
 
 _ALLOCATED = 2**30  # bytes that PyTorch may allocate for a moment
@@ -81,6 +83,8 @@ def exported(
         _use_lazy_graph_module(True),
         _assigned_attributes() as assigned,
         experts_by_products(),
+        own_experts_by_products(),
+        KnownValues(),
         quiet_logs(),
     ):
         # PyTorch warns of its own calls, and of its recurrent layers.

@@ -134,6 +134,11 @@ def _cumulative(call: Call, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor
     return function(x, dim, call.dtype)
 
 
+@lowers("cummax.default", "cummin.default")
+def _cumulative_extremes(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return reductions.cummax(x, dim) if call.name == "aten.cummax.default" else reductions.cummin(x, dim)
+
+
 @lowers("count_nonzero.default", "count_nonzero.dim_IntList")
 def _count_nonzero(call: Call, x: Tensor, dim: Any = None) -> Tensor:
     return reductions.sum(to_dtype(to_dtype(x, "bool"), call.dtype), dim)

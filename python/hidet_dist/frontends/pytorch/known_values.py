@@ -1,0 +1,143 @@
+"""Values that follow from no argument and no weight, such as those of a mask of positions, while a module is exported.
+
+``torch.export`` knows shapes and no values. For it the size of `mask.nonzero()` depends on data, and `if mask.any()`
+cannot be decided, although the mask may be made of positions alone. Here, what a module makes of numbers is computed
+beside the export, and sizes and numbers that depend on nothing else are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+MOST_ELEMENTS = 2**20
+"""The elements of the largest tensor whose values are kept."""
+
+_MAKERS = frozenset({torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros})
+"""Functions that make tensors of numbers."""
+_ALIKE = {
+    **dict.fromkeys((torch.ones_like, torch.Tensor.new_ones), 1),
+    **dict.fromkeys((torch.zeros_like, torch.Tensor.new_zeros), 0),
+}
+"""What functions fill tensors with that have the shape or the dtype of another one."""
+_NUMBERS = frozenset(
+    {
+        *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__int__),
+        *(torch.Tensor.__float__, torch.Tensor.__index__, torch.equal, torch.Tensor.equal),
+    }
+)
+"""Functions that return numbers of a tensor."""
+_SIZED = frozenset({torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.Tensor.argwhere, torch.unique})
+"""Functions whose results have sizes that depend on values."""
+_UNKNOWN = ("rand", "normal", "bernoulli", "multinomial", "dropout", "uniform", "exponential", "poisson", "empty")
+"""What the names of functions have whose results do not follow from their arguments."""
+
+_IN_PLACE = {"__setitem__", "__set__"} | {
+    f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+"""The names of functions that change their first argument, of those that do not end with an underscore."""
+
+
+class KnownValues(TorchFunctionMode):
+    """Keeps the values of tensors that are made of numbers alone, and answers what depends on them.
+
+    A tensor that is changed in place by what is not known is not known any more, nor are its views.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: Any = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        leaves = pytree.tree_leaves((args, options))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        is_known = all(x in self._values for x in tensors) and (bool(tensors) or function in _MAKERS)
+        if not is_known or any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
+            with_positions = self._with_known_indices(function, args)
+            if function is torch.Tensor.__setitem__ and with_positions is not args and _is_empty(with_positions[1]):
+                return None  # nothing is written
+            result = function(*with_positions, **options)
+            self._forget(_written(function, args, options))
+            if function in _ALIKE and all(isinstance(size, int) for size in result.shape):
+                self._keep([result], torch.full, (result.shape, _ALIKE[function]), {"dtype": result.dtype})
+            return result
+        if function in _NUMBERS or function in _SIZED or (function is torch.where and len(leaves) == 1):
+            return pytree.tree_map_only(torch.Tensor, self._constant, self._value_of(function, args, options))
+        result = function(*args, **options)
+        made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        written = _written(function, args, options)
+        if (made or written) and not self._keep(made, function, args, options):
+            self._forget(written)
+        return result
+
+    def _keep(self, made: list[torch.Tensor], function: Any, args: Any, options: Any) -> bool:
+        """Compute the values of tensors that a function has made or changed; returns whether they are kept."""
+        name = getattr(function, "__name__", "")
+        if any(part in name for part in _UNKNOWN) or any(x.numel() > MOST_ELEMENTS for x in made):
+            return False
+        try:
+            value = self._value_of(function, args, options)
+        except Exception:  # what can be traced and not be computed, such as on another device, is not known
+            return False
+        values = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+        for x, own in zip(made, values, strict=True):
+            if x.shape == own.shape and x.dtype == own.dtype:
+                self._values[x] = own
+        return True
+
+    def _value_of(self, function: Any, args: Any, options: Any) -> Any:
+        """Call a function with the values of its arguments."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            given, named = pytree.tree_map_only(torch.Tensor, self._values.__getitem__, (args, options))
+            return function(*given, **named)
+
+    def _constant(self, value: torch.Tensor) -> torch.Tensor:
+        """Make a constant of the program that is exported."""
+        constant = torch.tensor(value.tolist(), dtype=value.dtype).reshape(value.shape)
+        self._values[constant] = value
+        return constant
+
+    def _with_known_indices(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace a known mask among the indices of ``x[mask]``, read or written, by positions where it is true."""
+        if function not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            return args
+        indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+        changed: list[Any] = []
+        for index in indices:
+            if isinstance(index, torch.Tensor) and index.dtype is torch.bool and index in self._values and index.dim():
+                changed += map(self._constant, self._value_of(torch.where, (index,), {}))
+            else:
+                changed.append(index)
+        return (args[0], tuple(changed), *args[2:]) if len(changed) != len(indices) or indices is not args[1] else args
+
+    def _forget(self, written: Iterable[torch.Tensor]) -> None:
+        """Forget the values of tensors that were changed, and of their views."""
+        for x in written:
+            own = self._values.pop(x, None)
+            place = x.untyped_storage()._cdata
+            for other, value in list(self._values.items()):
+                shares = own is not None and own.untyped_storage()._cdata == value.untyped_storage()._cdata
+                if shares or other.untyped_storage()._cdata == place:
+                    del self._values[other]
+
+
+def _is_empty(indices: Iterable[Any]) -> bool:
+    """Whether indices select nothing."""
+    return any(isinstance(index, torch.Tensor) and not index.numel() for index in indices)
+
+
+def _written(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[torch.Tensor]:
+    """List the tensors that a function changes: the first argument of one in place, and those to write to."""
+    name = getattr(function, "__name__", "")
+    is_in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    first = [args[0]] if is_in_place and args and isinstance(args[0], torch.Tensor) else []
+    return [*first, *(x for x in pytree.tree_leaves(options.get("out")) if isinstance(x, torch.Tensor))]
