@@ -9,6 +9,8 @@ bfloat16     the model in bfloat16 is traced and planned on two devices.
              programs of all ranks are evaluated by the definitions of their operators, which takes a fraction of the
              time.
 processes    two processes compute the plan on two devices from artifacts.
+files        transformers saves the model, and loads the folder. The weights that are read from the folder's files, as
+             ``from_transformers(folder, weights="files")`` reads them, are those of the loaded model, bit by bit.
 
 Results are compared with those of transformers. A step is ``right``, ``refused`` (with the reason), ``wrong`` (other
 results), a ``crash`` (an error that is no refusal, too much time or memory), or ``outside``: transformers itself cannot
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -34,21 +37,28 @@ import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from models import PRELOADED, Model, planned, served, simulated
+from models import PRELOADED, Model, planned, served
 from rich.console import Console
 from rich.table import Table
 
 import hidet_dist
-from hidet_dist.errors import ConfigError, TraceError
-from hidet_dist.simulate import assemble
+from hidet_dist.compile.build import optimize_program
+from hidet_dist.errors import ConfigError, TraceError, WeightsError
+from hidet_dist.frontends.checkpoint import stored_weights
+from hidet_dist.frontends.pretrained import made_module
+from hidet_dist.partitioning.program import Program, communication_operators
+from hidet_dist.simulate import assemble, simulate
 from hidet_dist.soundness.plans import evaluate_program
+from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.testing.tiny_configurations import causal_types, tiny_causal_model
+from hidet_dist.weights.named import weights_from_safetensors
+from hidet_dist.weights.sources import source_of
 
 # What most types need, imported once.
 SHARED = [
@@ -65,21 +75,25 @@ SHARED = [
     "transformers.models.mixtral.modeling_mixtral",
 ]
 MESHES = {"2": (2,), "3": (3,), "2x2": (2, 2)}
-STEPS = ("2", "bfloat16", "3", "2x2", "processes")
+STEPS = ("2", "bfloat16", "3", "2x2", "files", "processes")
 VERDICTS = ("right", "refused", "wrong", "crash", "outside")
 TOLERANCE = 1e-4  # of the largest value of an output, or of 1
 SECONDS = 900  # of a type, CPU time and the compilers' not counted
 BYTES = 12 * 2**30  # of a process's addresses
-# Collectives of a forward pass that each style of transformers' tensor-parallel plans takes on a module.
+# The collective of a forward pass that each style of transformers' tensor-parallel plans runs on a module's output
+# (transformers/distributed/tensor_parallel.py). Other styles shard parameters alone.
 COLLECTIVES_BY_HAND = {
-    "rowwise": 1,
-    "packed_rowwise": 1,
-    "rowwise_split_input": 1,
-    "colwise_gather_output": 1,
-    "embedding_rowwise": 1,
-    "moe_tp_experts": 1,
-    "all_reduce": 1,
+    "rowwise": "all_reduce",
+    "rowwise_rep": "all_reduce",
+    "rowwise_split_input": "all_reduce",
+    "embedding_rowwise": "all_reduce",
+    "moe_tp_experts": "all_reduce",
+    "all_reduce": "all_reduce",
+    "colwise_rep": "all_gather",
+    "colwise_gather_output": "all_gather",
+    "embedding_colwise": "all_gather",
 }
+COMPARED = "3"  # the mesh on which collectives and bytes are compared with those of plans by hand
 
 
 @dataclass
@@ -95,8 +109,10 @@ class Outcome:
     difference: the largest one from transformers, relative to the largest value of the output, or to 1.
     operators: of the graph as it is planned.
     collectives: of the program.
+    sent_bytes: that a rank sends in a call, by ring algorithms.
     kernels: whether compiled kernels computed it.
     by_hand: the collectives of transformers' tensor-parallel plan; None where it has none.
+    by_hand_bytes: that a rank sends in a call by that plan on ``COMPARED``.
     cpu_seconds: of all processes, compilers included.
     """
 
@@ -107,8 +123,10 @@ class Outcome:
     difference: float | None = None
     operators: int = 0
     collectives: int | None = None
+    sent_bytes: int | None = None
     kernels: bool = False
     by_hand: int | None = None
+    by_hand_bytes: int | None = None
     cpu_seconds: float = 0.0
 
 
@@ -116,75 +134,154 @@ class _Outside(Exception):
     """Transformers cannot make or call the model."""
 
 
-def collectives_by_hand(module: Any) -> int | None:
-    """Count the collectives of a call of transformers' tensor-parallel plan for a model; None if it has none."""
+def styles_by_hand(module: Any) -> list[tuple[Any, str]] | None:
+    """List the parts of a model on whose outputs transformers' tensor-parallel plan runs collectives, and their styles.
+
+    Returns None where the model has no plan, or one for the head at most.
+    """
     plan: Mapping[str, str] = getattr(module, "tp_plan", None) or {}
     if not any(name.startswith(("model.", "transformer.", "layers.")) or "layers" in name for name in plan):
-        return None  # at most the head has one
+        return None
     patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
-    names = [name for name, _ in module.named_modules()]
-    return sum(
-        COLLECTIVES_BY_HAND.get(style, 0)
-        for name in names
+    return [
+        (part, style)
+        for name, part in module.named_modules()
         for pattern, style in patterns.items()
-        if pattern.fullmatch(name)
+        if style in COLLECTIVES_BY_HAND and pattern.fullmatch(name)
+    ]
+
+
+def ring_bytes(kind: str, whole: int, ranks: int) -> int:
+    """The bytes that a rank sends in a ring collective on a tensor of ``whole`` bytes within a group of ``ranks``."""
+    collective = COLLECTIVES[kind]
+    return round(collective.ring_passes * (ranks - 1) / ranks * collective.ring_nbytes(whole, ranks))
+
+
+def sent_bytes(program: Program) -> int:
+    """The bytes that a rank sends in a call of a program."""
+    return sum(
+        ring_bytes(op.kind, op.collective.whole(int(op.inputs[0].nbytes), op.group_size), op.group_size)
+        for op in communication_operators(program.graph)
     )
 
 
-def made(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor], Any]:
-    """Make a tiny model, the arguments of a call, and what transformers computes in float32. Raises _Outside."""
+def called(module: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Any, int | None, int | None]:
+    """Call a model: its results, and the collectives of transformers' plan with the bytes that a rank sends by it."""
+    styles = styles_by_hand(module)
+    sizes: list[int] = []
+    ranks = math.prod(MESHES[COMPARED])
+
+    def note(kind: str, y: Any) -> None:
+        y = y[0] if isinstance(y, tuple) else y
+        sizes.append(ring_bytes(kind, y.numel() * y.element_size(), ranks))
+
+    hooks = [
+        part.register_forward_hook(lambda _, __, y, kind=COLLECTIVES_BY_HAND[style]: note(kind, y))
+        for part, style in styles or ()
+    ]
+    with torch.no_grad():
+        results = module(**inputs, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return (results, None, None) if styles is None else (results, len(sizes), sum(sizes))
+
+
+@dataclass
+class _Known:
+    """A tiny model as a graph, and the collectives and bytes of transformers' plan for it."""
+
+    model: Model
+    by_hand: int | None
+    by_hand_bytes: int | None
+
+
+def known(name: str, dtype: torch.dtype) -> _Known:
+    """Make a tiny model, call it, and trace it. Raises _Outside, and what tracing raises."""
     try:
         module, inputs = tiny_causal_model(name, dtype)
-        with torch.no_grad():
-            want = module(**inputs, use_cache=False) if dtype is torch.float32 else None
+        want, by_hand, by_hand_bytes = called(module, inputs) if dtype is torch.float32 else (None, None, None)
     except Exception as error:
         raise _Outside(f"{type(error).__name__}: {_line(error)}") from error
-    return module, inputs, want
+    graph = hidet_dist.from_torch(module, inputs)
+    interface = interface_of(graph)
+    assert interface is not None
+    arrays = [x.numpy() for x in interface.flatten(**inputs)]
+    return _Known(Model(graph, interface, arrays, want), by_hand, by_hand_bytes)
 
 
-def evaluated(model: Model, plan: hidet_dist.Plan) -> tuple[float, int]:
-    """How far the ranks' programs are off, evaluated by the definitions of operators, and the number of collectives."""
+def computed(model: Model, plan: hidet_dist.Plan, kernels: bool) -> tuple[float, Program]:
+    """How far all ranks' programs are off, by compiled kernels or the definitions of operators; and the program."""
     program = hidet_dist.partition(model.graph, plan)
+    if kernels:
+        return model.compare(simulate(program, model.inputs, optimize_program(program))), program
     shards = zip(*evaluate_program(program, model.inputs), strict=True)
     outputs = [assemble(y, program.mesh, parts) for y, parts in zip(program.outputs, shards, strict=True)]
-    return model.compare(outputs), len(program.communications())
+    return model.compare(outputs), program
+
+
+def stored_otherwise(name: str) -> list[str]:
+    """Name the weights that are read otherwise from saved files than transformers loads them. Raises _Outside."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            module, _ = tiny_causal_model(name)
+            module.save_pretrained(folder)
+            want = type(module).from_pretrained(folder, dtype=torch.float32).state_dict()
+        except Exception as error:
+            raise _Outside(f"{type(error).__name__}: {_line(error)}") from error
+        empty = made_module(type(module), module.config, torch.float32, has_data=False, seed=0)
+        weights = stored_weights(empty, weights_from_safetensors(folder))
+        got = {key: source_of(x).read([slice(0, int(size)) for size in x.shape]) for key, x in weights.items()}
+        return sorted(key for key, x in want.items() if key not in got or not torch.equal(got[key], x))
+
+
+@dataclass
+class _Type:
+    """One type, with what its steps share: the traced models by dtype, and the plans of the one in float32 by mesh."""
+
+    name: str
+    kernels: bool
+    models: dict[torch.dtype, _Known] = field(default_factory=dict)
+    plans: dict[str, hidet_dist.Plan] = field(default_factory=dict)
+
+    def take(self, step: str, outcome: Outcome) -> None:
+        """Take a step, and note what became of it. Raises _Outside, and what tracing, planning and running raise."""
+        if step == "files":
+            if others := stored_otherwise(self.name):
+                outcome.verdict, outcome.reason = "wrong", f"other elements in {', '.join(others[:5])}"
+            return
+        dtype = torch.bfloat16 if step == "bfloat16" else torch.float32
+        if dtype not in self.models:
+            self.models[dtype] = known(self.name, dtype)
+        own = self.models[dtype]
+        model, outcome.by_hand, outcome.by_hand_bytes = own.model, own.by_hand, own.by_hand_bytes
+        mesh = "2" if step in ("bfloat16", "processes") else step
+        plan = self.plans.get(mesh) if dtype is torch.float32 else None
+        if plan is None:
+            plan = planned(model.graph, MESHES[mesh])
+        if dtype is torch.float32:
+            self.plans[mesh] = plan
+        outcome.operators = len(plan.stages[0].operators)
+        if step in MESHES:
+            outcome.difference, program = computed(model, plan, self.kernels)
+            outcome.collectives, outcome.sent_bytes = len(program.communications()), sent_bytes(program)
+            outcome.kernels = self.kernels
+        elif step == "processes":
+            outcome.difference, outcome.kernels = served(model, plan), True
+        if outcome.difference is not None and not outcome.difference <= TOLERANCE:
+            outcome.verdict, outcome.reason = "wrong", f"off by {outcome.difference:.1e}"
 
 
 def check(name: str, steps: Iterable[str], kernels: bool = True) -> Iterable[Outcome]:
     """Take steps of a type; yields the outcome of each."""
-    models: dict[torch.dtype, tuple[Model, int | None]] = {}
-    plans: dict[str, hidet_dist.Plan] = {}
+    own = _Type(name, kernels)
     for step in steps:
         before = _cpu_seconds()
         outcome = Outcome(name, step, "right")
-        dtype = torch.bfloat16 if step == "bfloat16" else torch.float32
         try:
-            if dtype not in models:
-                module, inputs, want = made(name, dtype)
-                outcome.by_hand = collectives_by_hand(module)
-                graph = hidet_dist.from_torch(module, inputs)
-                interface = interface_of(graph)
-                assert interface is not None
-                arrays = [x.numpy() for x in interface.flatten(**inputs)]
-                models[dtype] = Model(graph, interface, arrays, want), outcome.by_hand
-            model, outcome.by_hand = models[dtype]
-            mesh = "2" if step in ("bfloat16", "processes") else step
-            plan = plans.get(mesh) if dtype is torch.float32 else None
-            if plan is None:
-                plan = planned(model.graph, MESHES[mesh])
-            if dtype is torch.float32:
-                plans[mesh] = plan
-            outcome.operators = len(plan.stages[0].operators)
-            if step in MESHES:
-                outcome.difference, outcome.collectives = (simulated if kernels else evaluated)(model, plan)
-                outcome.kernels = kernels
-            elif step == "processes":
-                outcome.difference, outcome.kernels = served(model, plan), True
-            if outcome.difference is not None and not outcome.difference <= TOLERANCE:
-                outcome.verdict, outcome.reason = "wrong", f"off by {outcome.difference:.1e}"
+            own.take(step, outcome)
         except _Outside as error:
             outcome.verdict, outcome.reason = "outside", str(error)
-        except (TraceError, ConfigError) as error:
+        except (TraceError, ConfigError, WeightsError) as error:
             outcome.verdict, outcome.reason = "refused", _line(error)
         except Exception as error:  # each is a defect
             traceback.print_exc()
@@ -282,7 +379,9 @@ def table_of(found: Mapping[str, Mapping[str, Outcome]], types: Mapping[str, str
             "kernels": any(own.kernels for own in steps.values()),
             "difference": max(differences, default=None),
             "collectives": {step: own.collectives for step in MESHES if (own := steps.get(step)) is not None},
+            "sent_bytes": {step: own.sent_bytes for step in MESHES if (own := steps.get(step)) is not None},
             "by_hand": next((own.by_hand for own in steps.values() if own.by_hand is not None), None),
+            "by_hand_bytes": next((own.by_hand_bytes for own in steps.values() if own.by_hand is not None), None),
             "cpu_seconds": round(sum(own.cpu_seconds for own in steps.values()), 1),
         }
     return published

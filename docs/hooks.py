@@ -107,40 +107,61 @@ def causal_models() -> str:
     """The page of the causal language models of transformers, from the results of ``make models-causal``."""
     whole = json.loads((ROOT / "benchmarks" / "results" / "models-causal.json").read_text(encoding="utf-8"))
     outcomes = whole["results"]
-    header = ("type", "", "meshes", "largest difference", "collectives on (3)", "of the plan by hand")
+    header = ("type", "", "checked", "largest difference", "collectives: by hand", "here", "bytes: by hand", "here")
     rows = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
     for name, own in outcomes.items():
         off = "" if own["difference"] is None else f"{own['difference']:.1e}"
         verdict = own["verdict"] if own["verdict"] == "right" else f"{own['verdict']}: {own['reason']}"
-        meshes = ", ".join(step.replace("x", " x ") for step in own["collectives"])
-        counts = (own["collectives"].get("3"), own["by_hand"])
-        how = "" if own["kernels"] or not meshes else ", evaluated"
+        counts = (
+            own["by_hand"],
+            own["collectives"].get(_COMPARED),
+            own["by_hand_bytes"],
+            own["sent_bytes"].get(_COMPARED),
+        )
         cells = (
             f"`{name}`",
             _escaped(verdict),
-            meshes + how,
+            _checked(own),
             off,
-            *("" if count is None else count for count in counts),
+            *("" if count is None else f"{count:,}" for count in counts),
         )
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     verdicts = [own["verdict"] for own in outcomes.values()]
     compared = [
-        (own["collectives"]["3"], own["by_hand"])
+        tuple((own[ours][_COMPARED], own[hand]) for ours, hand in _BESIDE)
         for own in outcomes.values()
-        if own["by_hand"] is not None and own["collectives"].get("3") is not None
+        if own["by_hand"] is not None and own["collectives"].get(_COMPARED) is not None
     ]
+    fewer = [[ours <= hand for ours, hand in pairs] for pairs in compared]
     return (
         _CAUSAL_MODELS.format(
             all=len(outcomes),
             left=f"; {left} others have not been run yet" if (left := whole["types"] - len(outcomes)) else "",
             by_hand=sum(own["by_hand"] is not None for own in outcomes.values()),
             compared=len(compared),
-            fewer=sum(ours <= hand for ours, hand in compared),
+            fewer=sum(counts for counts, _ in fewer),
+            smaller=sum(sizes for _, sizes in fewer),
+            both=sum(map(all, fewer)),
             **{verdict: verdicts.count(verdict) for verdict in ("right", "refused", "wrong", "crash", "outside")},
         )
         + "\n".join(rows)
         + "\n"
     )
+
+
+_COMPARED = "3"  # the mesh on which plans are compared with those by hand
+_BESIDE = (("collectives", "by_hand"), ("sent_bytes", "by_hand_bytes"))
+
+
+def _checked(own: dict[str, Any]) -> str:
+    """The steps that a type's outcome is of."""
+    meshes = [step.replace("x", " x ") for step in own["collectives"]]
+    how = [] if own["kernels"] or not meshes else ["evaluated"]
+    others = [name for step, name in _STEPS.items() if step in own["steps"]]
+    return ", ".join([*(f"({mesh})" for mesh in meshes), *how, *others])
+
+
+_STEPS = {"bfloat16": "bfloat16", "processes": "processes", "files": "files"}
 
 
 def onnx_cases() -> str:
@@ -184,17 +205,23 @@ in bfloat16 and in float32, planned on meshes of (2), (3) and (2, 2) with too li
 device, and computed by all ranks in the simulator, then by two processes from artifacts.
 
 Where the meshes are followed by "evaluated", no kernels were compiled: the programs of all ranks were computed by the
-definitions of their operators.
+definitions of their operators. "bfloat16" says that the model was traced and planned in bfloat16, "processes" that two
+processes computed it, and "files" that the weights of a folder that transformers saved were those that transformers
+loads from it.
 
 * **right**: no output is further from that of transformers than 1e-4 of the output's largest value (or of 1).
 * **refused**: an error says what is not supported.
 * **wrong**: the results are others. **crash**: an error that is no refusal, or too much time or memory.
 * **outside**: transformers itself cannot make or call the model, or needs a package that is missing.
 
-The last column has the collectives of a call of transformers' plan by hand (`tp_plan`), where there is one; some of
-these plans shard a part of the model alone. Of {all} types {right} are right, {refused} are refused, {wrong} are wrong,
-{crash} crash, and {outside} are outside{left}. {by_hand} of them have a plan by hand; of the {compared} that could be
-compared, {fewer} have no more collectives here than that plan.
+The last four columns are of three devices. They compare the plan with that of transformers by hand (`tp_plan`), where
+there is one; some of these plans shard a part of the model alone. Bytes are those that a device sends in a call if
+collectives go around a ring; what the logits take is among them. Plans here must save a quarter of the memory of the
+weights. They are the fastest on the default machine, where the number of collectives of tiny tensors decides.
+
+Of {all} types {right} are right, {refused} are refused, {wrong} are wrong, {crash} crash, and {outside} are
+outside{left}. {by_hand} of them have a plan by hand. Of the {compared} that could be compared, {fewer} have no more
+collectives here than that plan, {smaller} send no more bytes, and {both} neither.
 
 """
 

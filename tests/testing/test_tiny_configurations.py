@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
         ("MixtralConfig", {"num_attention_heads": 6, "num_key_value_heads": 3, "num_local_experts": EXPERTS}),
         ("DeepseekV3Config", {"n_group": 3, "topk_group": 2, "n_routed_experts": 9, "num_hidden_layers": LAYERS}),
         ("FalconConfig", {"num_attention_heads": 3, "num_hidden_layers": LAYERS}),
+        ("DeepseekV32Config", {"index_n_heads": 15, "index_topk": 4}),
     ],
 )
 def test_sizes_are_small_and_odd(kind: str, fields: dict[str, int]) -> None:

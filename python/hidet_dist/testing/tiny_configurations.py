@@ -18,6 +18,7 @@ import torch
 
 HIDDEN, INNER, EXPERT_INNER, WORDS, LAYERS, EXPERTS, CHOSEN, POSITIONS = 48, 72, 24, 101, 3, 5, 2, 64
 BATCH, TOKENS = 2, 9
+INDEX_HEADS = 15
 SPECIAL = 12  # ids of special tokens are less
 
 
@@ -92,7 +93,9 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"n_layers_per_attn_res_block|layer_group_size|interleave_moe_layer_step|decoder_sparse_step", _constant(2)),
     (r"(num_|n_)?((encoder|decoder|hidden)_)?layers?(_per_stack)?|num_blocks|depth", _constant(LAYERS)),
     (r"conf_num_hidden_layers", _constant(LAYERS)),
-    (r"(index|indexer|mamba|n_mamba)_n?_?heads|mamba_num_heads|index_n_heads|swa_num_attention_heads", lambda *_: 3),
+    # Fewer heads of an indexer leave scores of zero, which are equal: which of them are the greatest is not defined.
+    (r"(index|indexer)_n?_?heads", lambda old, _: INDEX_HEADS if old > INDEX_HEADS else 3),
+    (r"(mamba|n_mamba)_n?_?heads|mamba_num_heads|swa_num_attention_heads", lambda *_: 3),
     (r"swa_num_key_value_heads|linear_num_(key|value)?_?heads|linear_num_heads", lambda *_: 3),
     (r"num_key_value_heads|num_kv_heads|kv_n_heads|num_query_groups", lambda _, d: d.tiny_groups),
     (r".*attention_heads|n_heads?|num_heads|num_attn_heads", lambda _, d: d.tiny_heads),
