@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,41 @@ def test_a_state_that_would_have_to_be_copied_is_refused():
             return torch.matmul(before, self.pool.transpose(0, 1))
 
     graph = hidet_dist.from_torch(Reads().eval(), (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
-    with pytest.raises(CompileError, match="'pool' would have to be copied"):
+    check_refused(graph, "'pool' would have to be copied: Matmul, which makes float32[4, 4], reads its old value")
+
+
+def check_refused(graph: hidet.FlowGraph, message: str) -> None:
+    with pytest.raises(CompileError, match=re.escape(message)):
         hidet_dist.Traced.of(graph, {"mesh_shape": [1]}, {}).prepare().plan().partition().compile()
+
+
+def test_states_that_would_have_to_be_updated_each_before_the_other_are_refused():
+    first, second = (hidet_dist.state(name, [4, 3]) for name in ("first", "second"))
+    x, slots = hidet.symbol([2, 3], "float32", "cpu"), hidet.symbol([2], "int64", "cpu")
+    new_first, new_second = hidet_dist.write_rows(first, slots, x), hidet_dist.write_rows(second, slots, x)
+    y = hidet.ops.matmul(first, hidet.ops.transpose(new_second, [1, 0]))
+    z = hidet.ops.sum(second * new_first, [1])
+    graph = hidet.trace_from([y, z, new_first, new_second], [x, slots])
+    check_refused(graph, "'first' would have to be copied: Matmul, which makes float32[4, 4], reads its old value")
+
+
+def test_an_update_waits_for_that_of_another_state(tmp_path: Path):
+    """What is read of the first state before its update must not be computed with the second one's new value."""
+    first, second = (hidet_dist.state(name, [4, 3]) for name in ("first", "second"))
+    x, slots = hidet.symbol([2, 3], "float32", "cpu"), hidet.symbol([2], "int64", "cpu")
+    new_first, new_second = hidet_dist.write_rows(first, slots, x), hidet_dist.write_rows(second, slots, -x)
+    outputs = [first * 3.0 + new_second, second * 2.0 + new_first]
+    hidet_dist.auto_parallel(
+        hidet.trace_from([*outputs, new_first, new_second], [x, slots]), {"mesh_shape": [1]}, {}, tmp_path / "built"
+    )
+    held = np.zeros((2, 4, 3), np.float32)
+    with hidet_dist.load_partition(tmp_path / "built") as partition:
+        for number, at in enumerate(([0, 2], [2, 3], [3, 0])):
+            values, old = np.arange(6, dtype=np.float32).reshape(2, 3) + number, held.copy()
+            held[:, at] = values, -values
+            y, z = partition(values, np.array(at, np.int64))
+            np.testing.assert_array_equal(y, old[0] * 3 + held[1])
+            np.testing.assert_array_equal(z, old[1] * 2 + held[0])
 
 
 def test_programs_of_a_family_share_their_states(tmp_path: Path):

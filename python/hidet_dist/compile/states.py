@@ -7,8 +7,10 @@ not depend on the new value, and it may not be fused with an operator that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.utils import prod
@@ -121,16 +123,16 @@ def updates_in_place(program: Program) -> Program:
     Raises
     ------
     CompileError
-        When an operator reads the old value of a state and depends on its new value, so that the state would have to be
-        copied; it names the operator and the state.
+        When an operator reads the old value of a state and must run after its update, so that the state would have to
+        be copied; it names the operator and the state.
     """
     if not program.new_values:
         return program
     graph = program.graph
     count = len(program.outputs)
     chains = [updates_of(y) for y in graph.outputs[count:]]
-    updates = {op for chain in chains for op in chain}
-    kept = {edge for chain in chains for op in chain for edge in _crossing(graph, op, updates)}
+    updates = list(dict.fromkeys(op for chain in chains for op in chain))
+    kept = _crossing(graph, updates)
     made: dict[Tensor, Tensor] = {}
     in_memory: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
@@ -149,37 +151,100 @@ def updates_in_place(program: Program) -> Program:
     return replace(program, graph=result)
 
 
-def _crossing(graph: FlowGraph, update: Operator, updates: set[Operator]) -> Iterator[tuple[Tensor, Operator]]:
-    """Yield what passes from operators that read a state before ``update`` to operators that run after it.
+def _crossing(graph: FlowGraph, updates: Sequence[Operator]) -> set[tuple[Tensor, Operator]]:
+    """Collect what passes from operators that read a state before its update to operators that run after it.
 
-    Each is a tensor and its reader. Raises CompileError for an operator that reads the old value itself after it.
+    Each is a tensor and its reader. Raises CompileError for an operator that reads an old value after the update.
     """
-    after = _depending(graph, update.outputs)
+    next_of = _next_of(graph, updates)
+    after = {update: _reached(update, next_of) for update in updates}
+    before = {update: _before(graph, update, updates, after[update]) for update in updates}
+    if _may_wait_for_each_other(updates, before, after):
+        # They get one order, and no kernel needs another one.
+        order = [node for node in reversed([*TopologicalSorter(next_of).static_order()]) if node in after]
+        for first, second in itertools.pairwise(order):
+            next_of[first].append(second)
+        after = {update: _reached(update, next_of) for update in updates}
+        before = {update: _before(graph, update, updates, after[update]) for update in updates}
+    return {
+        (x, node)
+        for update in updates
+        for node in after[update].difference(updates)
+        for x in node.inputs
+        if x.op in before[update]
+    }
+
+
+def _next_of(graph: FlowGraph, updates: Iterable[Operator]) -> dict[Operator, list[Operator]]:
+    """Map each operator to those that must run after it: readers of its results, and updates of states that it reads.
+
+    Updates of other states count, too: an operator may have to run after one because it waits for another one.
+    """
+    following: dict[Operator, list[Operator]] = {node: [] for node in graph.nodes}
+    for node in graph.nodes:
+        for x in node.inputs:
+            if x.op in following:
+                following[x.op].append(node)
+    for update in updates:
+        old = aliases(graph, update.inputs[0])
+        for node in graph.nodes:
+            if node is not update and not old.isdisjoint(node.inputs):
+                following[node].append(update)
+    return following
+
+
+def _reached(update: Operator, next_of: Mapping[Operator, Sequence[Operator]]) -> set[Operator]:
+    """Collect the operators that must run after an update."""
+    found, waiting = set[Operator](), [*next_of[update]]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += next_of[node]
+    return found
+
+
+def _before(graph: FlowGraph, update: Operator, updates: Sequence[Operator], after: set[Operator]) -> set[Operator]:
+    """Collect the operators that depend on the old value that an update overwrites, and do not run after it.
+
+    Raises CompileError where one that reads it does.
+    """
     old = aliases(graph, update.inputs[0])
     before: set[Operator] = set()
     for node in graph.nodes:
-        reads_old = node is not update and any(x in old for x in node.inputs)
+        reads_old = node is not update and not old.isdisjoint(node.inputs)
         if reads_old and node in after:
+            made = ", ".join(f"{y.dtype.name}{list(extents_of(y))}" for y in node.outputs)
             raise CompileError(
-                f"The state {_name_of(update)} would have to be copied: {node.name} reads its old value, and what "
-                f"{update.name} makes of it too, so it runs after the update. Read the old value before, in an "
-                "operator that does not depend on the new one."
+                f"The state {_name_of(update)} would have to be copied: {node.name}, which makes {made}, reads its old "
+                f"value, and can run only after {update.name} has written the new one, as it depends on that, or on "
+                "what must run later. Read the old value before, in an operator that does not depend on the new one."
             )
-        if node in after:
-            yield from ((x, node) for x in node.inputs if x.op in before and node not in updates)
-        elif node not in updates and not old.issuperset(node.outputs):
+        if node not in after and node not in updates and not old.issuperset(node.outputs):
             depends = reads_old or not before.isdisjoint(x.op for x in node.inputs)
             before.update([node] if depends else ())
+    return before
 
 
-def _depending(graph: FlowGraph, tensors: Iterable[Tensor]) -> set[Operator]:
-    """Collect the operators that depend on some tensors."""
-    reached, found = set(tensors), set()
-    for node in graph.nodes:
-        if any(x in reached for x in node.inputs):
-            found.add(node)
-            reached.update(node.outputs)
-    return found
+def _may_wait_for_each_other(
+    updates: Sequence[Operator],
+    before: Mapping[Operator, set[Operator]],
+    after: Mapping[Operator, set[Operator]],
+) -> bool:
+    """Tell whether updates of several states could wait for each other, when operators become one kernel.
+
+    A kernel that reads an old value has to run before that update. Together with what runs after another update it has
+    to run after that one.
+    """
+    earlier = {
+        update: [one for one in updates if update in after[one] or not before[update].isdisjoint(after[one])]
+        for update in updates
+    }
+    try:
+        TopologicalSorter(earlier).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def aliases(graph: FlowGraph, x: Tensor) -> set[Tensor]:
