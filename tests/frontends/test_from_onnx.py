@@ -374,7 +374,7 @@ def test_subgraphs_beside_each_other_may_use_the_same_names(tmp_path):
         helper.make_node("Add", ["a", "b"], ["c"]),
         helper.make_node("Mul", ["c", "w_1"], ["y"]),
     ]
-    known = {"yes": np.array([True]), "no": np.array([False]), "w_1": floats(3, 4)}
+    known = {"yes": np.array([[True]]), "no": np.array([False]), "w_1": floats(3, 4)}
     model = made(nodes, {"x": ("float32", [3, 4])}, ["y"], known)
     check(tmp_path, model, {"x": floats(3, 4)})
     graph = hidet_dist.from_onnx(tmp_path / "model.onnx")

@@ -134,15 +134,16 @@ def test_scans(tmp_path):
 
 
 def test_branches_on_data(tmp_path):
-    def branches(other: list[onnx.NodeProto]) -> onnx.ModelProto:
+    def branches(other: list[onnx.NodeProto], shape: list[int]) -> onnx.ModelProto:
         then = body([helper.make_node("Neg", ["x"], ["a"])], [], ["a"])
         node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=body(other, [], ["b"]))
-        return made([node], {"c": ("bool", []), "x": ("float32", [2, 3])}, ["y"])
+        return made([node], {"c": ("bool", shape), "x": ("float32", [2, 3])}, ["y"])
 
     x = floats(2, 3)
-    for condition in (False, True):
-        check(tmp_path, branches([helper.make_node("Exp", ["x"], ["b"])]), {"c": np.array(condition), "x": x})
+    for condition in (np.array(False), np.array([[True]])):
+        model = branches([helper.make_node("Exp", ["x"], ["b"])], list(condition.shape))
+        check(tmp_path, model, {"c": condition, "x": x})
     path = tmp_path / "other.onnx"
-    onnx.save(branches([helper.make_node("Transpose", ["x"], ["b"])]), path)
+    onnx.save(branches([helper.make_node("Transpose", ["x"], ["b"])], []), path)
     with pytest.raises(UnsupportedModelError, match="branches of an If on data"):
         hidet_dist.from_onnx(path)

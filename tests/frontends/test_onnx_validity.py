@@ -51,6 +51,18 @@ def scales(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def if_on(condition: Any, shape: Sequence[int] = ()) -> onnx.ModelProto:
+    """A branch by a condition that is known, or by an input of this shape."""
+    branches = {
+        f"{name}_branch": helper.make_graph([node(operator, "x", name)], name, [], [onnx.ValueInfoProto(name=name)])
+        for name, operator in (("then", "Neg"), ("else", "Exp"))
+    }
+    own = model([node("If", "c", **branches)], MATRIX, {} if condition is None else {"c": condition})
+    if condition is None:
+        own.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, shape))
+    return own
+
+
 INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "perm out of range": (model([node("Transpose", perm=[0, 2])], MATRIX), "perm"),
     "perm repeated": (model([node("Transpose", perm=[0, 0])], MATRIX), "repeated"),
@@ -98,6 +110,9 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "parts": (model([node("Split", "x", "y,z", num_outputs=3)], MATRIX), "3 parts has 2 outputs"),
     "bounds": (model([node("Clip", "x,a")], MATRIX, {"a": scales(0, 1, 2)}), "one number"),
+    "an axis of two dims": (model([node("CumSum", "x,a")], MATRIX, {"a": [[1]]}), r"one number.*\[1, 1\]"),
+    "conditions": (if_on([True, False]), "one number"),
+    "conditions on data": (if_on(None, (2,)), "one number"),
     "a reduced axis twice": (model([node("ReduceSum", "x,a")], MATRIX, {"a": [1, -1]}), "twice"),
     "a squeezed axis twice": (model([node("Squeeze", "x,a")], {"x": (1, 2)}, {"a": [0, 0]}), "twice"),
     "groups": (model([node("Conv", "x,w", group=0)], IMAGE, {"w": np.ones((1, 1, 1, 1), "f")}), "group"),

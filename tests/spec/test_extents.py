@@ -6,8 +6,9 @@ from hidet.ir.expr import if_then_else, symbol_var
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.extents import evaluate, local_extent, same_extent, symbols_in
+from hidet_dist.errors import SpecError
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.extents import evaluate, local_extent, part_shape, same_extent, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan, local_symbols
 
 BATCH, SEQ = symbol_var("batch"), symbol_var("seq")
@@ -72,3 +73,19 @@ def prime_factors(number: int) -> tuple[int, ...]:
 def test_a_sum_is_never_split():
     assert local_extent(BATCH + SEQ, 2, {"batch": 2, "seq": 2}) is None
     assert local_extent(BATCH + SEQ, 1, {"batch": 2, "seq": 2}) is not None
+
+
+def test_shards_of_symbolic_dims_beside_fixed_ones():
+    mesh, multiples, uneven = DeviceMesh((2, 3)), {"batch": 2}, TensorShardSpec.parse("(S1[4,3,2])")
+
+    def local(spec: str) -> tuple[str, ...]:
+        return tuple(map(str, part_shape((BATCH, 10, 9), TensorShardSpec.parse(spec), mesh, multiples)))
+
+    assert local("(S0, S1, R)") == ("batch_over_2", "4", "9")  # 10 is padded to 12
+    assert local("(R, S0, S1)") == ("batch", "5", "3")
+    assert local("(S0, R, S1[4,3,2])") == ("batch_over_2", "10", str(part_shape((9,), uneven, mesh)[0]))
+    for misfit in ("(S1, R, R)", "(S0[2,1], R, R)"):
+        with pytest.raises(SpecError, match="batch into"):
+            local(misfit)
+    with pytest.raises(SpecError, match="does not divide"):
+        local("(R, S1[4,3,2], R)")

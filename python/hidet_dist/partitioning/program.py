@@ -34,7 +34,7 @@ from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.collectives import EXTREMES
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_shape, same_shape
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, part_shape, same_shape
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.parts import part_sizes
@@ -349,16 +349,7 @@ class _Partitioner:
     def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
         """Return the shape of a shard, symbolic dims included. Raises SpecError when the spec does not fit."""
         self.parts.update(spec.symbols(self.mesh))
-        shape = list(part_shape(self.view.shape(name), spec, self.mesh))
-        for dim, (extent, axes) in enumerate(zip(self.view.extents(name), spec.mesh_axes_per_dim, strict=True)):
-            if isinstance(extent, int):
-                continue
-            shards = self.mesh.group_size(axes)
-            local = local_extent(extent, shards, self.multiples) if spec.is_even(dim, self.mesh) else None
-            if local is None:
-                raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
-            shape[dim] = local
-        return tuple(shape)
+        return part_shape(self.view.extents(name), spec, self.mesh, self.multiples)
 
     def step(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
         """Apply a step of a conversion, or a reduce function, to a local tensor; ``result`` is the local shape after.

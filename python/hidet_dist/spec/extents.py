@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import hidet
@@ -13,6 +14,7 @@ from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar, symbol_var
 from hidet.ir.tools import collect
 
+from hidet_dist.errors import SpecError
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.parts import Split
 from hidet_dist.spec.symbols import local_name
@@ -164,15 +166,35 @@ def part_extent(extent: int, split: Split, mesh: DeviceMesh) -> Extent:
     return hidet.utils.prod(symbols if number == 1 else [number, *symbols])
 
 
-def part_shape(shape: Sequence[int], spec: TensorShardSpec, mesh: DeviceMesh) -> tuple[Extent, ...]:
-    """Return the shape of a device's shard, with symbols for unequal parts. Raises SpecError for a misfit."""
-    local = spec.local_shape(shape, mesh)
-    if spec.has_equal_shards(mesh):
-        return local
+def part_shape(
+    shape: Sequence[Extent],
+    spec: TensorShardSpec,
+    mesh: DeviceMesh,
+    multiples: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[Extent, ...]:
+    """Return the shape of a device's shard, with symbols for unequal parts.
+
+    ``multiples`` maps each symbol of ``shape`` to a number that divides its sizes. Raises SpecError for a misfit: a
+    symbolic dim must divide whatever its size is, and has no unequal parts.
+    """
+    # Symbolic dims are checked below, and 0 fits any spec.
+    local = spec.local_shape([extent if isinstance(extent, int) else 0 for extent in shape], mesh)
     return tuple(
-        size if spec.is_even(dim, mesh) else part_extent(whole, spec.split(dim, mesh), mesh)
+        size if isinstance(whole, int) and spec.is_even(dim, mesh) else _part(whole, dim, spec, mesh, multiples)
         for dim, (whole, size) in enumerate(zip(shape, local, strict=True))
     )
+
+
+def _part(extent: Extent, dim: int, spec: TensorShardSpec, mesh: DeviceMesh, multiples: Mapping[str, int]) -> Extent:
+    """Return a part of a dim that is symbolic, or of which parts are unequal. Raises SpecError where it is both."""
+    even = spec.is_even(dim, mesh)
+    if isinstance(extent, int) and not even:
+        return part_extent(extent, spec.split(dim, mesh), mesh)
+    shards = mesh.group_size(spec.mesh_axes_per_dim[dim])
+    local = local_extent(extent, shards, multiples) if even else None
+    if local is None:
+        raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
+    return local
 
 
 def choose(values: Sequence[int], index: Expr | int) -> Expr | int:

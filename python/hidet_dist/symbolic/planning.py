@@ -15,7 +15,7 @@ import hidet
 from hidet.graph import Operator, Tensor
 from hidet.ir.expr import Expr
 
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import Element
 from hidet_dist.rewriting import Subgraph
@@ -24,36 +24,11 @@ from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable, unlike_coordinates
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_extent, symbols_in
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_shape, symbols_in
 from hidet_dist.spec.parts import part_sizes
-from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
-from hidet_dist.spec.tensor import padded_shard
+from hidet_dist.spec.symbols import SymbolSize, local_symbols
 from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
-
-
-def local_shape(
-    extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
-) -> tuple[Extent, ...] | None:
-    """Return the symbolic shape of a shard, with symbols for unequal parts, too.
-
-    It is None if the spec splits a symbolic dim that is not declared to divide, or into unequal parts.
-    """
-    multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
-    shape: list[Extent] = []
-    for dim, (extent, axes) in enumerate(zip(extents, spec.mesh_axes_per_dim, strict=True)):
-        if not spec.is_even(dim, mesh):
-            split = spec.split(dim, mesh)
-            if not isinstance(extent, int) or extent % split.units:
-                return None
-            shape.append(part_extent(extent, split, mesh))
-            continue
-        fixed = isinstance(extent, int)
-        local = padded_shard(extent, axes, mesh) if fixed else local_extent(extent, mesh.group_size(axes), multiples)
-        if local is None:
-            return None
-        shape.append(local)
-    return tuple(shape)
 
 
 class TwinView(GraphView):
@@ -194,6 +169,7 @@ class SymbolicRules(RuleTable):
         super().__init__(mesh, like, offered)
         self._view = view
         self._number = {id(op): number for number, op in enumerate(view.operators)}
+        self._multiples = {symbol.name: symbol.multiple_of for symbol in view.symbols}
         self._prime_table = RuleTable(mesh, like, offered)
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
@@ -310,7 +286,11 @@ class SymbolicRules(RuleTable):
                     yield choice
 
     def _shape(self, tensor: Tensor, spec: TensorShardSpec) -> tuple[Extent, ...] | None:
-        return local_shape(extents_of(tensor), spec, self.mesh, self._view.symbols)
+        """Return the symbolic shape of a shard; None if the spec does not fit all sizes."""
+        try:
+            return part_shape(extents_of(tensor), spec, self.mesh, self._multiples)
+        except SpecError:
+            return None
 
     def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
         """Tell whether the symbolic operator and the prime twin's have one definition on the shards of every device."""

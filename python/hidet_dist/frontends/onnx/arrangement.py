@@ -18,6 +18,7 @@ from hidet_dist.frontends.onnx.nodes import (
     Refused,
     Value,
     bounded,
+    check_single,
     dim_of,
     dims_of,
     lowers,
@@ -374,11 +375,12 @@ def _range(node: Node) -> np.ndarray:
 
 @lowers("If")
 def _if(node: Node) -> tuple[Value, ...]:
-    condition = node.value(0)
+    condition, what = node.value(0), "the condition of an If"
     if isinstance(condition, np.ndarray):
-        chosen = bool(node.scalar(0, "the condition of an If"))
+        chosen = bool(node.scalar(0, what, any_rank=True))
         branch = node.attributes["then_branch" if chosen else "else_branch"]
         return tuple(node.lower_subgraph(branch, []))
+    check_single(condition, what, any_rank=True)
     # Both branches are computed, and one result is chosen.
     results = [node.lower_subgraph(node.attributes[name], []) for name in ("then_branch", "else_branch")]
     return tuple(_chosen(node, condition, then, other) for then, other in zip(*results, strict=True))

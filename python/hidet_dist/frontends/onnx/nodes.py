@@ -11,7 +11,7 @@ import numpy as np
 from hidet.graph import Tensor
 
 from hidet_dist.operators.dtypes import Operand, constant
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.extents import Extent, extents_of
 
 Value = Any
 """A tensor of the graph, an array of values known while tracing, or None for an optional value that is not given.
@@ -93,7 +93,7 @@ class Node:
     def operand(self, position: int) -> Operand:
         """Return an input of an element-wise operator: a number if it is known to be one, else a tensor."""
         value = self.value(position)
-        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype != object and value.ndim <= 1:
+        if isinstance(value, np.ndarray) and value.dtype != object and _is_single(value.shape):
             number: Operand = value.item()
             return number
         return self.tensor(position)
@@ -121,13 +121,15 @@ class Node:
             return None
         return None if value.dtype == object else value
 
-    def scalar(self, position: int, what: str) -> np.generic:
-        """Return the only value of an input that is known. Raises Refused as :meth:`known`, Invalid for several."""
+    def scalar(self, position: int, what: str, any_rank: bool = False) -> np.generic:
+        """Return the only value of an input that is known.
+
+        Raises Refused as :meth:`known`, and Invalid as :func:`check_single`.
+        """
         values = self.known(position, what)
         if values.dtype == object:
             raise Refused(f"{what} depends on a symbolic dim: give its size in dims")
-        if values.size != 1:
-            raise Invalid(f"{what} must be one number; the input has the shape {list(values.shape)}")
+        check_single(values, what, any_rank)
         number: np.generic = values.reshape(-1)[0]
         return number
 
@@ -167,11 +169,15 @@ def dims_of(axes: Sequence[int], rank: int) -> list[int]:
     return dims
 
 
-def check_single(value: Value, what: str) -> None:
-    """Refuse a tensor or an array that the standard wants to be one number. Raises Invalid."""
+def check_single(value: Value, what: str, any_rank: bool = False) -> None:
+    """Check that a tensor or an array is one number, of no dim or one, or with ``any_rank`` of any. Raises Invalid."""
     shape = extents_of(value) if isinstance(value, Tensor) else tuple(value.shape)
-    if shape not in ((), (1,)):
+    if not _is_single(shape, any_rank):
         raise Invalid(f"{what} must be one number; the input has the shape {list(shape)}")
+
+
+def _is_single(shape: Sequence[Extent], any_rank: bool = False) -> bool:
+    return all(isinstance(extent, int) and extent == 1 for extent in shape) and (any_rank or len(shape) <= 1)
 
 
 def bounded(count: int, what: str, most: int = MOST_ELEMENTS) -> int:
