@@ -164,10 +164,14 @@ def _arrays(inputs: list[Any]) -> list[np.ndarray]:
     return [np.array(x, np.float32) for x in inputs]
 
 
-def call_repeated(row: list[float], rows: int) -> list[Any]:
-    """Call it on one row that stands for many, without memory for them, and return the first row of the answer."""
+def call_repeated(row: list[float], rows: int, slot: int | None = None) -> list[Any]:
+    """Call it on one row that stands for many, without memory for them, and return the first row of the answer.
+
+    With a slot, that is the one of all rows.
+    """
     assert model is not None
-    return model.run([np.broadcast_to(np.array(row, np.float32), (rows, len(row)))])[0][0].tolist()
+    slots = [] if slot is None else [np.broadcast_to(np.int64(slot), (rows,))]
+    return model.run([np.broadcast_to(np.array(row, np.float32), (rows, len(row))), *slots])[0][0].tolist()
 
 
 def call_torch(inputs: list[Any]) -> list[Any]:
@@ -247,6 +251,18 @@ def interrupted(inputs: list[Any], at: int, kind: str) -> list[Any]:
     with _raising(error, at):
         outputs = program.run(arrays)
     return outputs[0].tolist()
+
+
+def save_states() -> dict[str, Any]:
+    """The rank's shards of its states."""
+    assert model is not None
+    return {name: value.tolist() for name, value in model.save_states().items()}
+
+
+def load_states(values: dict[str, Any]) -> None:
+    """Give states other values, of float32."""
+    assert model is not None
+    model.load_states({name: np.array(value, np.float32) for name, value in values.items()})
 
 
 def serve(inputs: list[Any]) -> str:
@@ -392,6 +408,8 @@ FUNCTIONS = (
     profile,
     trace,
     interrupted,
+    save_states,
+    load_states,
     serve,
     close,
     limit,
