@@ -88,7 +88,35 @@ def drawn(x: torch.Tensor) -> torch.Tensor:
     return x[torch.rand(4).round().nonzero().flatten()]
 
 
-@pytest.mark.parametrize("function", [lambda x: x[(x > 3).nonzero()[:, 0]], written_by_an_argument, drawn])
+def _chosen(change: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The rows of an argument that a tensor of ones chooses, after what changes it in place."""
+
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.ones(4)
+        view = chosen[:]
+        change(chosen, x[:, 0])
+        return x[view.nonzero().flatten()]
+
+    return choose
+
+
+def _drop_out(chosen: torch.Tensor, _: torch.Tensor) -> None:
+    nn.functional.dropout(chosen, 0.5, training=True, inplace=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[(x > 3).nonzero()[:, 0]],
+        written_by_an_argument,
+        drawn,
+        _chosen(_drop_out),
+        _chosen(lambda chosen, x: torch.ops.aten.bernoulli_.float(chosen, 0.5)),
+        _chosen(torch.ops.aten.copy_.default),
+        _chosen(lambda chosen, x: torch._foreach_mul_([chosen], [x])),
+        _chosen(lambda chosen, x: torch._foreach_mul_([chosen], [torch.tensor([0.0, 1.0, 1.0, 0.0])])),
+    ],
+)
 def test_what_arguments_and_chance_decide_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(TraceError):
         hidet_dist.from_torch(Function(function).eval(), (X,))

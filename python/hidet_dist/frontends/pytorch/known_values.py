@@ -37,22 +37,29 @@ _SIZED = frozenset({torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.T
 """Functions whose results have sizes that depend on values."""
 _UNKNOWN = ("rand", "normal", "bernoulli", "multinomial", "dropout", "uniform", "exponential", "poisson", "empty")
 """What the names of functions have whose results do not follow from their arguments."""
-
-_IN_PLACE = {"__setitem__", "__set__"} | {
-    f"__i{name}__" for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-}
-"""The names of functions that change their first argument, of those that do not end with an underscore."""
+_UNCOUNTED = ("_foreach", "__set__")
+"""How the names of functions begin that change their first argument, which PyTorch does not count."""
 
 
 class KnownValues(TorchFunctionMode):
     """Keeps the values of tensors that are made of numbers alone, and answers what depends on them.
 
-    A tensor that is changed in place by what is not known is not known any more, nor are its views.
+    A tensor that is changed in place by what is not known is not known any more, nor are its views: PyTorch counts the
+    changes of a tensor together with those of its views, and those of its value are as many only if all are known.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._values: Any = WeakIdKeyDictionary()
+        self._changes: Any = WeakIdKeyDictionary()  # how many more changes a tensor has had than its value
+
+    def _note(self, x: torch.Tensor, value: torch.Tensor) -> None:
+        """Note the value of a tensor."""
+        self._values[x], self._changes[x] = value, x._version - value._version
+
+    def _is_known(self, x: torch.Tensor) -> bool:
+        """Whether the value of a tensor is known, and is still its value."""
+        return x in self._values and x._version - self._values[x]._version == self._changes[x]
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -60,13 +67,15 @@ class KnownValues(TorchFunctionMode):
         options = dict(kwargs or {})
         leaves = pytree.tree_leaves((args, options))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        is_known = all(x in self._values for x in tensors) and (bool(tensors) or function in _MAKERS)
+        is_counted = not getattr(function, "__name__", "").startswith(_UNCOUNTED)
+        is_known = is_counted and all(map(self._is_known, tensors)) and (bool(tensors) or function in _MAKERS)
         if not is_known or any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
             with_positions = self._with_known_indices(function, args)
             if function is torch.Tensor.__setitem__ and with_positions is not args and _is_empty(with_positions[1]):
                 return None  # nothing is written
             result = function(*with_positions, **options)
-            self._forget(_written(function, args, options))
+            if not is_counted:
+                self._forget(x for x in pytree.tree_leaves(args[:1]) if isinstance(x, torch.Tensor))
             if function in _ALIKE and all(isinstance(size, int) for size in result.shape):
                 self._keep([result], torch.full, (result.shape, _ALIKE[function]), {"dtype": result.dtype})
             return result
@@ -74,25 +83,25 @@ class KnownValues(TorchFunctionMode):
             return pytree.tree_map_only(torch.Tensor, self._constant, self._value_of(function, args, options))
         result = function(*args, **options)
         made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
-        written = _written(function, args, options)
-        if (made or written) and not self._keep(made, function, args, options):
-            self._forget(written)
+        if made or not all(map(self._is_known, tensors)):
+            self._keep(made, function, args, options)
         return result
 
-    def _keep(self, made: list[torch.Tensor], function: Any, args: Any, options: Any) -> bool:
-        """Compute the values of tensors that a function has made or changed; returns whether they are kept."""
+    def _keep(self, made: list[torch.Tensor], function: Any, args: Any, options: Any) -> None:
+        """Compute the values of tensors that a function has made or changed, if that can be done."""
         name = getattr(function, "__name__", "")
         if any(part in name for part in _UNKNOWN) or any(x.numel() > MOST_ELEMENTS for x in made):
-            return False
+            return
+        if any(x.is_inference() for x in made):
+            return  # their changes are not counted
         try:
             value = self._value_of(function, args, options)
         except Exception:  # what can be traced and not be computed, such as on another device, is not known
-            return False
+            return
         values = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
         for x, own in zip(made, values, strict=True):
             if x.shape == own.shape and x.dtype == own.dtype:
-                self._values[x] = own
-        return True
+                self._note(x, own)
 
     def _value_of(self, function: Any, args: Any, options: Any) -> Any:
         """Call a function with the values of its arguments."""
@@ -103,7 +112,7 @@ class KnownValues(TorchFunctionMode):
     def _constant(self, value: torch.Tensor) -> torch.Tensor:
         """Make a constant of the program that is exported."""
         constant = torch.tensor(value.tolist(), dtype=value.dtype).reshape(value.shape)
-        self._values[constant] = value
+        self._note(constant, value)
         return constant
 
     def _with_known_indices(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,31 +122,21 @@ class KnownValues(TorchFunctionMode):
         indices = args[1] if isinstance(args[1], tuple) else (args[1],)
         changed: list[Any] = []
         for index in indices:
-            if isinstance(index, torch.Tensor) and index.dtype is torch.bool and index in self._values and index.dim():
+            if isinstance(index, torch.Tensor) and index.dtype is torch.bool and self._is_known(index) and index.dim():
                 changed += map(self._constant, self._value_of(torch.where, (index,), {}))
             else:
                 changed.append(index)
         return (args[0], tuple(changed), *args[2:]) if len(changed) != len(indices) or indices is not args[1] else args
 
-    def _forget(self, written: Iterable[torch.Tensor]) -> None:
-        """Forget the values of tensors that were changed, and of their views."""
-        for x in written:
+    def _forget(self, changed: Iterable[torch.Tensor]) -> None:
+        """Forget the values of tensors, and of their views."""
+        for x in changed:
             own = self._values.pop(x, None)
-            place = x.untyped_storage()._cdata
             for other, value in list(self._values.items()):
-                shares = own is not None and own.untyped_storage()._cdata == value.untyped_storage()._cdata
-                if shares or other.untyped_storage()._cdata == place:
+                if own is not None and own.untyped_storage()._cdata == value.untyped_storage()._cdata:
                     del self._values[other]
 
 
 def _is_empty(indices: Iterable[Any]) -> bool:
     """Whether indices select nothing."""
     return any(isinstance(index, torch.Tensor) and not index.numel() for index in indices)
-
-
-def _written(function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[torch.Tensor]:
-    """List the tensors that a function changes: the first argument of one in place, and those to write to."""
-    name = getattr(function, "__name__", "")
-    is_in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    first = [args[0]] if is_in_place and args and isinstance(args[0], torch.Tensor) else []
-    return [*first, *(x for x in pytree.tree_leaves(options.get("out")) if isinstance(x, torch.Tensor))]
