@@ -1,6 +1,6 @@
 """A language model's steps on this machine's GPU, over pools of rows, beside transformers on the same GPU.
 
-    python benchmarks/gpu/decode.py [--precisions float16,int4] [--out benchmarks/results]
+    make gpu-decode, or python benchmarks/gpu/decode.py [--precisions float16,int4] [--out benchmarks/results]
 
 The model is a LLaMA of TinyLlama's sizes with random weights, in float16, or with the weights of its products in
 ``int8`` or ``int4``. Its peers are transformers' model in float16 with a static cache, eager, and by ``torch.compile``
