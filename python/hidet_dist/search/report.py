@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hidet_dist.reshard import Step, walk
+from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.formulation.formulate import Formulation
@@ -35,7 +36,10 @@ class Known(NamedTuple):
 
 @dataclass
 class Incumbents:
-    """The successive incumbents of a search: each was the best plan so far."""
+    """The successive incumbents of a search: each was the best plan so far.
+
+    Those between two that differ little are left out: each one is written down as a plan for the report.
+    """
 
     known: list[Known] = field(default_factory=list)
 
@@ -43,6 +47,8 @@ class Incumbents:
         """Record a better plan, or a better bound for the last one."""
         picks = tuple(choices)
         if self.known and self.known[-1].choices == picks:
+            self.known.pop()
+        elif len(self.known) > 1 and seconds > self.known[-2].seconds * (1 - tuning.INCUMBENT_GAP):
             self.known.pop()
         self.known.append(Known(picks, seconds, min(bound, seconds), elapsed))
 

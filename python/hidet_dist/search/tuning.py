@@ -108,6 +108,10 @@ FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed th
 # Plans that are joined of two (joining.py).
 WINDOW = 80  # operators to each side of the cut that are planned again
 
+# Room that is left (filling.py).
+FILLED_WINDOW = 40  # operators to each side of the centre of a window; with more, frontiers have too many labels
+FILLING_PROGRESS = 0.9  # share of the gap that must be left after a pass over all windows, at most, for another one
+
 # Recombination, and the integer program (programs.py, ilp.py).
 RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined: fewer if they have more than FEW_CHOICES
 RECOMBINATION_NODES = 200  # nodes of the solver's search tree
@@ -130,6 +134,9 @@ OVERLAP_CHOICES = 20_000  # choices of all entities, up to which discounted prob
 OVERLAP_PLANS = 3  # plans next to a solution's that are scheduled: each takes 10 to 50 ms, a solution up to a second
 OVERLAP_GAP = 0.01  # gap of these solutions: hidden time is known no better
 OVERLAP_SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers come out equal
+
+# Reports (report.py).
+INCUMBENT_GAP = 0.01  # by which an incumbent of a report is better than the one before it, but the last
 
 # Finer meshes (planner.py).
 GIVEN_MESH_SHARE = 0.6  # of the time left that the given mesh may take before a finer one is tried

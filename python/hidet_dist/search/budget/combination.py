@@ -37,7 +37,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
             limit = min(limit, state.bound * (1 + gap))
             gap *= tuning.FRONTIER_RAISE
             kept = choices_below(state, bounds, limit + prices.total * state.problem.budget)
-        least = _try_plans_below(state, tables, prices, kept, limit)
+        least = try_plans_below(state, tables, prices, kept, limit)
         if least is None:
             break
         state.raise_bound(least)
@@ -62,10 +62,10 @@ def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
     # In tables of its own: the last elimination of all choices is kept for its marginals.
-    _try_plans_below(state, Tables(state.limits), prices, kept, limit)
+    try_plans_below(state, Tables(state.limits), prices, kept, limit)
 
 
-def _try_plans_below(
+def try_plans_below(
     state: State, tables: Tables, prices: Prices, kept: Sequence[Sequence[int]], limit: float
 ) -> float | None:
     """Record the plans among the choices ``kept`` that cost less than a limit.

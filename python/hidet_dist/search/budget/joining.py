@@ -14,11 +14,12 @@ from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.steps import step
 
 
-@step("joining")
-def join_at_cut(state: State, mixture: Mixture) -> None:
+@step("joining", otherwise=())
+def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
     """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
 
     Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
+    Returns the position of the cut of the best plan, if one was found.
     """
     problem, prices = state.problem, state.prices(mixture.prices)
     budget = problem.budget
@@ -28,12 +29,14 @@ def join_at_cut(state: State, mixture: Mixture) -> None:
     highs = [probe for probe in parts if probe.peak <= budget]
     highs = highs or [probe for probe in state.known_plans if probe.choices == state.best]
     if not lows or not highs:
-        return
+        return ()
+    cuts: tuple[int, ...] = ()
     low, high = lows[0], highs[0]
     count = len(problem.cost)
-    position = _positions(problem)
+    position = positions(problem)
 
     for first, second in ((low, high), (high, low)):
+        before = state.seconds
 
         def cut(at: int, first: Probe = first, second: Probe = second) -> tuple[int, ...]:
             pairs = zip(position, first.choices, second.choices, strict=True)
@@ -48,17 +51,22 @@ def join_at_cut(state: State, mixture: Mixture) -> None:
                 fits = middle
             else:
                 over = middle
+        if state.seconds < before:
+            cuts = (fits,)
         if state.done():
-            return
+            break
         for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
             at = fits - shift if first is low else fits + shift
             if _replan(state, tables, prices, position, cut(at), at).peak <= budget:
                 break
+        if state.seconds < before:
+            cuts = (fits,)
         if state.done():
-            return
+            break
+    return cuts
 
 
-def _positions(problem: Problem) -> list[int]:
+def positions(problem: Problem) -> list[int]:
     """Map each entity to its position in execution order; a weight has that of its first reader."""
     position = list(range(len(problem.cost)))
     consumers = {edge.consumer for edge in problem.edges}

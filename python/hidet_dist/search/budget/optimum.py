@@ -6,7 +6,8 @@ between the best plan and the bound is too large:
 * prices on the bytes of program points give a bound, and plans (:mod:`hidet_dist.search.budget.relaxation`),
 * the choices of known plans are combined, and all plans below a limit are listed
   (:mod:`hidet_dist.search.budget.combination`),
-* plans are joined (:mod:`hidet_dist.search.budget.joining`),
+* plans are joined (:mod:`hidet_dist.search.budget.joining`), and the room that is left in the budget is used
+  (:mod:`hidet_dist.search.budget.filling`),
 * plans are divided into parts (:mod:`hidet_dist.search.budget.division`), on small wide graphs right after the prices,
 * the integer program decides among the choices that are left (:mod:`hidet_dist.search.budget.programs`).
 
@@ -21,6 +22,7 @@ from dataclasses import replace
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.combination import combine_plans, search_below_limits
 from hidet_dist.search.budget.division import divide_plans
+from hidet_dist.search.budget.filling import fill_room
 from hidet_dist.search.budget.joining import join_at_cut
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans
@@ -194,10 +196,14 @@ class _Improvement:
         return False
 
     def _join(self) -> bool:
-        """Join two plans of the mixture; without a proof, the search ends with that."""
+        """Join two plans of the mixture, and use the room left; without a proof, the search ends with that."""
         if self.mixture.over:
             return False
-        join_at_cut(self.state, self.mixture)
+        cuts = join_at_cut(self.state, self.mixture)
+        if not self.state.done() and not self._is_wide:
+            fill_room(self.state, self.mixture.prices, cuts)
+        if self.state.done():
+            return True
         if self._is_far(tuning.ROUGH_GAP):
             # The plans below the best one are many. Those combined of known ones are few, and better.
             self._combine()
@@ -220,8 +226,11 @@ class _Improvement:
         return False
 
     def _divide(self) -> bool:
-        """Divide the plans of a graph that is not wide, where the rest is far from decided."""
-        far = self._is_far(tuning.NARROW_PARTS_GAP * self.state.options.solver_gap)
+        """Divide the plans of a graph that is not wide, where the rest is far from decided.
+
+        Where memory has no price, parts of other bytes have no greater bounds.
+        """
+        far = self._is_far(tuning.NARROW_PARTS_GAP * self.state.options.solver_gap) and any(self.mixture.prices)
         if far and self.state.open_choices() > tuning.VERY_FEW_CHOICES and not self._is_wide:
             divide_plans(self.state, self.mixture, wide=False)
         return False

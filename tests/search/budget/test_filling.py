@@ -1,0 +1,44 @@
+"""The room that plans of equal layers leave in the budget is used by another choice of one layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.problem import Activations, Edge, Problem, evaluate
+from hidet_dist.search.steps import STEPS
+
+LAYERS = 60
+BYTES = (10, 5, 0)
+SECONDS = (1.0, 1.55, 2.0)  # the second choice is never the best one at a price, but half of the first one's bytes
+OTHERS = frozenset(name for name, step in STEPS.items() if not step.needed) - {"joining", "filling"}
+
+
+def layers(budget: int) -> Problem:
+    """A chain of equal layers, each with a weight; changing the layout between two layers takes 0.01 s."""
+    count = 2 * LAYERS  # layers, then their weights
+    cost = [[0.0, 0.0, 0.0]] * LAYERS + [list(SECONDS)] * LAYERS
+    memory = [[0, 0, 0]] * LAYERS + [list(BYTES)] * LAYERS
+    specs = (0, 1, 2)
+    change = tuple(tuple(0.0 if a == b else 0.01 for b in specs) for a in specs)
+    fixed = tuple(tuple(0.0 if a == b else 9.0 for b in specs) for a in specs)
+    edges = [Edge(n, n, n + 1, specs, specs, change, n + 1, n + 1) for n in range(LAYERS - 1)]
+    edges += [Edge(LAYERS + n, LAYERS + n, n, specs, specs, fixed, n, n) for n in range(LAYERS)]
+    return Problem(cost, memory, budget, edges, Activations(count, (), {}))
+
+
+@pytest.mark.parametrize("budget", [205, 305, 439])
+def test_one_layer_of_another_kind_takes_the_room_that_is_left(budget: int) -> None:
+    problem = layers(budget)
+    joined = optimize(problem, SolveOptions(solver_gap=1e-6, without=OTHERS | {"filling"}))
+    filled = optimize(problem, SolveOptions(solver_gap=1e-6, without=OTHERS))
+    whole, rest = divmod(budget, 10)
+    half = rest >= 5
+    best = whole * SECONDS[0] + half * SECONDS[1] + (LAYERS - whole - half) * SECONDS[2] + 0.01 * (1 + half)
+    assert filled.seconds == pytest.approx(best, rel=1e-9)
+    assert joined.seconds > filled.seconds + 0.4
+    assert evaluate(problem, filled.choices) == filled.seconds
+    assert sum(problem.memory[e][k] for e, k in enumerate(filled.choices)) <= budget
+    assert filled.seconds * (1 - filled.gap) <= best * (1 + 1e-9)
+    assert "filling" in [step.name for step in filled.steps]
