@@ -1,11 +1,21 @@
-"""Built-in machines. Rates are the vendors' peaks of dense arithmetic (half of those printed for sparse matrices).
+"""Built-in machines. Rates are the vendors' peaks of dense arithmetic, unless they are said to be measured.
 
-Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets:
+Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets (half of the rates for sparse matrices):
 
 * A100 Tensor Core GPU, 80 GB, SXM4 and PCIe.
 * H100 Tensor Core GPU, SXM5 and PCIe (80 GB).
 * H200 Tensor Core GPU, SXM5.
 * L40S; its float64 rate, not printed there, is 1/64 of the float32 rate (Ada GPU Architecture white paper).
+
+Products of half precision do not reach these peaks, since the clock falls under their load:
+
+* H100 SXM5: the greatest rates of cuBLAS through PyTorch, measured on one, of 768 to 14336 rows and columns: 783
+  (bfloat16), 761 (float16), 51.3 (float32) TFLOP/s; a copy of 1 GiB moved 2949 GB/s. The H200 has the same GPU, and a
+  memory that was not measured.
+* A100: 271.2 (SXM4) and 252.9 (PCIe) TFLOP/s, the "maximum achievable matmul FLOPS" of S. Bekman's Machine Learning
+  Engineering (compute/accelerator/benchmarks).
+* H100 PCIe and L40S were not measured. Their half-precision rates are the data sheet's times the share that the A100
+  PCIe reaches, the least of those measured.
 
 Links, per device and direction:
 
@@ -14,8 +24,14 @@ Links, per device and direction:
 * Between nodes: eight NICs, one per GPU, of 200 Gb/s (HDR InfiniBand, DGX A100 User Guide) and 400 Gb/s (NDR, DGX
   H100 User Guide; HGX H200 machines are built with the same).
 
-Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple
-protocol. Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
+Collectives over them have the figures of NCCL 2.27 (``src/graph/tuning.cc``): base latencies, hardware latencies over
+NVLink, PCIe and network, and the bandwidth of each protocol as a share of that of Simple, with its limits for each
+generation of GPUs. Rings over the network have the latencies of trees there, which NCCL gives them where a node has one
+GPU of a group. NVLink has 20.0 GB/s a link on A100 and 20.6 on H100 (``src/graph/topo.h``), 12 and 18 links. NCCL's
+tables of corrections for trees are represented by their least entries: trees are chosen for sizes that have about
+those. In-network reduction (NVLS, SHARP) is not modelled.
+
+Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
 
 GPUs run collectives beside kernels, in a separate stream; that the two slow each other down is not modelled.
 """
@@ -29,6 +45,7 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import LIBRARY, Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.machine.protocols import CHAIN, RING, TREE, Protocol
 from hidet_dist.spec import DeviceMesh
 
 _GB = 1e9
@@ -41,14 +58,26 @@ def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str
     return {"default": float32, **rates}
 
 
-_A100_RATES = _rates(312e12, 19.5e12, 9.7e12, 624e12)
-_A100 = Device("A100-SXM4-80GB", _A100_RATES, 2039 * _GB, 80 * 10**9, _LAUNCH, True)
-_A100_PCIE = Device("A100-PCIE-80GB", _A100_RATES, 1935 * _GB, 80 * 10**9, _LAUNCH, True)
-_H100_RATES = _rates(989e12, 67e12, 34e12, 1979e12)
-_H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, True)
-_H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
+_A100_PCIE_HALF = 252.9e12
+_UNMEASURED = _A100_PCIE_HALF / 312e12  # the share of the peak of half precision where it was not measured
+_A100 = Device("A100-SXM4-80GB", _rates(271.2e12, 19.5e12, 9.7e12, 624e12), 2039 * _GB, 80 * 10**9, _LAUNCH, True)
+_A100_PCIE = Device(
+    "A100-PCIE-80GB", _rates(_A100_PCIE_HALF, 19.5e12, 9.7e12, 624e12), 1935 * _GB, 80 * 10**9, _LAUNCH, True
+)
+_H100_RATES = {**_rates(783e12, 51.3e12, 34e12, 1979e12), "float16": 761e12}
+_H100 = Device("H100-SXM5-80GB", _H100_RATES, 2949 * _GB, 80 * 10**9, _LAUNCH, True)
+_H100_PCIE = Device(
+    "H100-PCIE-80GB", _rates(756e12 * _UNMEASURED, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True
+)
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
-_L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
+_L40S = Device(
+    "L40S-48GB",
+    _rates(362e12 * _UNMEASURED, 91.6e12, 91.6e12 / 64, 733e12),
+    864 * _GB,
+    48 * 10**9,
+    _LAUNCH,
+    True,
+)
 # The costs of a rank with one core of a 2-core x86-64 (AVX-512) virtual machine: medians of three calibrations with two
 # ranks. The default rate is that of hidet's generic CPU kernel for float64 products. Those of half-precision types are
 # the float32 rate over the measured ratios of CPU time, 1.07 and 1.02, of products of 1024 rows and columns. The memory
@@ -84,15 +113,64 @@ _CPU = Device(
     fusion=LIBRARY,
 )
 
-_NVLINK3 = Link(3.4e-6, 300 * _GB)
-_NVLINK4 = Link(3.4e-6, 450 * _GB)
-_PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
-_PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
+
+@dataclass(frozen=True)
+class _Latencies:
+    """NCCL's hardware latencies of one step over a kind of link, in seconds, by protocol: along rings, and trees."""
+
+    path: str  # of trees
+    ring: dict[str, float]
+    tree: dict[str, float]
+
+
+_NVLINK = _Latencies(
+    CHAIN, {"ll": 0.6e-6, "ll128": 1.9e-6, "simple": 3.4e-6}, {"ll": 0.6e-6, "ll128": 1.25e-6, "simple": 4.0e-6}
+)
+# LL128 needs NVLink.
+_PCIE = _Latencies(CHAIN, {"ll": 1.0e-6, "simple": 5.7e-6}, {"ll": 1.0e-6, "simple": 4.0e-6})
+_NETWORK_STEPS = {"ll": 5.0e-6, "ll128": 8.5e-6, "simple": 14e-6}
+_NETWORK = _Latencies(TREE, _NETWORK_STEPS, _NETWORK_STEPS)
+_STARTS = {
+    "ring": {"ll": 6.6e-6, "ll128": 14.0e-6, "simple": 8.4e-6},
+    "tree": {"ll": 6.8e-6, "ll128": 14.0e-6, "simple": 8.4e-6},
+}
+# The bandwidth of each protocol over that of Simple on a ring. Trees have 0.92 of it, and of that LL 1/3.8 and LL128
+# 7/9, times the least corrections, 0.4, 0.6 and 0.5.
+_SHARES = {
+    "ring": {"ll": 0.5, "ll128": 0.92, "simple": 1.0},
+    "tree": {"ll": 0.92 / 3.8 * 0.4, "ll128": 0.92 * 7 / 9 * 0.6, "simple": 0.92 * 0.5},
+}
+
+
+def _link(latency: float, bandwidth: float, steps: _Latencies, reached: float, most_ll: float = math.inf) -> Link:
+    """Describe a link by its latency and bandwidth, what Simple reaches of that on a ring, and the limit of LL."""
+    protocols = []
+    for kind, latencies in (("ring", steps.ring), ("tree", steps.tree)):
+        for name, seconds in latencies.items():
+            rate = _SHARES[kind][name] * reached
+            protocols.append(
+                Protocol(
+                    f"{kind}-{name}",
+                    RING if kind == "ring" else steps.path,
+                    _STARTS[kind][name],
+                    seconds,
+                    min(rate, most_ll) if name == "ll" else rate,
+                )
+            )
+    return Link(latency, bandwidth, tuple(protocols))
+
+
+_NVLINK3 = _link(3.4e-6, 300 * _GB, _NVLINK, 12 * 20.0 * _GB, 87.7 * _GB)
+_NVLINK4 = _link(3.4e-6, 450 * _GB, _NVLINK, 18 * 20.6 * _GB, 141 * _GB)
+_PCIE4_RATE, _PCIE5_RATE = (16 * rate * 128 / 130 / 8 for rate in (16e9, 32e9))
+_PCIE4 = _link(5.7e-6, _PCIE4_RATE, _PCIE, _PCIE4_RATE)
+_PCIE5 = _link(5.7e-6, _PCIE5_RATE, _PCIE, _PCIE5_RATE)
 # The link between two ranks of that machine, through shared memory.
 _SHARED_MEMORY = Link(3.5e-6, 4.5 * _GB)
 
-_HDR = Link(14e-6, 25 * _GB)
-_NDR = Link(14e-6, 50 * _GB)
+# LL reaches 20.4 GB/s between four or more nodes with CPUs by Intel, which these machines have.
+_HDR = _link(14e-6, 25 * _GB, _NETWORK, 25 * _GB, 20.4 * _GB)
+_NDR = _link(14e-6, 50 * _GB, _NETWORK, 50 * _GB, 20.4 * _GB)
 
 
 @dataclass(frozen=True)

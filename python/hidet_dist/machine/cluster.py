@@ -9,8 +9,9 @@ from typing import Any
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
+from hidet_dist.machine.protocols import Protocol, protocol_seconds
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.collectives import Collective
+from hidet_dist.spec.collectives import ALL_REDUCE, Collective
 
 HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
 FUSIONS = (HIDET, LIBRARY, GPU)
@@ -28,11 +29,13 @@ class Link:
     """The connection between the devices along one mesh axis.
 
     ``latency_seconds`` is paid at each step of a collective's ring. ``bandwidth_bytes_per_second`` is the rate at which
-    one device sends in one direction.
+    one device sends in one direction. With ``protocols``, collectives have their figures, those of the quickest; others
+    are left to messages between two devices.
     """
 
     latency_seconds: float
     bandwidth_bytes_per_second: float
+    protocols: tuple[Protocol, ...] = ()
 
     def __post_init__(self) -> None:
         if not (is_finite(self.latency_seconds) and self.latency_seconds >= 0):
@@ -41,6 +44,9 @@ class Link:
             raise ConfigError(
                 f"A link needs a bandwidth above 0 bytes/s; got {shown(self.bandwidth_bytes_per_second)}."
             )
+        names = [protocol.name for protocol in self.protocols]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"A link's protocols need different names; got {', '.join(names)}.")
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,9 @@ class Cluster:
     devices that together hold b bytes, latency a and bandwidth w, all-gather and reduce-scatter take
     (n-1)(a + b/(n w)), and an all-reduce is one of each. In an all-to-all each device sends b/n^2 bytes to each other
     device, which takes (n-1)(a + b/(n^2 w)). A group over several mesh axes is one ring with its slowest link.
+
+    Where links have protocols, a collective takes the least time of those that all links of its group have
+    (:func:`hidet_dist.machine.protocols.protocol_seconds`).
     """
 
     mesh: DeviceMesh
@@ -211,7 +220,23 @@ class Cluster:
         These are the bytes after an all-gather, before a reduce-scatter, and on each device in an all-reduce; in an
         all-to-all, the sum over the devices of the group.
         """
-        return kind.ring_passes * self._ring_seconds(kind.ring_nbytes(nbytes, self.mesh.group_size(axes)), axes)
+        count = self.mesh.group_size(axes)
+        if count == 1 or not kind.communicates:
+            return 0.0
+        around = kind.ring_nbytes(nbytes, count)
+        first, *others = (
+            (self.mesh.group_size([axis]), {protocol.name: protocol for protocol in self.links[axis].protocols})
+            for axis in axes
+        )
+        found = [
+            protocol_seconds(
+                [(first[0], protocol), *((size, known[name]) for size, known in others)], around, kind.ring_passes
+            )
+            for name, protocol in first[1].items()
+            # By a tree, only sums are made that all devices get.
+            if all(name in known for _, known in others) and (protocol.is_ring or kind is ALL_REDUCE)
+        ]
+        return min(found) if found else kind.ring_passes * self._ring_seconds(around, axes)
 
     def copy_seconds(self, nbytes: int) -> float:
         """Predict the seconds of copying ``nbytes`` within a device: each byte is read and written."""

@@ -13,6 +13,7 @@ from hidet_dist.limits import MOST_MACHINE_BYTES
 from hidet_dist.machine.cluster import FUSIONS, Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.machine.protocols import Protocol
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
@@ -21,6 +22,7 @@ _OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards"
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _GROUP = ("count", "device")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
+_PROTOCOL = ("name", "path", "start_seconds", "latency_seconds", "bandwidth_bytes_per_second")
 
 
 def save_machine(cluster: Cluster, path: str | Path) -> None:
@@ -41,7 +43,10 @@ def _device_data(device: Device) -> dict[str, Any]:
 
 
 def _link_data(link: Link) -> dict[str, Any]:
-    return {key: getattr(link, key) for key in _LINK}
+    data: dict[str, Any] = {key: getattr(link, key) for key in _LINK}
+    if link.protocols:
+        data["protocols"] = [{key: getattr(protocol, key) for key in _PROTOCOL} for protocol in link.protocols]
+    return data
 
 
 def _group_data(group: DeviceGroup) -> dict[str, Any]:
@@ -55,7 +60,8 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
     launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured;
     fusion, ``gpu`` where it is left out, which it must not be beside measured kernels)
-    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
+    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all. A link may have
+    ``protocols`` (name, path, start_seconds, latency_seconds, bandwidth_bytes_per_second each).
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
     coordinates of that axis, their ``device``, and their ``links``, if these differ from the machine's.
@@ -105,12 +111,21 @@ def _links(data: Any, what: str, path: str | Path, mesh: DeviceMesh) -> tuple[Li
     if not isinstance(data, list) or not data:
         raise ConfigError(f"{what} must be a list with one link per mesh axis, or one for all; got {shown(data)}.")
     try:
-        links = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in data)
+        links = tuple(_link(link, path) for link in data)
     except ConfigError as error:
         raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
     if len(links) not in (1, mesh.ndim):
         raise ConfigError(f"The machine {path} has {len(links)} links, but the mesh {mesh} has {mesh.ndim} axes.")
     return links * mesh.ndim if len(links) == 1 else links
+
+
+def _link(data: Any, path: str | Path) -> Link:
+    link = _fields(data, _LINK, f"a link of {path}", ("protocols",))
+    protocols = link.get("protocols", [])
+    if not isinstance(protocols, list):
+        raise ConfigError(f"'protocols' of a link of {path} must be a list; got {shown(protocols)}.")
+    known = tuple(Protocol(**_fields(one, _PROTOCOL, f"a protocol of a link of {path}")) for one in protocols)
+    return Link(**{**link, "protocols": known})
 
 
 def _kernels(kernels: Any, path: str | Path) -> dict[str, KernelCost]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hidet_dist.machine.cluster import HIDET, Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.machine.protocols import Protocol
 from hidet_dist.spec import DeviceMesh
 
 
@@ -59,5 +60,22 @@ def slowest(devices: Sequence[Device]) -> Device:
 
 
 def slowest_link(links: Sequence[Link]) -> Link:
-    """Describe a link with the greatest latency and the least bandwidth of several."""
-    return Link(max(link.latency_seconds for link in links), min(link.bandwidth_bytes_per_second for link in links))
+    """Describe a link with the greatest latency and the least bandwidth of several, and the protocols that all have."""
+    protocols = []
+    for protocol in links[0].protocols:
+        alike = [other for link in links for other in link.protocols if other.name == protocol.name]
+        if len(alike) == len(links) and all(other.path == protocol.path for other in alike):
+            protocols.append(
+                Protocol(
+                    protocol.name,
+                    protocol.path,
+                    max(other.start_seconds for other in alike),
+                    max(other.latency_seconds for other in alike),
+                    min(other.bandwidth_bytes_per_second for other in alike),
+                )
+            )
+    return Link(
+        max(link.latency_seconds for link in links),
+        min(link.bandwidth_bytes_per_second for link in links),
+        tuple(protocols),
+    )

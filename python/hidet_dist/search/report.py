@@ -46,9 +46,8 @@ class Incumbents:
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
         """Record a better plan, or a better bound for the last one."""
         picks = tuple(choices)
-        if self.known and self.known[-1].choices == picks:
-            self.known.pop()
-        elif len(self.known) > 1 and seconds > self.known[-2].seconds * (1 - tuning.INCUMBENT_GAP):
+        repeated = bool(self.known) and self.known[-1].choices == picks
+        if repeated or (len(self.known) > 1 and seconds > self.known[-2].seconds * (1 - tuning.INCUMBENT_GAP)):
             self.known.pop()
         self.known.append(Known(picks, seconds, min(bound, seconds), elapsed))
 
