@@ -81,9 +81,12 @@ def protocol_seconds(used: Sequence[tuple[int, Protocol]], nbytes: float, passes
     start = max(protocol.start_seconds for _, protocol in used)
     bandwidth = min(protocol.bandwidth_bytes_per_second for _, protocol in used)
     if used[0][1].is_ring:
+        sizes: dict[float, int] = {}  # of links of equal latency together, so that a finer mesh has the same sum
+        for size, protocol in used:
+            sizes[protocol.latency_seconds] = sizes.get(protocol.latency_seconds, 1) * size
         count, latency = 1, 0.0
-        for size, protocol in sorted(used, key=lambda one: -one[1].latency_seconds):
-            latency += count * (size - 1) * protocol.latency_seconds
+        for step, size in sorted(sizes.items(), reverse=True):
+            latency += count * (size - 1) * step
             count *= size
         return start + passes * (latency + (count - 1) / count * nbytes / bandwidth)
     latency = 0.0
