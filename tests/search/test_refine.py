@@ -17,7 +17,7 @@ from hidet_dist.view import GraphView
 
 
 def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
-    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=16)))
+    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=64)))
     cluster = builtin("dgx-a100", DeviceMesh((8,), ("gpu",)))
     given, finer = search(graph, cluster, refine_mesh=False), search(graph, cluster)
     assert str(given.stages[0].mesh) == "[gpu=8]"
