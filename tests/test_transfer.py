@@ -104,7 +104,7 @@ def test_the_link_is_paid_for_what_one_device_sends() -> None:
     link, own = cluster.links[0], builtin("dgx-h100", pair)
     replicated = MeshLayout(pair, TensorShardSpec.parse("(R)"))
     seconds = transfer_seconds(plan_transfer((1000,), replicated, replicated), 4000, link, own)
-    gather = own.links[0].latency_seconds + 2000 / own.links[0].bandwidth_bytes_per_second
+    gather = own.collective_seconds(ALL_GATHER, 4000, (0,))
     assert seconds == pytest.approx(link.latency_seconds + 2000 / link.bandwidth_bytes_per_second + gather)
 
 

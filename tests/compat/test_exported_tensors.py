@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import ctypes
 import sys
@@ -30,6 +32,7 @@ data = [program.data_of(rank) for rank in range(2)]
 """
 
 
+@pytest.mark.slow
 def test_hidet_still_crashes_at_the_end_of_a_process_unless_its_list_of_exports_is_kept() -> None:
     processes = [subprocess.Popen([sys.executable, "-c", SCRIPT, kind]) for kind in ("corrected", "uncorrected")]
     corrected, uncorrected = (process.wait(300) for process in processes)

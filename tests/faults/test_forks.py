@@ -24,7 +24,7 @@ def _assert_refused(child: dict[str, Any], rank: Rank, says: str) -> None:
         assert text in said["message"], child
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_children_disturb_nobody(start: Start, artifacts: Path, transport: str) -> None:
     ranks = start(2, environment=[{"HIDET_DIST_TRANSPORT": transport}] * 2)
     load_all(ranks, artifacts)
