@@ -52,7 +52,11 @@ def _plan_window(state: State, prices: Prices, position: Sequence[int], centre: 
         for choices, own, k in zip(state.kept, position, state.best, strict=True)
     ]
     # In tables of its own: the last elimination of all choices is kept for its marginals.
-    try_plans_below(state, Tables(state.limits), prices, kept, state.seconds)
+    tables = Tables(state.limits)
+    try:
+        try_plans_below(state, tables, prices, kept, state.seconds)
+    finally:
+        tables.last = None  # tables that refer to themselves would outlive the window
 
 
 def _priced(problem: Problem, second_per_byte: Sequence[float], position: Sequence[int]) -> list[int]:
@@ -63,9 +67,12 @@ def _priced(problem: Problem, second_per_byte: Sequence[float], position: Sequen
 
 
 def _centres(cuts: Sequence[int], priced: Sequence[int]) -> list[int]:
-    """Choose the centres of windows so that each position is well within one."""
+    """Choose the centres of windows, the first few of them, so that each position is well within one.
+
+    Where each layer has points with a price, they bind alike: the room at the dearest ones counts most.
+    """
     centres: list[int] = []
     for position in (*cuts, *priced):
         if all(abs(position - other) > tuning.FILLED_WINDOW // 2 for other in centres):
             centres.append(position)
-    return centres
+    return centres[: tuning.FILLED_WINDOWS]
