@@ -45,18 +45,26 @@ def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int
 
 
 def _plan_window(state: State, prices: Prices, position: Sequence[int], centre: int) -> None:
-    """Find the best plan that fits among those that differ from the best one in the operators around one."""
-    state.limits.check()
-    kept = [
-        choices if abs(own - centre) <= tuning.FILLED_WINDOW else [k]
-        for choices, own, k in zip(state.kept, position, state.best, strict=True)
-    ]
-    # In tables of its own: the last elimination of all choices is kept for its marginals.
-    tables = Tables(state.limits)
-    try:
-        try_plans_below(state, tables, prices, kept, state.seconds)
-    finally:
-        tables.last = None  # tables that refer to themselves would outlive the window
+    """Find the best plan that fits among those that differ from the best one in the operators around one.
+
+    A window has too many partial plans to list all. Where none of those listed is better, a narrower one follows, of
+    which more of them are.
+    """
+    before = state.seconds
+    for width in tuning.FILLED_WIDTHS:
+        state.limits.check()
+        kept = [
+            choices if abs(own - centre) <= width else [k]
+            for choices, own, k in zip(state.kept, position, state.best, strict=True)
+        ]
+        # In tables of its own: the last elimination of all choices is kept for its marginals.
+        tables = Tables(state.limits)
+        try:
+            try_plans_below(state, tables, prices, kept, state.seconds)
+        finally:
+            tables.last = None  # tables that refer to themselves would outlive the window
+        if state.seconds < before:
+            return
 
 
 def _priced(problem: Problem, second_per_byte: Sequence[float], position: Sequence[int]) -> list[int]:
@@ -73,6 +81,6 @@ def _centres(cuts: Sequence[int], priced: Sequence[int]) -> list[int]:
     """
     centres: list[int] = []
     for position in (*cuts, *priced):
-        if all(abs(position - other) > tuning.FILLED_WINDOW // 2 for other in centres):
+        if all(abs(position - other) > tuning.FILLED_WIDTHS[0] // 2 for other in centres):
             centres.append(position)
     return centres[: tuning.FILLED_WINDOWS]
