@@ -63,6 +63,12 @@ class Protocol:
 def protocol_seconds(used: Sequence[tuple[int, Protocol]], nbytes: float, passes: int) -> float:
     """Predict the seconds of a collective by one protocol, over a group of devices that several links connect.
 
+    A piece of data visits all n devices of a ring. It is sent from one group of devices to the next by the slowest link
+    as rarely as possible: along links of n1, n2, ... devices, the slowest first, n1 - 1 times by the first one, n1 (n2
+    - 1) times by the second. Pieces follow each other, so that a pass takes the sum of these latencies, and (n - 1) / n
+    of the bytes at the least bandwidth. In a tree of N nodes of C devices, data goes along C - 1 devices and floor(log2
+    N) nodes in each pass, with all its bytes.
+
     Parameters
     ----------
     used: sequence of (int, Protocol)
@@ -71,12 +77,6 @@ def protocol_seconds(used: Sequence[tuple[int, Protocol]], nbytes: float, passes
         The bytes that go around a ring, or along a tree.
     passes: int
         The number of times that they do: 2 of an all-reduce.
-
-    A piece of data visits all n devices of a ring. It is sent from one group of devices to the next by the slowest link
-    as rarely as possible: along links of n1, n2, ... devices, the slowest first, n1 - 1 times by the first one, n1 (n2
-    - 1) times by the second. Pieces follow each other, so that a pass takes the sum of these latencies, and (n - 1) / n
-    of the bytes at the least bandwidth. In a tree of N nodes of C devices, data goes along C - 1 devices and floor(log2
-    N) nodes in each pass, with all its bytes.
     """
     start = max(protocol.start_seconds for _, protocol in used)
     bandwidth = min(protocol.bandwidth_bytes_per_second for _, protocol in used)
