@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,14 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
+sys.path.append(str(Path(__file__).parents[1] / "serving"))
+from worker import burst
+
 from hidet_dist.files import write_text
 from hidet_dist.testing.sizes import TINY_LLAMA
 
 PAGE, CONTEXT, PROMPT = 16, 512, 512
+LONGEST = 2048  # tokens of a sequence that the model has positions for
 SEQUENCES = (1, 8, 64)
 PAGES = max(SEQUENCES) * CONTEXT // PAGE
 WARM_UP, CALLS = 5, 30
@@ -50,9 +53,8 @@ def model(device: str) -> Any:
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.kv_heads,
-        max_position_embeddings=2048,
+        max_position_embeddings=LONGEST,
         tie_word_embeddings=False,
-        dtype="float16",
     )
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float16).eval()
@@ -65,7 +67,7 @@ def build(precision: str, arch: str, out: str) -> None:
 
     whole = model("cpu")
     config = whole.config
-    prepare(config, 2048)
+    prepare(config, LONGEST)
     settle(whole)
     step = RaggedModel(whole, PAGES * PAGE, PAGE, device="meta")
     graph = hidet_dist.from_torch(step, step.inputs(), dynamic_shapes())
@@ -80,14 +82,7 @@ def build(precision: str, arch: str, out: str) -> None:
 
 def timed(call: Callable[[], Any]) -> float:
     """The median of the seconds of a call."""
-    for _ in range(WARM_UP):
-        call()
-    seconds = []
-    for _ in range(CALLS):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return statistics.median(burst(call, CALLS, WARM_UP))
 
 
 def step_of(sequences: int, tokens: int, pages: np.ndarray) -> dict[str, Any]:
