@@ -6,8 +6,10 @@ The model is a LLaMA of TinyLlama's sizes with random weights, in float16, or wi
 ``int8`` or ``int4``. Its peers are transformers' model in float16 with a static cache, eager, and by ``torch.compile``
 in the mode ``reduce-overhead``, whose steps are CUDA graphs. All compute a prompt of one sequence, and steps of one
 token of 1, 8 and 64 sequences with a context of 512 rows. A time is the median of calls, from tokens on the host to
-logits on the host. Each variant is a process of its own (``build``, ``hidet``, ``torch``). The last line is JSON: the
-ratios to the faster peer. Exits with 1 when a variant failed, and with 2 when there is no GPU.
+logits on the host. The attention of a layer to the prompt is also compared with PyTorch's
+``scaled_dot_product_attention``, which has the keys in one piece: both times are the device's. Each variant is a
+process of its own (``build``, ``hidet``, ``torch``, ``attention``). The last line is JSON: the ratios to the faster
+peer. Exits with 1 when a variant failed, and with 2 when there is no GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from worker import burst
 from hidet_dist.files import write_text
 from hidet_dist.testing.sizes import TINY_LLAMA
 
-PAGE, CONTEXT, PROMPT = 16, 512, 512
+PAGE, CONTEXT, PROMPT = 16, 512, 1024
 LONGEST = 2048  # tokens of a sequence that the model has positions for
 SEQUENCES = (1, 8, 64)
 PAGES = max(SEQUENCES) * CONTEXT // PAGE
@@ -85,10 +87,10 @@ def timed(call: Callable[[], Any]) -> float:
     return statistics.median(burst(call, CALLS, WARM_UP))
 
 
-def step_of(sequences: int, tokens: int, pages: np.ndarray) -> dict[str, Any]:
+def step_of(sequences: int, tokens: int, context: int, pages: np.ndarray) -> dict[str, Any]:
     """The inputs of a step in which each sequence has its last tokens computed, so many of each."""
     rng = np.random.default_rng(0)
-    at = np.tile(np.arange(CONTEXT - tokens, CONTEXT), sequences)
+    at = np.tile(np.arange(context - tokens, context), sequences)
     own = np.repeat(np.arange(sequences), tokens)
     return {
         "tokens": rng.integers(0, TINY_LLAMA.vocabulary, len(at)),
@@ -105,14 +107,17 @@ def hidet(artifacts: str) -> dict[str, Any]:
     """Time the program's steps, and the longest kernels of each."""
     import hidet_dist
 
-    pages = np.random.default_rng(0).permutation(PAGES).reshape(-1, CONTEXT // PAGE)
-    cases = {f"decode_{count}": (count, 1) for count in SEQUENCES} | {"prefill": (1, PROMPT)}
+    cases = {f"decode_{count}": (count, 1, CONTEXT) for count in SEQUENCES} | {"prefill": (1, PROMPT, PROMPT)}
     found: dict[str, Any] = {}
     with hidet_dist.load_partition(artifacts) as partition:
-        for case, (sequences, tokens) in cases.items():
-            inputs = step_of(sequences, tokens, pages)
+        for case, (sequences, tokens, context) in cases.items():
+            pages = np.random.default_rng(0).permutation(PAGES).reshape(-1, context // PAGE)
+            inputs = step_of(sequences, tokens, context, pages)
             found[case] = timed(partial(partition, **inputs))
-            found[f"kernels_{case}"] = kernels(partition.profile(**inputs))
+            found[f"kernels_{case}"] = profiled = kernels(partition.profile(**inputs))
+            attention = [own for own in profiled if own[0].startswith("RowAttention ")]
+            if case == "prefill" and attention:
+                found["attention"] = sum(own[2] for own in attention) / sum(own[1] for own in attention)
         found["device_bytes"] = partition.device_bytes
     return found
 
@@ -149,6 +154,28 @@ def peer(mode: str, device: str = "cuda") -> dict[str, Any]:
     return found
 
 
+def attention() -> dict[str, Any]:
+    """Time PyTorch's attention of a layer to the prompt, by events of the device."""
+    sizes = TINY_LLAMA
+    size = sizes.hidden // sizes.heads
+    x = [
+        torch.randn(1, heads, PROMPT, size, device="cuda", dtype=torch.float16)
+        for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)
+    ]
+    seconds = []
+    for _ in range(WARM_UP + CALLS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True)
+        end.record()
+        end.synchronize()
+        seconds.append(1e-3 * begin.elapsed_time(end))
+    return {"attention": statistics.median(seconds[WARM_UP:])}
+
+
+VARIANTS: dict[str, Callable[..., dict[str, Any]]] = {"hidet": hidet, "torch": peer, "attention": attention}
+
+
 def variant(*arguments: str, seconds: float = 300.0) -> dict[str, Any] | None:
     """What a process of this program found; None if it failed."""
     command = [sys.executable, __file__, *arguments]
@@ -182,6 +209,7 @@ def main() -> int:
             found[f"hidet_{precision}"] = None if built is None or own is None else {**built, **own}
     for mode in ("eager", "reduce-overhead"):
         found[f"torch_{mode}"] = variant("torch", mode)
+    found["attention"] = alone = variant("attention")
     peers = [own for name, own in found.items() if name.startswith("torch_") and own is not None]
     cases = [*(f"decode_{count}" for count in SEQUENCES), "prefill"]
     ratios = {
@@ -190,6 +218,12 @@ def main() -> int:
         if own is not None and name.startswith("hidet_") and peers
         for case in cases
     }
+    if alone is not None:
+        ratios |= {
+            f"{name}_attention": own["attention"] / alone["attention"]
+            for name, own in found.items()
+            if own is not None and name.startswith("hidet_") and "attention" in own
+        }
     text = json.dumps({"gpu": torch.cuda.get_device_name(), "found": found, "ratios": ratios}, indent=1)
     write_text(options.out / f"gpu-decode-{torch.cuda.get_device_name().replace(' ', '-').lower()}.json", text)
     print(json.dumps(ratios))
@@ -200,7 +234,7 @@ if __name__ == "__main__":
     do, *arguments = sys.argv[1:] or [""]
     if do == "build":
         build(*arguments)
-    elif do in ("hidet", "torch"):
-        print(json.dumps(hidet(*arguments) if do == "hidet" else peer(*arguments)))
+    elif do in VARIANTS:
+        print(json.dumps(VARIANTS[do](*arguments)))
     else:
         sys.exit(main())

@@ -527,6 +527,28 @@ T __shfl_xor_sync(uint32_t mask, T value, int flip, int width = 32) {
   return emulated::shuffle("__shfl_xor_sync", mask, value, source < (lane / width + 1) * width ? source : -1);
 }
 
+inline size_t __cvta_generic_to_shared(const void *pointer) { return emulated::shared_address(pointer); }
+
+struct EmulatedVote {
+  bool given;
+  uint32_t found;
+};
+
+inline uint32_t __ballot_sync(uint32_t mask, bool predicate) {
+  EmulatedVote vote{predicate, 0};
+  emulated::together("__ballot_sync", mask, vote, [](const std::array<EmulatedVote *, emulated::kWarp> &lanes) {
+    uint32_t found = 0;
+    for (int lane = 0; lane < emulated::kWarp; ++lane) {
+      if (lanes[lane] != nullptr && lanes[lane]->given) found |= 1u << lane;
+    }
+    for (EmulatedVote *vote : lanes) {
+      if (vote != nullptr) vote->found = found;
+    }
+  });
+  return vote.found;
+}
+inline int __any_sync(uint32_t mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
+
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

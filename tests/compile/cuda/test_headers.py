@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hidet.graph import FlowGraph
-from tests.compile.test_row_attention import PLAIN, graph_of
+from tests.compile.test_row_attention import PLAIN, Case, graph_of
 
 import hidet_dist
 from hidet_dist.compile import compile_program
@@ -49,6 +51,11 @@ def test_products_by_few_bits_compile(nvcc: Toolkit, precision: str) -> None:
     assert "QuantizedMatmul" in kernels_of(graph, rows=3)
 
 
-def test_attention_over_rows_compiles(nvcc: Toolkit) -> None:
+HALVES = replace(PLAIN, size_k=128, size_v=128, dtype="float16", pool="float16")
+LATENTS = Case(16, 1, 576, 512, values_in_keys=True, dtype="bfloat16", pool="bfloat16")
+
+
+@pytest.mark.parametrize("case", [PLAIN, *(pytest.param(one, marks=pytest.mark.slow) for one in (HALVES, LATENTS))])
+def test_attention_over_rows_compiles(nvcc: Toolkit, case: Case) -> None:
     sizes = {"tokens": 64, "sequences": 64, "columns": 64}
-    assert kernels_of(normalize(graph_of(PLAIN)), **sizes) == ("RowAttentionChunks", "RowAttention")
+    assert kernels_of(normalize(graph_of(case)), **sizes) == ("RowAttentionChunks", "RowAttention")

@@ -22,14 +22,19 @@ from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionParts
 from hidet_dist.rewriting import rewrite
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.traits import has_traits
+from hidet_dist.weights.panels import HALF_PRECISIONS
 
 _ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 _NAMESPACE = "hidet_dist::cuda::row_attention"
 _HEADER = "hidet_dist/kernels/cuda/row_attention.h"
 CHUNKS, RESULTS = "attend_chunks", "attend"
-CHUNK_ROWS = 128
-"""The rows of a chunk: ``kChunk`` of the header."""
 _MOST_SIZE = 1024  # elements of a row: with more, the sums of a thread would not be in registers
+_MOST_VALUES = 512  # elements of a row of values that four warps have in registers, as tensor cores leave them
+_CHUNKS = (128, 64, 32)  # rows, as a warp has whole results of instructions for each number of warps
+_FLOAT32_CHUNK = 128  # rows: one for each thread of a block
+_TILE_BYTES = 76 * 1024
+"""Shared memory for a chunk of keys and values: queries and weights have room beside it on all GPUs."""
+_PADDING = 8  # elements behind a row in shared memory: ``kPadding`` of the header
 
 
 def _rows_read(op: Operator, shapes: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -81,6 +86,24 @@ class RowAttentionLaunchOp(NativeCallOp):
         self.name = "RowAttentionChunks" if function == CHUNKS else "RowAttention"
 
 
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def chunk_of(dtype: str, pool_dtype: str, size_k: int, size_v: int, values_in_keys: bool) -> tuple[int, bool]:
+    """Return the rows of a chunk, and whether tensor cores compute the attention.
+
+    They do where queries and pools have one dtype of half precision, and a chunk has room in shared memory.
+    """
+    if dtype == pool_dtype and dtype in HALF_PRECISIONS and size_v <= _MOST_VALUES:
+        elements = _round_up(size_k, 16) + _PADDING
+        elements += 0 if values_in_keys else _round_up(size_v, 16) + _PADDING
+        for rows in _CHUNKS:
+            if rows * elements * 2 <= _TILE_BYTES:
+                return rows, True
+    return _FLOAT32_CHUNK, False
+
+
 def _launches(
     tensors: Sequence[Tensor], y: Tensor, options: Mapping[str, Any], has_parts: bool, multiprocessors: int
 ) -> Tensor:
@@ -97,9 +120,12 @@ def _launches(
         raise CompileError(
             f"Attention over rows of {size_k} and {size_v} elements: on GPUs they have at most {_MOST_SIZE}."
         )
-    flags = [int(heads), int(groups), int(size_k), size_v, step, page, str(has_parts).lower()]
-    types = [_ELEMENTS[query.dtype.name], _ELEMENTS[keys.dtype.name]]
-    static = f"{_NAMESPACE}::Static<{', '.join(map(str, [*types, *flags]))}>"
+    dtypes = query.dtype.name, keys.dtype.name
+    chunk_rows, on_tensor_cores = chunk_of(*dtypes, int(size_k), size_v, bool(value_size))
+    flags: list[int | str] = [int(heads), int(groups), int(size_k), size_v, step, page]
+    flags += [str(bool(one)).lower() for one in (has_parts, value_size, options["softcap"])]
+    types = [_ELEMENTS[dtype] for dtype in dtypes]
+    static = f"{_NAMESPACE}::Static<{', '.join(map(str, [*types, *flags, chunk_rows]))}>"
     # Not by the names of symbolic dims, which are variables already.
     extents: dict[str, Extent] = {
         f"extent{number}": extent for number, extent in enumerate((tokens, parts, rows, sequences, columns))
@@ -117,14 +143,15 @@ def _launches(
     )
 
     def call(function: str, arguments: str) -> NativeCall:
-        statement = f"{opened}{_NAMESPACE}::{function}<Static>(shape, operands, {arguments});"
+        called = f"{_NAMESPACE}::{function}<Static, {str(on_tensor_cores).lower()}>"
+        statement = f"{opened}{called}(shape, operands, {arguments});"
         return NativeCall(statement, (_HEADER,), (str(native.include_dir()),), values=extents)
 
     numbers = {"pools": 1 if value_size else 2, "page": page}
     # As is_split and record of the header have it. Where a group's heads are several blocks, fewer are assumed here, so
     # there is room whenever chunks have results.
     blocks = tokens * (parts * int(groups))
-    chunks = (columns * page + (CHUNK_ROWS - 1)) // CHUNK_ROWS
+    chunks = (columns * page + (chunk_rows - 1)) // chunk_rows
     records = tokens * (parts * int(heads)) * chunks
     count = if_then_else(blocks < multiprocessors, records, 1) if not isinstance(records, int) else records
     if isinstance(blocks, int) and blocks >= multiprocessors:
