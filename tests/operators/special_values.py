@@ -49,6 +49,8 @@ ELEMENTWISE: dict[str, Function] = {
     "logsigmoid": functional.logsigmoid,
     "maximum": lambda v: torch.maximum(v, v.flip(0)),
     "minimum": lambda v: torch.minimum(v, v.flip(0)),
+    "fmax": lambda v: torch.fmax(v, v.flip(0)),
+    "fmin": lambda v: torch.fmin(v, v.flip(1)),
     "sign": torch.sign,
     "abs": torch.abs,
     "round": torch.round,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from hidet_dist.operators import dtypes, elementwise
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
-BOUNDED = ("maximum", "minimum", "logical_and", "logical_or", "logical_xor")
+BOUNDED = ("maximum", "minimum", "fmax", "fmin", "logical_and", "logical_or", "logical_xor")
 BINARY = ("add", "sub", "mul", "div", "remainder", "fmod", "floor_divide", "eq", "ne", "lt", "le", "gt", "ge", *BOUNDED)
 UNARY = (
     *("exp", "sqrt", "rsqrt", "log", "sin", "cos", "tanh", "erf", "sigmoid", "reciprocal", "expm1", "log1p", "log2"),
@@ -107,7 +107,7 @@ def test_halves_are_rounded_to_the_even_integer():
 
 def test_booleans():
     x, y = booleans(2, 4), booleans(4)
-    for name in ("add", "mul", "eq", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"):
+    for name in ("add", "mul", "eq", "maximum", "minimum", "fmax", "fmin", "bitwise_and", "bitwise_or", "bitwise_xor"):
         compare(getattr(elementwise, name), getattr(torch, name), x, y)
     compare(elementwise.bitwise_not, torch.bitwise_not, x)
     compare(elementwise.add, torch.add, x, floats(4))

@@ -148,6 +148,17 @@ def _remainder(a: Expr, b: Expr, d: DataType) -> Expr:
     return if_then_else(_of_other_sign(rest, b, d), rest + b, rest)
 
 
+def _ignoring_nan(extreme: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr, DataType], Expr]:
+    """Return the maximum or minimum of two elements; of one that is NaN and another one, the other one."""
+
+    def define(a: Expr, b: Expr, d: DataType) -> Expr:
+        if not d.is_float():
+            return extreme(a, b)
+        return if_then_else(primitives.isnan(a), b, if_then_else(primitives.isnan(b), a, extreme(a, b)))
+
+    return define
+
+
 def _truncate_divide(a: Expr, b: Expr, d: DataType) -> Expr:
     return a / b if d.is_integer() else primitives.trunc(a / b)
 
@@ -180,6 +191,8 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "atan2": lambda a, b, d: primitives.atan2(a, b),
     "maximum": lambda a, b, d: primitives.max(a, b),
     "minimum": lambda a, b, d: primitives.min(a, b),
+    "fmax": _ignoring_nan(primitives.max),
+    "fmin": _ignoring_nan(primitives.min),
     "eq": lambda a, b, d: a == b,
     "ne": lambda a, b, d: a != b,
     "lt": lambda a, b, d: a < b,
@@ -335,10 +348,20 @@ def minimum(x: Operand, y: Operand) -> Tensor:
     return _extreme("minimum", x, y)
 
 
+def fmax(x: Operand, y: Operand) -> Tensor:
+    """The larger element; the other one where one is NaN."""
+    return _extreme("fmax", x, y)
+
+
+def fmin(x: Operand, y: Operand) -> Tensor:
+    """The smaller element; the other one where one is NaN."""
+    return _extreme("fmin", x, y)
+
+
 def _extreme(function: str, x: Operand, y: Operand) -> Tensor:
     dtype = promoted_dtype(x, y)
     if dtype.is_boolean():
-        return _combined("logical_or" if function == "maximum" else "logical_and", x, y, dtype)
+        return _combined("logical_or" if function in ("maximum", "fmax") else "logical_and", x, y, dtype)
     return _combined(function, x, y, dtype)
 
 

@@ -877,7 +877,7 @@ def _map(rng: Rng, cls: Any) -> Operator:
     return cls(_symbol(_shape(rng)), function, parameters)
 
 
-_COMBINED = ("floor_divide", "truncate_divide", "remainder", "fmod", "maximum", "minimum", "eq", "lt")
+_COMBINED = ("floor_divide", "truncate_divide", "remainder", "fmod", "maximum", "minimum", "fmax", "fmin", "eq", "lt")
 
 
 def _combine(rng: Rng) -> Instance:

@@ -40,6 +40,8 @@ _BINARY = {
     "fmod": ("fmod.Tensor", "fmod.Scalar"),
     "maximum": ("maximum.default", "max.other"),
     "minimum": ("minimum.default", "min.other"),
+    "fmax": ("fmax.default",),
+    "fmin": ("fmin.default",),
     "atan2": ("atan2.default",),
     "pow": ("pow.Tensor_Scalar", "pow.Scalar", "pow.Tensor_Tensor"),
     **{name: (f"{name}.Tensor", f"{name}.Scalar") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
