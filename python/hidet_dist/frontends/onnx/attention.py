@@ -29,7 +29,7 @@ class _Scores(NamedTuple):
     shares: Tensor
 
 
-def _attended(
+def attended(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,8 +37,12 @@ def _attended(
     scale: float | None,
     softcap: float = 0.0,
     precision: str | None = None,
+    sinks: Tensor | None = None,
 ) -> _Scores:
-    """Attention of queries, keys and values [batch, heads, length, size]; keys and values may have fewer heads."""
+    """Attention of queries, keys and values [batch, heads, length, size]; keys and values may have fewer heads.
+
+    ``sinks`` [heads] are scores of no key, which take a share of each query's attention.
+    """
     dtype, heads = query.dtype, extents_of(query)[1]
     scale = 1 / math.sqrt(static(query, 3, "the size of a head")) if scale is None else scale
     key, value = (repeated_heads(x, heads) for x in (key, value))
@@ -46,13 +50,23 @@ def _attended(
     if softcap > 0:
         products = elementwise.mul(elementwise.tanh(elementwise.div(products, softcap)), softcap)
     biased = products if mask is None else elementwise.add(products, mask.bias)
-    shares = to_dtype(reductions.softmax(biased if precision is None else to_dtype(biased, precision), -1), dtype)
+    scores = biased if precision is None else to_dtype(biased, precision)
+    shares = to_dtype(reductions.softmax(scores, -1) if sinks is None else _shares_beside(scores, sinks), dtype)
     if mask is not None and mask.blind is not None:
         shares = elementwise.where(mask.blind, 0.0, shares)
     return _Scores(operators.matmul(shares, value), products, biased, shares)
 
 
-def _in_heads(x: Tensor, heads: int) -> Tensor:
+def _shares_beside(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The softmax of scores [batch, heads, queries, keys] beside one more score for each head, without its share."""
+    batch, heads, queries, keys = extents_of(scores)
+    column = ops.broadcast(
+        ops.reshape(to_dtype(sinks, scores.dtype.name), [1, heads, 1, 1]), [batch, heads, queries, 1]
+    )
+    return ops.strided_slice(reductions.softmax(shaping.concat([scores, column], 3), 3), [0], [keys], [3])
+
+
+def in_heads(x: Tensor, heads: int) -> Tensor:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     batch, length, _ = extents_of(x)
     return ops.permute_dims(
@@ -60,14 +74,14 @@ def _in_heads(x: Tensor, heads: int) -> Tensor:
     )
 
 
-def _joined(x: Tensor) -> Tensor:
+def joined(x: Tensor) -> Tensor:
     """[batch, heads, length, size] as [batch, length, heads * size]."""
     batch, _, length, _ = extents_of(x)
     width = static(x, 1, "the heads") * static(x, 3, "the size of a head")
     return ops.reshape(ops.permute_dims(x, [0, 2, 1, 3]), [batch, length, width])
 
 
-def _near(queries: int, keys: int, offset: int, left: int, right: int, like: Tensor) -> tuple[Tensor, torch.Tensor]:
+def near(queries: int, keys: int, offset: int, left: int, right: int, like: Tensor) -> tuple[Tensor, torch.Tensor]:
     """Whether query i sees key j, of those at most ``left`` before and ``right`` behind ``i + offset``.
 
     A negative number is no bound. Returns a tensor of the graph, and its values.
@@ -77,7 +91,7 @@ def _near(queries: int, keys: int, offset: int, left: int, right: int, like: Ten
     return constant(allowed, "bool", like), torch.from_numpy(allowed)
 
 
-def _near_by_batch(queries: int, keys: int, lengths: Tensor, left: int, right: int) -> list[Tensor]:
+def near_by_batch(queries: int, keys: int, lengths: Tensor, left: int, right: int) -> list[Tensor]:
     """The same bounds where the queries are the last of ``lengths[batch]`` keys: bool[batch, 1, queries, keys]."""
     places = np.arange(keys) - np.arange(queries).reshape(-1, 1) + queries
     distance = constant(places.reshape(1, 1, queries, keys), "int64", lengths)
@@ -90,7 +104,7 @@ def _near_by_batch(queries: int, keys: int, lengths: Tensor, left: int, right: i
     return bounds
 
 
-def _first_keys(counts: Tensor, keys: int) -> Tensor:
+def first_keys(counts: Tensor, keys: int) -> Tensor:
     """Whether a key is one of the first ``counts[batch]``: bool[batch, 1, 1, keys]."""
     places = constant(np.arange(keys).reshape(1, 1, 1, -1), "int64", counts)
     return elementwise.lt(places, ops.reshape(to_dtype(counts, "int64"), [extents_of(counts)[0], 1, 1, 1]))
@@ -102,7 +116,7 @@ def _attention(node: Node) -> tuple[Tensor | None, ...]:
     flat = rank_of(query) == 3
     if flat:
         own, shared = int(node.attributes["q_num_heads"]), int(node.attributes["kv_num_heads"])
-        query, key, value = _in_heads(query, own), _in_heads(key, shared), _in_heads(value, shared)
+        query, key, value = in_heads(query, own), in_heads(key, shared), in_heads(value, shared)
     past = 0
     if node.value(4) is not None:
         past = static(node.tensor(4), 2, "the length of a cache")
@@ -111,14 +125,14 @@ def _attention(node: Node) -> tuple[Tensor | None, ...]:
     mode, mask = node.get("qk_matmul_output_mode", 0), _mask(node, query, key, past)
     softcap = float(node.get("softcap", 0.0))
     scale = node.get("scale", None)
-    scores = _attended(query, key, value, mask, scale, softcap, dtype_name(precision) if precision else None)
+    scores = attended(query, key, value, mask, scale, softcap, dtype_name(precision) if precision else None)
     shown: Tensor | None = None
     if len(node.outputs) > 3 and node.outputs[3]:
         shown = {0: scores.products, 1: scores.products, 2: scores.biased, 3: scores.shares}[mode]
         if mode == 2 and mask is not None:
             hidden = elementwise.le(mask.bias, LEAST[query.dtype.name])
             shown = elementwise.where(hidden, -math.inf, shown)
-    return _joined(scores.result) if flat else scores.result, key, value, shown
+    return joined(scores.result) if flat else scores.result, key, value, shown
 
 
 def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
@@ -140,12 +154,12 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
     if is_bounded:
         queries = static(query, 2, "the number of queries")
         if lengths is None:
-            seen, known = _near(queries, keys, past, left, right, query)
+            seen, known = near(queries, keys, past, left, right, query)
             allowed.append(seen)
         else:
-            allowed += _near_by_batch(queries, keys, lengths, left, right)
+            allowed += near_by_batch(queries, keys, lengths, left, right)
     if lengths is not None:
-        allowed.append(_first_keys(lengths, keys))
+        allowed.append(first_keys(lengths, keys))
     if given is not None and given.dtype.is_boolean():
         allowed.append(given)
         given = None
@@ -185,12 +199,21 @@ def _rotated(node: Node, cosines: Tensor, sines: Tensor) -> Tensor:
     x, flat = node.tensor(0), rank_of(node.tensor(0)) == 3
     if flat:
         heads = int(node.get("num_heads", 0)) or static(x, 2, "a hidden size") // (2 * static(cosines, 2, "the angles"))
-        x = _in_heads(x, heads)
+        x = in_heads(x, heads)
+    width = int(node.get("rotary_embedding_dim", 0)) or static(x, 3, "the size of a head")
+    turned = rotated_heads(x, cosines, sines, width, bool(node.get("interleaved", 0)))
+    return joined(turned) if flat else turned
+
+
+def rotated_heads(x: Tensor, cosines: Tensor, sines: Tensor, width: int, interleaved: bool) -> Tensor:
+    """Rotate pairs of the first ``width`` elements of each head of x [batch, heads, length, size].
+
+    Angles have cosines and sines [batch, length, width / 2]. Pairs are neighbours if ``interleaved``, else one half's
+    elements and the other's.
+    """
     size = static(x, 3, "the size of a head")
-    width = int(node.get("rotary_embedding_dim", 0)) or size
     cosines, sines = (ops.unsqueeze(table, [1]) for table in (cosines, sines))
     part = x if width == size else ops.strided_slice(x, [0], [width], [3])
-    interleaved = bool(node.get("interleaved", 0))
     if interleaved:
         first, second = (ops.strided_slice(part, [n], [width], [3], [2]) for n in range(2))
     else:
@@ -203,7 +226,7 @@ def _rotated(node: Node, cosines: Tensor, sines: Tensor) -> Tensor:
         turned = shaping.concat([real, imaginary], 3)
     if width != size:
         turned = shaping.concat([turned, ops.strided_slice(x, [width], [size], [3])], 3)
-    return _joined(turned) if flat else turned
+    return turned
 
 
 # Attention as ONNX Runtime's optimizer writes it
@@ -216,7 +239,7 @@ def _runtime_mask(node: Node, given: Tensor | None, bias: Tensor | None, query: 
     if given is not None:
         batch = static(query, 0, "the batch")
         if rank_of(given) == 1 and same_extent(extents_of(given)[0], batch):
-            seen = _first_keys(given, keys)
+            seen = first_keys(given, keys)
         elif rank_of(given) in (2, 3):
             shape = [batch, 1, *([1] if rank_of(given) == 2 else []), *extents_of(given)[1:]]
             seen = ops.reshape(elementwise.gt(given, 0), shape)
@@ -225,7 +248,7 @@ def _runtime_mask(node: Node, given: Tensor | None, bias: Tensor | None, query: 
         hidden = elementwise.SelectOp(seen, 0.0, float(node.get("mask_filter_value", -10000.0)), dtype).outputs[0]
         total = hidden if total is None else elementwise.add(total, hidden)
     if node.get("unidirectional", 0):
-        allowed, _ = _near(static(query, 2, "the number of queries"), keys, past, -1, 0, query)
+        allowed, _ = near(static(query, 2, "the number of queries"), keys, past, -1, 0, query)
         after = elementwise.SelectOp(allowed, 0.0, LEAST[dtype], dtype).outputs[0]
         total = after if total is None else elementwise.where(allowed, total, LEAST[dtype])
     return None if total is None else Mask(total, None)
@@ -243,7 +266,7 @@ def _runtime_attention(node: Node) -> tuple[Tensor | None, ...]:
         projected = elementwise.add(projected, node.tensor(2))
     ends = np.cumsum(sizes)
     query, key, value = (
-        _in_heads(ops.strided_slice(projected, [int(end - size)], [int(end)], [2]), heads)
+        in_heads(ops.strided_slice(projected, [int(end - size)], [int(end)], [2]), heads)
         for size, end in zip(sizes, ends, strict=True)
     )
     past = 0
@@ -254,7 +277,7 @@ def _runtime_attention(node: Node) -> tuple[Tensor | None, ...]:
     present = shaping.stack([key, value], 0) if len(node.outputs) > 1 and node.outputs[1] else None
     mask = _runtime_mask(node, node.optional(3), node.optional(5), query, key, past)
     scale = node.get("scale", 0.0) or None
-    return _joined(_attended(query, key, value, mask, scale).result), present
+    return joined(attended(query, key, value, mask, scale).result), present
 
 
 @lowers("MultiHeadAttention", domains=(MICROSOFT,))
@@ -272,14 +295,14 @@ def _multi_head_attention(node: Node) -> tuple[Tensor | None, ...]:
             parts.append(elementwise.add(x, ops.strided_slice(bias, [start], [end], [0])))
             start = end
         query, key, value = parts
-    query, key, value = (x if rank_of(x) == 4 else _in_heads(x, heads) for x in (query, key, value))
+    query, key, value = (x if rank_of(x) == 4 else in_heads(x, heads) for x in (query, key, value))
     past = 0
     if node.value(6) is not None:
         past = static(node.tensor(6), 2, "the length of a cache")
         key, value = shaping.concat([node.tensor(6), key], 2), shaping.concat([node.tensor(7), value], 2)
     mask = _runtime_mask(node, node.optional(4), node.optional(5), query, key, past)
     scale = node.get("scale", 0.0) or None
-    return _joined(_attended(query, key, value, mask, scale).result), key, value
+    return joined(attended(query, key, value, mask, scale).result), key, value
 
 
 def _parts(node: Node) -> Sequence[Tensor]:

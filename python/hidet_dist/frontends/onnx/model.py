@@ -24,6 +24,7 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     attention,
     few_bits,
     fused,
+    grouped_attention,
     layers,
     quantization,
 )
