@@ -146,7 +146,7 @@ def formulate(
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs, states)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
-    activations = _activations(view, cluster, choices, outputs, tensors, budget)
+    activations = _activations(view, cluster, choices, outputs, tensors, budget, sum(map(max, memory)))
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
@@ -478,21 +478,26 @@ def _activations(
     outputs: Sequence[Specs],
     tensors: _Tensors,
     budget: int,
+    held_in_run: int,
 ) -> Activations:
     """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once.
 
     A state that is updated in place must not be converted on its way, and a weight in a lower precision cannot be. So
-    such a conversion takes more than the budget.
+    such a conversion takes more than the budget, and more than all values and a converted copy of each: the least
+    memory is that of a plan, however small the budget.
     """
     sizes = _Sizes(view, cluster, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
+    most = held_in_run + sum(max(interval.nbytes) for interval in intervals)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
-    converted = {}
+    converted: dict[int, ConvertedTensor] = {}
+    fixed = {}
     for number, (tensor, layouts) in enumerate(tensors.numbers.items()):
         name = tensor.removesuffix(_IN_PLACE)
         if name != tensor or storage_of(view.tensors[name]) is not None:
-            converted[number] = _never_converted([spec for spec, _ in layouts], budget)
+            fixed[number] = [spec for spec, _ in layouts]
             continue
+        most += view.nbytes(name)
         own = name if name in sizes.outputs else ""
         sized = view.shape(name), view.itemsize(name), view.pieces(name)
         same: Hashable = sized, id(layouts), own
@@ -502,7 +507,8 @@ def _activations(
                 known[key] = _converted(sizes, cluster, name, [spec for spec, _ in layouts])
             known[same] = known[key]
         converted[number] = known[same]
-    return Activations(tensors.lifetimes.count, tuple(intervals), converted)
+    converted |= {number: _never_converted(specs, max(budget, most) + 1) for number, specs in fixed.items()}
+    return Activations(tensors.lifetimes.count, tuple(intervals), dict(sorted(converted.items())))
 
 
 def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], lifetimes: Lifetimes) -> list[LiveInterval]:
@@ -559,11 +565,11 @@ def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> Conv
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)
 
 
-def _never_converted(specs: Specs, budget: int) -> ConvertedTensor:
-    """Formulate the memory of conversions that no plan may have."""
+def _never_converted(specs: Specs, nbytes: int) -> ConvertedTensor:
+    """Formulate the memory of conversions that no plan may have, as that many bytes."""
     count = len(specs)
     layout = tuple(specs.index(spec) for spec in specs)
-    return ConvertedTensor(layout, (0,) * count, lambda: ((budget + 1,) * count,) * count)
+    return ConvertedTensor(layout, (0,) * count, lambda: ((nbytes,) * count,) * count)
 
 
 def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool, offered: OfferedParts = NO_PARTS) -> Specs:
