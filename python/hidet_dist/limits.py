@@ -92,11 +92,15 @@ MOST_PROTOBUF_BYTES = 2**31 - 1
 MOST_NESTED = 200
 """Lists and objects of JSON in one another: artifacts have about ten levels, arguments of a model a few more."""
 
-MOST_NODES = 2**18
-"""Nodes of an ONNX model with its functions inlined: those of hundreds of layers have some 10,000."""
+MOST_NODES = 2**16
+"""Nodes of an ONNX model with its functions inlined: those of hundreds of layers have some 10,000, which take 1 ms and
+10 KB each."""
+
+MOST_OPERANDS = 2**12
+"""Inputs or outputs of a node of an ONNX model: those of models join or add up to some hundred tensors."""
 
 MOST_DIMS = 64
 """The dims of a tensor: the bound of NumPy and of PyTorch, which hold inputs and outputs."""
 
 MOST_PLACES = 2**24
-"""A dim that is padded by its own elements: their numbers are a constant, of 128 MB at this bound."""
+"""A dim that is padded by its own elements, or masked: their numbers are a constant, of 128 MB at this bound."""

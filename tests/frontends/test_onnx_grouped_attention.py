@@ -63,7 +63,7 @@ def attention(
         weights |= {name: floats(2 * ROOM, SIZE // 2) for name in ("cos_cache", "sin_cache")}
     more = {
         "position_ids": np.arange(batch * steps).reshape(batch, steps) + 2,
-        "attention_bias": floats(1, HEADS, steps, total),
+        "attention_bias": floats(1, HEADS, steps, total if "attention_bias" in given else 0),
         "head_sink": floats(HEADS),
         "k_scale": floats(1),
         "v_scale": floats(1),
@@ -150,6 +150,7 @@ def test_a_layer_whose_lengths_are_those_of_a_mask(tmp_path: Path) -> None:
         ({**TOKEN, "outputs": (*OUTPUTS, "scores"), "qk_output": 1}, "output_qk"),
         ({**TOKEN, "total": 0}, "total_sequence_length is 0"),
         ({**TOKEN, "past": False}, "a cache of 0"),
+        ({**TOKEN, "total": 2**31 - 1}, "the tokens of a sequence would be 2147483647"),
         ({**TOKEN, "local_window_size": 0}, "local_window_size is 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -117,6 +117,8 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "a squeezed axis twice": (model([node("Squeeze", "x,a")], {"x": (1, 2)}, {"a": [0, 0]}), "twice"),
     "groups": (model([node("Conv", "x,w", group=0)], IMAGE, {"w": np.ones((1, 1, 1, 1), "f")}), "group"),
     "no elements": (model([node("Tile", "x,r")], MATRIX, {"r": [0, 1]}), "no elements"),
+    "dims": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2] + [1] * 100}), "101 dims; at most 64"),
+    "dims of an input": (model([node("Relu")], {"x": (1,) * 10000}), "10000 dims; at most 64"),
     # What would not fit any memory.
     "input": (model([node("Relu")], {"x": (2**40, 2**40)}), "more than"),
     "product": (model([node("MatMul", "x,z")], {"x": (2**40, 1), "z": (1, 2**40)}), "more than"),
@@ -243,6 +245,26 @@ def test_known_values_that_grow_are_not_computed_while_a_model_is_read(tmp_path,
     nodes = [*nodes, node("Shape", "t", "s"), node("ReduceProd", "s", "n", keepdims=0), node("Add", "x,n")]
     graph = read(tmp_path, model(nodes, {"x": (1,)}, known, element_type=TensorProto.INT64))
     assert graph.outputs[0].shape == (1,)
+
+
+def test_many_inputs_of_a_node_are_joined_step_by_step_or_refused(tmp_path):
+    many, x = 300, np.arange(2.0)
+    graph = read(tmp_path, model([helper.make_node("Concat", ["x"] * many, ["y"], axis=0)], {"x": (2,)}))
+    np.testing.assert_array_equal(evaluate_graph(graph, [x])[0], np.tile(x, many))
+    assert max(len(operator.inputs) for operator in graph.nodes) < many / 2
+    with pytest.raises(UnsupportedModelError, match="5000 inputs or outputs; at most"):
+        read(tmp_path, model([helper.make_node("Concat", ["x"] * 5000, ["y"], axis=0)], {"x": (2,)}))
+
+
+def test_a_mask_of_many_tokens_is_computed_in_the_graph(tmp_path):
+    tokens = 2**22
+    heads = {"num_heads": 1, "unidirectional": 1}
+    own = model(
+        [node("MultiHeadAttention", "x,x,x", domain="com.microsoft", **heads)],
+        {"x": (1, tokens, 8)},
+        domains=[("", 18), ("com.microsoft", 1)],
+    )
+    assert read(tmp_path, own).outputs[0].shape == (1, tokens, 8)
 
 
 def functions(count: int, last: onnx.NodeProto) -> list[onnx.FunctionProto]:

@@ -15,9 +15,11 @@ import numpy as np
 
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.files import open_regular, writing
+from hidet_dist.limits import MOST_DIMS
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _SUFFIX = ".npy"
+_MOST_TEXT = 400  # characters of an error of NumPy
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Arrays:
             shape, _, dtype = _HEADERS[version](entry)
             if dtype.hasobject:
                 raise ValueError(f"the array {name!r} has Python objects, which are not loaded")
+            if len(shape) > MOST_DIMS:
+                raise ValueError(f"the array {name!r} has {len(shape)} dims; a tensor has at most {MOST_DIMS}")
             needed, held = math.prod(shape) * dtype.itemsize, info.file_size - entry.tell()
             if needed != held or any(size < 0 for size in shape):
                 raise ValueError(f"the array {name!r} of the shape {list(shape)} has {held} bytes, not {needed}")
@@ -71,7 +75,9 @@ def opened_arrays(path: Path) -> Iterator[Arrays]:
     except HidetDistError:
         raise
     except _UNREADABLE as error:
-        raise ConfigError(f"Cannot read arrays from {path}: {error}. Write it with numpy.savez.") from error
+        text = " ".join(str(error).split())  # NumPy's has the whole header
+        text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+        raise ConfigError(f"Cannot read arrays from {path}: {text}. Write it with numpy.savez.") from error
 
 
 _UNREADABLE = (

@@ -14,6 +14,9 @@ from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators.dtypes import Scalar, constant
 from hidet_dist.spec.extents import Extent, extents_of, same_shape
 
+_MOST_JOINED = 64
+"""Tensors that one operator joins: its elements test for each of them, and making it takes their number squared."""
+
 
 def reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     """Reshape a tensor; return the tensor itself if it has that shape."""
@@ -42,7 +45,10 @@ def select(x: Tensor, dim: int, place: int) -> Tensor:
 
 def concat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """Tensors one after the other along a dim; a single one as it is."""
-    return tensors[0] if len(tensors) == 1 else ops.concat(list(tensors), dim)
+    while len(tensors) > 1:
+        groups = [tensors[start : start + _MOST_JOINED] for start in range(0, len(tensors), _MOST_JOINED)]
+        tensors = [ops.concat(list(group), dim) if len(group) > 1 else group[0] for group in groups]
+    return tensors[0]
 
 
 def stack(tensors: Sequence[Tensor], dim: int) -> Tensor:

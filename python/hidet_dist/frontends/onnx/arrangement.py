@@ -11,6 +11,7 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
+from hidet_dist.checks import shown
 from hidet_dist.frontends.onnx.nodes import (
     MOST_ELEMENTS,
     Invalid,
@@ -106,7 +107,7 @@ def _concat(node: Node) -> Tensor:
     tensors = [node.tensor(n) for n in range(len(node.inputs))]
     axis = node.axis(rank_of(tensors[0]), 0)
     tensors = [x for x in tensors if extents_of(x)[axis] != 0]
-    return tensors[0] if len(tensors) == 1 else ops.concat(tensors, axis)
+    return shaping.concat(tensors, axis)
 
 
 @lowers("Split")
@@ -121,7 +122,7 @@ def _split(node: Node) -> tuple[Tensor, ...]:
         largest = -(-size // count)
         sizes = [min(largest, size - largest * part) for part in range(count)]
     if sum(sizes) != size or min(sizes) < 1:
-        raise Refused(f"a dim of {size} is split into {sizes}")
+        raise Refused(f"a dim of {size} is split into {shown(sizes)}")
     ends = np.cumsum(sizes)
     return tuple(
         ops.strided_slice(x, [int(end - size)], [int(end)], [axis]) for size, end in zip(sizes, ends, strict=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, Refused, bounded, lowers, rank_of, static
+from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.attention import LEAST, Mask, attention_mask, causal_mask, repeated_heads
 from hidet_dist.operators.dtypes import constant, to_dtype
@@ -81,33 +82,41 @@ def joined(x: Tensor) -> Tensor:
     return ops.reshape(ops.permute_dims(x, [0, 2, 1, 3]), [batch, length, width])
 
 
-def near(queries: int, keys: int, offset: int, left: int, right: int, like: Tensor) -> tuple[Tensor, torch.Tensor]:
+def near(queries: int, keys: int, offset: int, left: int, right: int, like: Tensor) -> tuple[Tensor, bool]:
     """Whether query i sees key j, of those at most ``left`` before and ``right`` behind ``i + offset``.
 
-    A negative number is no bound. Returns a tensor of the graph, and its values.
+    A negative number is no bound; one of them is. Returns bool[queries, keys], and whether each query sees a key.
     """
-    distance = np.arange(keys) - np.arange(queries).reshape(-1, 1) - offset
-    allowed = (distance >= (-left if left >= 0 else -math.inf)) & (distance <= (right if right >= 0 else math.inf))
-    return constant(allowed, "bool", like), torch.from_numpy(allowed)
+    places = np.arange(bounded(queries, "the queries of a mask", MOST_PLACES)) + offset
+    first = np.maximum(places - left, 0) if left >= 0 else np.zeros_like(places)
+    last = np.minimum(places + right, keys - 1) if right >= 0 else np.full_like(places, keys - 1)
+    low, high = (constant(bound.reshape(-1, 1), "int64", like) for bound in (first, last))
+    key = _numbers(keys, [1, keys], like)
+    bounds = [elementwise.ge(key, low)] if left >= 0 else []
+    bounds += [elementwise.le(key, high)] if right >= 0 else []
+    return functools.reduce(elementwise.logical_and, bounds), bool((first <= last).all())
 
 
 def near_by_batch(queries: int, keys: int, lengths: Tensor, left: int, right: int) -> list[Tensor]:
     """The same bounds where the queries are the last of ``lengths[batch]`` keys: bool[batch, 1, queries, keys]."""
-    places = np.arange(keys) - np.arange(queries).reshape(-1, 1) + queries
-    distance = constant(places.reshape(1, 1, queries, keys), "int64", lengths)
-    offset = ops.reshape(to_dtype(lengths, "int64"), [extents_of(lengths)[0], 1, 1, 1])
-    bounds = []
-    if left >= 0:
-        bounds.append(elementwise.ge(distance, elementwise.sub(offset, left)))
-    if right >= 0:
-        bounds.append(elementwise.le(distance, elementwise.add(offset, right)))
-    return bounds
+    query = _numbers(queries, [1, 1, queries, 1], lengths)
+    length = ops.reshape(to_dtype(lengths, "int64"), [extents_of(lengths)[0], 1, 1, 1])
+    place = elementwise.sub(elementwise.add(query, length), queries)
+    key = _numbers(keys, [1, 1, 1, keys], lengths)
+    bounds = [elementwise.ge(key, elementwise.sub(place, left))] if left >= 0 else []
+    return [*bounds, *([elementwise.le(key, elementwise.add(place, right))] if right >= 0 else [])]
 
 
 def first_keys(counts: Tensor, keys: int) -> Tensor:
     """Whether a key is one of the first ``counts[batch]``: bool[batch, 1, 1, keys]."""
-    places = constant(np.arange(keys).reshape(1, 1, 1, -1), "int64", counts)
-    return elementwise.lt(places, ops.reshape(to_dtype(counts, "int64"), [extents_of(counts)[0], 1, 1, 1]))
+    count = ops.reshape(to_dtype(counts, "int64"), [extents_of(counts)[0], 1, 1, 1])
+    return elementwise.lt(_numbers(keys, [1, 1, 1, keys], counts), count)
+
+
+def _numbers(count: int, shape: Sequence[int], like: Tensor) -> Tensor:
+    """The numbers from 0 to ``count - 1`` in a shape. Raises Refused for too many."""
+    numbers = np.arange(bounded(count, "the positions of a mask", MOST_PLACES))
+    return constant(numbers.reshape(shape), "int64", like)
 
 
 @lowers("Attention")
@@ -146,7 +155,7 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
             return None
         if not past and (left, right) == (-1, 0):
             return causal_mask(extents_of(query)[2], extents_of(key)[2], dtype)
-    keys, allowed, known = static(key, 2, "the number of keys"), list[Tensor](), None
+    keys, allowed, all_see = static(key, 2, "the number of keys"), list[Tensor](), False
     if given is not None and rank_of(given) > 0:
         missing = keys - static(given, rank_of(given) - 1, "the width of a mask")
         if missing > 0:
@@ -154,7 +163,7 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
     if is_bounded:
         queries = static(query, 2, "the number of queries")
         if lengths is None:
-            seen, known = near(queries, keys, past, left, right, query)
+            seen, all_see = near(queries, keys, past, left, right, query)
             allowed.append(seen)
         else:
             allowed += near_by_batch(queries, keys, lengths, left, right)
@@ -171,7 +180,9 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
         together = elementwise.logical_and(together, own)
     if given is not None:
         return attention_mask(elementwise.where(together, given, -math.inf), dtype)
-    return attention_mask(together, dtype, known if len(allowed) == 1 else None)
+    if all_see and len(allowed) == 1:
+        return Mask(elementwise.SelectOp(together, 0.0, LEAST[dtype], dtype).outputs[0], None)
+    return attention_mask(together, dtype)
 
 
 @lowers("RotaryEmbedding")

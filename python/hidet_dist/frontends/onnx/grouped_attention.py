@@ -18,7 +18,8 @@ from hidet_dist.frontends.onnx.attention import (
     near_by_batch,
     rotated_heads,
 )
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, lowers, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, bounded, lowers, static
+from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.attention import LEAST, Mask
 from hidet_dist.operators.dtypes import constant, to_dtype
@@ -134,7 +135,7 @@ def _in_heads(node: Node) -> tuple[Tensor, Tensor, Tensor]:
 
 def _places(node: Node, query: Tensor, steps: int) -> _Places:
     """Where the new tokens are. Raises Invalid where they are more than all tokens, or not all though none is old."""
-    total = int(node.scalar(_TOTAL, "total_sequence_length"))
+    total = bounded(int(node.scalar(_TOTAL, "total_sequence_length")), "the tokens of a sequence", MOST_PLACES)
     past = 0 if node.value(_PAST_KEY) is None else static(node.tensor(_PAST_KEY), 2, "the length of a cache")
     if total < steps or (total > steps and not past):
         raise Invalid(f"total_sequence_length is {total}, with {steps} new tokens and a cache of {past}")

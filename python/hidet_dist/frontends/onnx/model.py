@@ -33,7 +33,7 @@ from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, 
 from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
-from hidet_dist.limits import MOST_NODES
+from hidet_dist.limits import MOST_DIMS, MOST_NODES, MOST_OPERANDS
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.interface import Interface, attach
 
@@ -195,6 +195,11 @@ class _Lowerer:
             raise TraceError(
                 f"The input {proto.name!r} of {self.file.path} is not a tensor with a known number of dims."
             )
+        if len(kind.shape.dim) > MOST_DIMS:
+            raise TraceError(
+                f"The input {proto.name!r} of {self.file.path} has {len(kind.shape.dim)} dims; at most {MOST_DIMS} are "
+                "supported."
+            )
         shape: list[int | str] = []
         for number, dim in enumerate(kind.shape.dim):
             if dim.HasField("dim_value"):
@@ -315,6 +320,8 @@ class _Lowerer:
         lowering = lowering_of(proto.op_type, ONNX if proto.domain in STANDARD else proto.domain)
         if lowering is None:
             raise Refused("it has no lowering")
+        if (most := max(len(proto.input), len(proto.output))) > MOST_OPERANDS:
+            raise Refused(f"it has {most} inputs or outputs; at most {MOST_OPERANDS} are read")
         inputs = [self._value(name, scope) if name else None for name in proto.input]
         if any(value is _UNSUPPORTED for value in inputs):
             return itertools.repeat(_UNSUPPORTED)

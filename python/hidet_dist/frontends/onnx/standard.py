@@ -15,9 +15,10 @@ import onnx.defs
 import onnx.shape_inference
 from hidet.graph import Tensor
 
+from hidet_dist.checks import shown
 from hidet_dist.frontends.onnx.initializers import DTYPES, KNOWN_ELEMENTS
 from hidet_dist.frontends.onnx.nodes import Invalid
-from hidet_dist.limits import MOST_BYTES
+from hidet_dist.limits import MOST_BYTES, MOST_DIMS
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.weights.header import ITEMSIZE
 
@@ -98,8 +99,8 @@ def check_outputs(operator: str, outputs: Sequence[Any], described: Sequence[Des
             continue
         if own.dtype not in (None, value.dtype.name) or (own.shape is not None and not _agree(shape, own.shape)):
             raise Invalid(
-                f"output {number} is {own.dtype}{list(own.shape or ())} by the standard, but would be "
-                f"{value.dtype.name}{shape}"
+                f"output {number} is {own.dtype}{shown(list(own.shape or ()))} by the standard, but would be "
+                f"{value.dtype.name}{shown(shape)}"
             )
 
 
@@ -126,7 +127,7 @@ def check_declared(what: str, proto: onnx.ValueInfoProto, dtype: str, shape: Seq
     if not right or (declared.shape is not None and not _agree(sizes, declared.shape)):
         dims = "" if declared.shape is None else ["?" if size is None else size for size in declared.shape]
         name = declared.dtype or onnx.helper.tensor_dtype_to_string(kind.elem_type)
-        raise Invalid(f"{what} is declared as {name}{dims}, but is {dtype}{list(shape)}")
+        raise Invalid(f"{what} is declared as {name}{dims and shown(dims)}, but is {dtype}{shown(list(shape))}")
 
 
 def _agree(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
@@ -135,12 +136,14 @@ def _agree(a: Sequence[int | None], b: Sequence[int | None]) -> bool:
 
 
 def check_size(dtype: str | None, shape: Sequence[Any] | None) -> None:
-    """Refuse a shape with a negative dim, or of more bytes than a tensor can have. Raises Invalid."""
+    """Refuse a shape with a negative dim, or of more dims or bytes than a tensor can have. Raises Invalid."""
+    if shape is not None and len(shape) > MOST_DIMS:
+        raise Invalid(f"a tensor would have {len(shape)} dims; at most {MOST_DIMS} are supported")
     sizes = [size for size in shape or () if isinstance(size, int)]
     if any(size < 0 for size in sizes):
-        raise Invalid(f"an output would have the shape {list(shape or ())}")
+        raise Invalid(f"an output would have the shape {shown(list(shape or ()))}")
     if 0 not in sizes and math.prod(sizes) * ITEMSIZE.get(dtype or "", 1) > MOST_BYTES:
-        raise Invalid(f"an output would have the shape {list(shape or ())}, of more than {MOST_BYTES} bytes")
+        raise Invalid(f"an output would have the shape {shown(list(shape or ()))}, of more than {MOST_BYTES} bytes")
 
 
 def _add_defaults(proto: onnx.NodeProto, opset: int) -> None:

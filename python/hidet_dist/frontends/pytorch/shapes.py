@@ -152,7 +152,7 @@ def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [to_dtype(x, call.dtype) for x in tensors if 0 not in extents_of(x)]
     if not parts:
         return filled(call, 0)
-    return parts[0] if len(parts) == 1 else ops.concat(parts, dim % len(parts[0].shape))
+    return shaping.concat(parts, dim % len(parts[0].shape))
 
 
 @lowers("diff.default")
@@ -160,7 +160,7 @@ def _diff(call: Call, x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None,
     """Subtract each element from the next one, ``n`` times; of truth values say whether they differ."""
     dim %= len(x.shape)
     parts = [part for part in (prepend, x, append) if part is not None]
-    y = to_dtype(ops.concat(parts, dim) if len(parts) > 1 else x, call.dtype)
+    y = to_dtype(shaping.concat(parts, dim) if len(parts) > 1 else x, call.dtype)
     for _ in range(n):
         count = extents_of(y)[dim] - 1
         before, after = sliced(y, dim, 0, count), sliced(y, dim, 1, count)
@@ -172,7 +172,7 @@ def _diff(call: Call, x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None,
 def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim %= len(tensors[0].shape) + 1
     parts = [ops.unsqueeze(to_dtype(x, call.dtype), [dim]) for x in tensors]
-    return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
+    return shaping.concat(parts, dim)
 
 
 @lowers("repeat.default", "tile.default")
@@ -255,7 +255,7 @@ def _slice_scatter(
         return operators.slice_scatter(x, source, dim, first, first + count)
     parts = [sliced(x, dim, 0, first), source, sliced(x, dim, first + count, size - first - count)]
     kept = [part for part in parts if 0 not in extents_of(part)]
-    return kept[0] if len(kept) == 1 else ops.concat([to_dtype(part, call.dtype) for part in kept], dim)
+    return kept[0] if len(kept) == 1 else shaping.concat([to_dtype(part, call.dtype) for part in kept], dim)
 
 
 @lowers("select_scatter.default")
