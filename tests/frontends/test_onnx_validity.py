@@ -118,6 +118,7 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "groups": (model([node("Conv", "x,w", group=0)], IMAGE, {"w": np.ones((1, 1, 1, 1), "f")}), "group"),
     "no elements": (model([node("Tile", "x,r")], MATRIX, {"r": [0, 1]}), "no elements"),
     "dims": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2] + [1] * 100}), "101 dims; at most 64"),
+    "numbers of dims": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2] + [1] * 9999}), "10000 numbers for"),
     "dims of an input": (model([node("Relu")], {"x": (1,) * 10000}), "10000 dims; at most 64"),
     # What would not fit any memory.
     "input": (model([node("Relu")], {"x": (2**40, 2**40)}), "more than"),

@@ -50,6 +50,8 @@ _FOLDED = frozenset(
         *("Trilu", "Unique", "Unsqueeze", "Where"),
     ]
 )
+# Operators with vectors of one or two numbers for each dim of a result: onnx's shape inference does not see long ones.
+_BY_DIMS = frozenset(["ConstantOfShape", "Expand", "Pad", "Reshape", "Resize", "Slice", "Squeeze", "Tile", "Unsqueeze"])
 _NO_LARGER = ("Compress", "NonZero", "Unique")  # folded operators whose outputs' sizes depend on data, but are bounded
 
 
@@ -325,6 +327,8 @@ class _Lowerer:
         inputs = [self._value(name, scope) if name else None for name in proto.input]
         if any(value is _UNSUPPORTED for value in inputs):
             return itertools.repeat(_UNSUPPORTED)
+        if proto.op_type in _BY_DIMS:
+            _check_vectors(inputs[proto.op_type != "ConstantOfShape" :])
         if proto.op_type == "Constant" and (tensor := _external_value(proto)) is not None:
             return [self._stored(proto.output[0], tensor, False)]
         described = describe(proto, self.opset, inputs) if proto.domain in STANDARD else None
@@ -404,6 +408,21 @@ class _Lowerer:
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None  # the evaluator lacks parts of the standard, such as GatherElements of one row
         return [np.asarray(next(results)) if name else None for name in proto.output]
+
+
+def _check_vectors(values: Sequence[Value]) -> None:
+    """Refuse vectors of numbers for more dims than a tensor has. Raises Invalid."""
+    longest = max((value.size if isinstance(value, np.ndarray) else _elements(value) for value in values), default=0)
+    if longest > 2 * MOST_DIMS:
+        raise Invalid(
+            f"an input has {longest} numbers for the dims of a tensor, of which there are at most {MOST_DIMS}"
+        )
+
+
+def _elements(value: Tensor | None) -> int:
+    """Count the elements of a vector of the graph; 0 for any other value."""
+    extents = () if value is None else extents_of(value)
+    return extents[0] if len(extents) == 1 and isinstance(extents[0], int) else 0
 
 
 def _integral(proto: onnx.TensorProto) -> bool:
