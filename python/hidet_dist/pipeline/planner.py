@@ -238,7 +238,7 @@ def _one_stage(
     if pipeline.shares:
         result = shares_result(micro.graph, cluster, changed, part, rules=rules)
     else:
-        result = search_result(micro.graph, cluster, changed, part, rules)
+        result = search_result(micro.graph, cluster, changed, part, rules).reported(part)
     stage = result.plan.stages[0]
     whole = MeshSlice(0, cluster.mesh.size)
     return PipelineResult(

@@ -6,6 +6,7 @@ from hidet_dist.reshard.path import (
     cheapest_conversion,
     conversion_buffers,
     conversion_collectives,
+    conversion_communication,
     conversion_seconds,
 )
 from hidet_dist.reshard.planned import PlannedSteps
@@ -20,6 +21,7 @@ __all__ = [
     "cheapest_conversion",
     "conversion_buffers",
     "conversion_collectives",
+    "conversion_communication",
     "conversion_seconds",
     "moves",
     "reduce_seconds",

@@ -7,9 +7,9 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
@@ -94,6 +94,20 @@ def conversion_collectives(
     Raises SpecError as it does.
     """
     return _tabulate(_collectives, shape, dtype, sources, targets, cluster)
+
+
+def conversion_communication(
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+) -> tuple[tuple[float, ...], ...]:
+    """Predict the seconds of the collectives of :func:`cheapest_conversion`, without the copies before and after them.
+
+    From each source (rows) to each target (columns). Raises SpecError as it does.
+    """
+    return _tabulate(_communication, shape, dtype, sources, targets, cluster)
 
 
 def conversion_buffers(
@@ -239,6 +253,11 @@ class _LayoutGraph:
             price = self._prices[key] = _price(step, seconds_of_work(step, work, self._cluster).whole)
         return price
 
+    def communicate(self, node: int, after: int, step: Step) -> float:
+        """Predict the seconds of the collective of the cheapest step from a node to another one; 0 of a local step."""
+        work = step_work(step, self._shards[node], self._shards[after], self._cluster)
+        return seconds_of_work(step, work, self._cluster).communicate
+
     def nbytes(self, node: int) -> int:
         """Compute the bytes of a shard's buffer in a layout."""
         if node not in self._nbytes:
@@ -278,6 +297,7 @@ class _Tree:
         self._graph = graph
         self._source = source
         self._most_bytes = {source: 0}
+        self._sent = {source: 0.0}
         self._price = {source: 0}
         self._predecessors: dict[int, tuple[int, Step]] = {}
         self._settled: set[int] = set()
@@ -304,17 +324,28 @@ class _Tree:
         """Compute the peak bytes of the cheapest paths to nodes besides the ends. No step may reduce."""
         graph, most, source = self._graph, self._most_bytes, self._source
         source_nbytes = graph.nbytes(source)
+        for before, after, step in self._edges_beyond(targets, most):
+            during = graph.step_bytes(before, after, step)
+            most[after] = max(most[before], during.beside(source_nbytes, before == source))
+        return [max(0, most[target] - source_nbytes - graph.nbytes(target)) for target in targets]
+
+    def communication(self, targets: Sequence[int]) -> list[float]:
+        """Predict the seconds of the collectives of the cheapest paths to nodes."""
+        for before, after, step in self._edges_beyond(targets, self._sent):
+            self._sent[after] = self._sent[before] + self._graph.communicate(before, after, step)
+        return [self._sent[target] for target in targets]
+
+    def _edges_beyond(self, targets: Sequence[int], known: Mapping[int, Any]) -> Iterator[tuple[int, int, Step]]:
+        """Yield the edges of the paths to nodes, from the last node that is known on, which the caller makes known."""
         for target in targets:
             self._reach(target)
             path = [target]
-            while path[-1] not in most:
+            while path[-1] not in known:
                 path.append(self._predecessors[path[-1]][0])
             before = path.pop()
             for after in reversed(path):
-                during = graph.step_bytes(before, after, self._predecessors[after][1])
-                most[after] = max(most[before], during.beside(source_nbytes, before == source))
+                yield before, after, self._predecessors[after][1]
                 before = after
-        return [max(0, most[target] - source_nbytes - graph.nbytes(target)) for target in targets]
 
     def _reach(self, goal: int) -> int:
         """Expand the tree until it contains a node, and return the price of the path to it."""
@@ -383,6 +414,11 @@ def _seconds(tree: _Tree, targets: Sequence[int]) -> list[float]:
 def _collectives(tree: _Tree, targets: Sequence[int]) -> list[int]:
     """Count the steps of the cheapest paths to nodes that communicate."""
     return [price // _MOST % _MOST for price in tree.prices(targets)]
+
+
+def _communication(tree: _Tree, targets: Sequence[int]) -> list[float]:
+    """Predict the seconds of the collectives of the cheapest paths to nodes."""
+    return tree.communication(targets)
 
 
 def _buffers(tree: _Tree, targets: Sequence[int]) -> list[int]:

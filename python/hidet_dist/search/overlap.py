@@ -22,7 +22,7 @@ from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
-from hidet_dist.reshard import step_parts
+from hidet_dist.reshard import conversion_communication
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
@@ -36,7 +36,6 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import StagePlan
-from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView
 
 _Table = tuple[tuple[float, ...], ...]
@@ -255,23 +254,10 @@ class OverlapSearch:
 
     def _communicated(self, name: str) -> _Table:
         """Predict the seconds of each conversion's collectives, without the copies before and after them."""
-        shape, element = self.view.pieces(name)
-        specs = tuple(self.formulation.layouts[name])
+        (shape, element), specs = self.view.pieces(name), tuple(self.formulation.layouts[name])
         key = shape, itemsize(element), specs
         if key not in self._sent:
-            table = []
-            for source in specs:
-                line = []
-                for target in specs:
-                    seconds = 0.0
-                    spec_of: Layout = source
-                    for step in self.model.conversion(shape, element, source, target).steps:
-                        after = step.after(spec_of, shape, self.cluster.mesh)
-                        parts = step_parts(step, spec_of, after, shape, itemsize(element), self.cluster)
-                        seconds, spec_of = seconds + parts.communicate, after
-                    line.append(seconds)
-                table.append(tuple(line))
-            self._sent[key] = tuple(table)
+            self._sent[key] = conversion_communication(shape, element, specs, specs, self.cluster)
         return self._sent[key]
 
 

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hidet.graph import Tensor
@@ -33,7 +33,7 @@ from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.report import StepTaken
+from hidet_dist.spec.report import SearchReport, StepTaken
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
@@ -78,7 +78,7 @@ def search(
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = search_result(graph, cluster, options, limits, rules)
+    result = search_result(graph, cluster, options, limits, rules).reported(limits)
     warn_of_limit(limits, result.gap)
     return result.plan
 
@@ -86,17 +86,15 @@ def search(
 def search_result(
     graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None = None
 ) -> SearchResult:
-    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning.
+    """Find a plan as :func:`search` does, with the bound that was proven, and without its report and a warning.
 
     Rules and proofs are shared with the table ``rules``.
     """
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster, rules) if options.refine_mesh and free else None
     if finer is None:
-        result = _search(graph, cluster, options, limits, rules=rules, insists=True)
-    else:
-        result = _search_both(graph, cluster, finer, options, limits, rules)
-    return result
+        return _search(graph, cluster, options, limits, rules=rules, insists=True)
+    return _search_both(graph, cluster, finer, options, limits, rules)
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,8 @@ class SearchResult:
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
     second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
         does not bind.
+    write_report: writes the report of the search, which takes a while: of several searches, only the best one's is
+        written. None if it is written, or there is none.
     """
 
     plan: Plan
@@ -121,6 +121,16 @@ class SearchResult:
     bound_seconds: float
     time_limit_reached: bool = False
     second_per_byte: float = 0.0
+    write_report: Callable[[Limits], SearchReport] | None = field(default=None, compare=False, repr=False)
+
+    def reported(self, limits: Limits) -> SearchResult:
+        """The same with the report of the search in its plan, which has what can be found out within the limits."""
+        if self.write_report is None:
+            return self
+        with collector_paused(), limits_as_errors(limits):
+            report = self.write_report(limits)
+        plan = replace(self.plan, stages=tuple(replace(stage, report=report) for stage in self.plan.stages))
+        return replace(self, plan=plan, write_report=None)
 
 
 def find_plan(
@@ -157,7 +167,8 @@ def find_plan(
     """
     options = SearchOptions.of(options, changes)
     own = options.limits() if limits is None else limits.part(1.0)
-    result = _search(graph, cluster, options, own, allow, cost_model, report, overlap, rules, insists=True)
+    result = _search(graph, cluster, options, own, allow, cost_model, overlap, rules, insists=True)
+    result = result.reported(own) if report else replace(result, write_report=None)
     if limits is None:
         warn_of_limit(own, result.gap)
     return result
@@ -242,7 +253,6 @@ def _search(
     limits: Limits,
     allow: Allow | None = None,
     cost_model: CostModel | None = None,
-    report: bool = True,
     overlap: bool = True,
     rules: RuleTable | None = None,
     insists: bool = False,
@@ -304,18 +314,19 @@ def _search(
             else:
                 beside = candidate.overlap
             stage = beside.plan(stage)
-        if report:
-            known = [
-                (one, stage if one.choices == picks else write(one.choices)[0])
-                for one in incumbents.known
-                if one.choices == picks or not limits.expired()
-            ]
-            places_shards = cluster.device.places_shards
-            report_of = write_report(
-                view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, limits, steps
-            )
-            stage = replace(stage, report=report_of)
-    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
+
+    def report_of(left: Limits) -> SearchReport:
+        known = [
+            (one, stage if one.choices == picks else write(one.choices)[0])
+            for one in incumbents.known
+            if one.choices == picks or not left.expired()
+        ]
+        places_shards = cluster.device.places_shards
+        return write_report(
+            view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, left, steps
+        )
+
+    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price, report_of)
 
 
 def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:

@@ -194,10 +194,14 @@ def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:
     """Cost the plans that differ in one choice of one entity."""
     total = evaluate(problem, picks)
     plan = Neighbourhood(problem, readers(problem), picks)
+    known: dict[tuple[int, int], list[float]] = {}  # equal entities share their seconds
     result = []
     for entity, pick in enumerate(picks):
         seconds = plan.seconds(entity)
-        result.append([total - seconds[pick] + value for value in seconds])
+        key = id(seconds), pick
+        if key not in known:
+            known[key] = [total - seconds[pick] + value for value in seconds]
+        result.append(known[key])
     return result
 
 

@@ -83,7 +83,8 @@ def shares_result(
         (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
         for number, on in enumerate(clusters)
     ]
-    return best_search(searches, limits, options.solver_gap)  # within the gap the even mesh wins
+    best = best_search(searches, limits, options.solver_gap)  # within the gap the even mesh wins
+    return best.reported(limits)
 
 
 def proposed_meshes(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> list[DeviceMesh]:

@@ -83,7 +83,9 @@ def network_of(
 
 def _quantum(problem: Problem) -> float:
     """Compute what costs are rounded to multiples of, in seconds, or in bytes if nothing has a cost."""
-    most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+    tables = {id(edge.convert): edge.convert for edge in problem.edges}  # equal layers share theirs
+    greatest = {number: max(map(max, table)) for number, table in tables.items()}
+    most = sum(map(max, problem.cost)) + sum(greatest[id(edge.convert)] for edge in problem.edges)
     if not most:
         most = float(sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals))
         most = max(most, 1.0)

@@ -7,7 +7,7 @@ of cosines that is stored in shards and gathered for all layers, say, though it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,12 @@ def descend(
     return _Descent(problem, groups, choices).run(limits)
 
 
+# A tensor that an entity makes: its conversions, the spec of each choice, and those that readers require; and one that it
+# reads: its conversions from the spec that is made, those of the entity's choices as each of its edges, and of others.
+_Made = tuple[Sequence[Sequence[float]], Sequence[int], list[int]]
+_Read = tuple[Sequence[float], list[tuple[int, ...]], list[int]]
+
+
 class Neighbourhood:
     """A plan, and the costs of the plans that differ from it in one entity's choice.
 
@@ -39,6 +45,7 @@ class Neighbourhood:
 
     def __init__(self, problem: Problem, groups: Mapping[int, Sequence[Edge]], choices: Sequence[int]):
         self.problem, self.groups, self.choices = problem, groups, list(choices)
+        self._known: dict[Hashable, list[float]] = {}
         self.made: list[list[int]] = [[] for _ in choices]
         self.read: list[list[int]] = [[] for _ in choices]
         for tensor, group in groups.items():
@@ -46,24 +53,49 @@ class Neighbourhood:
             for consumer in dict.fromkeys(edge.consumer for edge in group):
                 self.read[consumer].append(tensor)
 
-    def seconds(self, entity: int) -> list[float]:
+    def seconds(self, entity: int) -> Sequence[float]:
         """The part of the cost that depends on an entity, in seconds, by its choice."""
-        choices = self.choices
-        seconds = list(self.problem.cost[entity])
+        choices, groups, costs = self.choices, self.groups, self.problem.cost[entity]
+        made: list[_Made] = []
         for tensor in self.made[entity]:
-            group = self.groups[tensor]
-            convert, produced = group[0].convert, group[0].produced
+            group = groups[tensor]
             required = {edge.consumed[choices[edge.consumer]] for edge in group}
-            for k, source in enumerate(produced):
-                seconds[k] += sum(convert[source][d] for d in required)
+            made.append((group[0].convert, group[0].produced, sorted(required)))
+        read: list[_Read] = []
         for tensor in self.read[entity]:
-            group = self.groups[tensor]
+            group = groups[tensor]
             line = group[0].convert[group[0].produced[choices[group[0].producer]]]
             others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
-            specs = [edge.consumed for edge in group if edge.consumer == entity]
+            read.append((line, [edge.consumed for edge in group if edge.consumer == entity], sorted(others)))
+        # Equal entities of equal layers share their tables, and so their costs.
+        key = (
+            id(costs),
+            tuple((id(convert), id(produced), *required) for convert, produced, required in made),
+            tuple((id(line), *map(id, specs), -1, *others) for line, specs, others in read),
+        )
+        if key not in self._known:
+            self._known[key] = _summed(costs, made, read)
+        return self._known[key]
+
+
+def _summed(costs: Sequence[float], made: Sequence[_Made], read: Sequence[_Read]) -> list[float]:
+    """Add the conversions of what an entity makes and reads to its costs, by its choice."""
+    seconds = list(costs)
+    for convert, produced, required in made:
+        paid = [sum(line[d] for d in required) for line in convert]
+        for k, source in enumerate(produced):
+            seconds[k] += paid[source]
+    for line, specs, others in read:
+        if len(specs) == 1:
+            paid = [*line]
+            for d in others:
+                paid[d] = 0.0
+            for k, d in enumerate(specs[0]):
+                seconds[k] += paid[d]
+        else:
             for k in range(len(seconds)):
-                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs} - others)
-        return seconds
+                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs}.difference(others))
+    return seconds
 
 
 class _Descent(Neighbourhood):
