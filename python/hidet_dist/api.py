@@ -246,6 +246,7 @@ def build_family(
     )
 
 
+@older_objects_kept()
 def make_plan(
     graph: FlowGraph,
     distributed_config: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""Settings of the process that save a build processor time: the garbage collector's, and torch's threads."""
+"""Settings of the process that save tracing, planning and building time: the collector's, and torch's threads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000  # of some 100 bytes; with Python's 700 a 
 def older_objects_kept() -> Iterator[None]:
     """Leave objects that exist already out of garbage collections while the block runs.
 
-    A build makes so many objects that Python looks through all objects of the process several times, most of which are
-    those of imported modules. Objects made in the block are collected, but less often than usual. If the process has
-    frozen objects by itself (``gc.freeze``), nothing is changed.
+    Tracing and a build make so many objects that Python looks through all objects of the process several times, most of
+    which are those of imported modules. Objects made in the block are collected, but less often than usual. If the
+    process has frozen objects by itself (``gc.freeze``), nothing is changed.
     """
     if gc.get_freeze_count():
         yield

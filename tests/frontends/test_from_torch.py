@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -184,6 +185,19 @@ def test_a_module_on_the_meta_device_is_planned_without_data():
     assert specs["0.weight"] == "(S0, R)"
     assert specs["2.weight"] == "(R, S0)"
     assert all(parameter.device.type == "meta" for parameter in module.parameters())
+
+
+def test_objects_of_imported_modules_are_not_collected_while_a_module_is_traced():
+    frozen = []
+
+    class Noting(nn.Module):
+        def forward(self, x):
+            frozen.append(gc.get_freeze_count())
+            return x + 1
+
+    hidet_dist.from_torch(Noting().eval(), torch.zeros(2, 3))
+    assert min(frozen) > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_dynamic_dims_are_symbolic_by_the_users_names():

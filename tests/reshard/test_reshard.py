@@ -17,6 +17,7 @@ from hidet_dist.reshard import (
     Step,
     cheapest_conversion,
     conversion_buffers,
+    conversion_communication,
     conversion_seconds,
     moves,
     path,
@@ -335,6 +336,23 @@ def test_bytes_of_conversions_come_from_the_paths_of_their_seconds(monkeypatch: 
         for shape in shapes:
             table(shape, 4, ends, ends, cluster)
     assert len(made) == len(shapes)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 2, 2)])
+def test_communication_is_that_of_the_steps(mesh: tuple[int, ...]) -> None:
+    shape, cluster = (8, 1, 6), cluster_of(mesh)
+    specs = all_specs(shape, cluster.mesh)[:20]
+    table = conversion_communication(shape, "float32", specs, specs, cluster)
+    for source, line in zip(specs, table, strict=True):
+        for target, seconds in zip(specs, line, strict=True):
+            layout: Layout = source
+            expected = 0.0
+            for step in cheapest_conversion(shape, "float32", source, target, cluster).steps:
+                after = step.after(layout, shape, cluster.mesh)
+                expected += step_parts(step, layout, after, shape, 4, cluster).communicate
+                layout = after
+            assert seconds == pytest.approx(expected, rel=1e-12, abs=0)
+    assert any(map(any, table)), "some conversions communicate"
 
 
 def test_few_graphs_of_layouts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

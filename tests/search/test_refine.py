@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hidet
 import numpy as np
+import pytest
 
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import search
+from hidet_dist.search import planner, search
 from hidet_dist.search.refine import refine
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -28,6 +29,19 @@ def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
     assert specs["layers.0.key"] == specs["layers.0.value"] == "(R, S0)"
     assert specs["layers.0.gate"] == specs["head"] == "(R, S01)"
     assert Plan.from_json(finer.to_json()) == finer
+
+
+def test_only_the_better_mesh_gets_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    real = planner.write_report
+    monkeypatch.setattr(planner, "write_report", lambda *args: written.append(args) or real(*args))
+    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=64)))
+    plan = search(graph, builtin("dgx-a100", DeviceMesh((8,), ("gpu",))))
+    assert str(plan.stages[0].mesh) == "[gpu_0=2, gpu_1=4]"
+    assert len(written) == 1
+    report = plan.stages[0].report
+    assert report is not None and len(report.runner_ups) == len(plan.stages[0].operators)
+    assert report.bound_seconds <= plan.seconds
 
 
 def test_groups_that_share_heads_compute_what_the_whole_does() -> None:

@@ -28,12 +28,14 @@ from hidet_dist.frontends.pytorch.calls import DTYPES
 from hidet_dist.frontends.pytorch.export import quiet_logs
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.frontends.quantized import weights_of_folder
+from hidet_dist.frugal import older_objects_kept
 from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_BYTES
 
 WEIGHTS = ("files", "random", None)
 LOGITS = ("last", "all", "none")
 
 
+@older_objects_kept()
 def from_transformers(
     model: Any,
     *,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hidet_dist.search.budget import filling, optimum
 from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.budget.state import State
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, Edge, Problem, evaluate
 from hidet_dist.search.steps import STEPS
@@ -42,3 +44,18 @@ def test_one_layer_of_another_kind_takes_the_room_that_is_left(budget: int) -> N
     assert sum(problem.memory[e][k] for e, k in enumerate(filled.choices)) <= budget
     assert filled.seconds * (1 - filled.gap) <= best * (1 + 1e-9)
     assert "filling" in [step.name for step in filled.steps]
+
+
+def test_points_of_windows_are_none_of_the_frontiers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points at which plans of windows exceed the budget would give the whole graph's frontiers too many labels."""
+    seen = []
+
+    def noting(state: State, *_: object) -> None:
+        seen.append(list(state.frontier_points))
+        state.frontier_points.append(7)
+
+    monkeypatch.setattr(filling, "try_plans_below", noting)
+    monkeypatch.setattr(optimum, "search_below_limits", lambda state, *_: seen.append(list(state.frontier_points)))
+    optimize(layers(205), SolveOptions(solver_gap=1e-6, without=OTHERS))
+    assert seen[0] == [] and [7] in seen, "windows share theirs"
+    assert seen[-1] == []

@@ -29,10 +29,12 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
 )
 from hidet_dist.frontends.pytorch.export import ExportedModule, argument_names, exported, functional
 from hidet_dist.frontends.pytorch.lower import lower
+from hidet_dist.frugal import older_objects_kept
 from hidet_dist.spec.interface import Interface, Structure, attach
 from hidet_dist.spec.symbols import INT32_MAX, limit_sizes
 
 
+@older_objects_kept()
 def from_torch(
     module: torch.nn.Module | ExportedProgram,
     example_inputs: Any = None,

@@ -33,6 +33,14 @@ def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int
     if not state.best or not centres:
         return
     prices = state.prices(second_per_byte)
+    points, state.frontier_points = state.frontier_points, []
+    try:
+        _plan_windows(state, prices, position, centres)
+    finally:
+        state.frontier_points = points  # frontiers of all operators would have too many labels with those of windows
+
+
+def _plan_windows(state: State, prices: Prices, position: Sequence[int], centres: Sequence[int]) -> None:
     while not state.done():
         gap = state.seconds - state.bound
         for centre in centres:

@@ -307,7 +307,7 @@ def _tensor(
             raise TooWide
         tables.reserve(math.prod(shape))
         table = np.zeros(shape)
-        own = [np.array(specs) for specs in required]
+        places = [{spec: n for n, spec in enumerate(specs)} for specs in required]
         specs = sorted(set(certain).union(*required))
         each = max(1, tuning.CHUNK_ENTRIES // (len(sources) << len(required)))
         for at in range(0, len(specs), each):
@@ -321,11 +321,7 @@ def _tensor(
             if priced is not None:
                 lines = lines + tables.rounded(priced.seconds(sources, some, requires))
             for spec, line in zip(some, lines, strict=True):
-                part = line
-                for dim, specs_required in enumerate(own, 1):
-                    asks = specs_required == spec
-                    part = part.take(asks.view(np.int8) if asks.any() else [0], axis=dim)
-                table += part
+                _add_spec(table, line, [of_reader.get(spec) for of_reader in places])
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
     taken = {producer} if dims[0][2] is None else set()
@@ -334,6 +330,33 @@ def _tensor(
         if dims[-1][2] is None:
             taken.add(entity)
     return TensorTable(number, tuple(dims))
+
+
+def _add_spec(table: Table, line: Table, places: Sequence[int | None]) -> None:
+    """Add what a tensor costs in one spec to its table, for each source (first dim) and the specs that readers require.
+
+    ``line`` has the cost by which readers require the spec, and ``places`` where that is in the dims of the table, if
+    they may. What a reader adds to the readers before it is added where it requires the spec alone: sums are exact, so
+    that their order does not matter.
+    """
+    readers = len(places)
+    none = line[(slice(None), *[0] * readers)]
+    table += none.reshape([-1] + [1] * readers)
+    for reader, place in enumerate(places):
+        if place is None:
+            continue
+        behind = [0] * (readers - reader - 1)
+        before, after = (line[(..., bit, *behind)] for bit in (0, 1))  # equal ones may be infinite
+        added = np.subtract(after, before, out=np.zeros_like(after), where=after != before)
+        if not added.any():
+            continue
+        for dim, other in enumerate(places[:reader], 1):
+            asks = np.zeros(table.shape[dim], dtype=np.int8)
+            if other is not None:
+                asks[other] = 1
+            added = added.take(asks, axis=dim)
+        slab = table[(slice(None),) * (1 + reader) + (place,)]
+        slab += added.reshape([*added.shape] + [1] * len(behind))
 
 
 def _requires(specs: Sequence[int], certain: Sequence[int], readers: int) -> list[npt.NDArray[np.bool_]]:

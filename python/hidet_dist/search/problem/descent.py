@@ -28,9 +28,10 @@ def descend(
     return _Descent(problem, groups, choices).run(limits)
 
 
-# A tensor that an entity makes: its conversions, the spec of each choice, and those that readers require; and one that it
-# reads: its conversions from the spec that is made, those of the entity's choices as each of its edges, and of others.
+# A tensor that an entity makes: its conversions, the spec of each choice, and the specs that its readers require.
 _Made = tuple[Sequence[Sequence[float]], Sequence[int], list[int]]
+# A tensor that it reads: its conversions from the spec that is made, the specs of the entity's choices for each of its
+# edges, and those that other readers require.
 _Read = tuple[Sequence[float], list[tuple[int, ...]], list[int]]
 
 
