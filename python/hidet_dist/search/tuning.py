@@ -89,6 +89,7 @@ PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked 
 PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
 NARROW_PARTS_GAP = 2.0  # gap, relative to the one asked for, above which graphs not too wide for frontiers are divided
 NARROW_PARTS_STALL = 12  # the same for graphs that are not too wide for frontiers: what few parts leave open, many do
+NARROWED_SHARE = 0.9  # of the choices that must be left, at most, for another search where memory has no price
 PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 

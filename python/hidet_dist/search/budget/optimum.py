@@ -211,8 +211,14 @@ class _Improvement:
         return not self.state.options.prove
 
     def _narrow(self) -> bool:
-        narrow_choices(self.state, self.tables, self.prices)
-        return False
+        """Drop choices; where memory has no price, and nearly all are left, the search ends with that.
+
+        What is open is due to relaxed tensors then, and the steps behind would eliminate the same choices again.
+        """
+        state, before = self.state, self.state.open_choices()
+        narrow_choices(state, self.tables, self.prices)
+        many = state.open_choices() > max(tuning.FEW_CHOICES, tuning.NARROWED_SHARE * before)
+        return many and not any(self.mixture.prices) and not self._is_wide
 
     def _list_plans(self) -> bool:
         """List the plans below limits; if that does not decide, combine plans, and list those below a better one."""

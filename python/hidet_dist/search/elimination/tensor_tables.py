@@ -340,8 +340,7 @@ def _add_spec(table: Table, line: Table, places: Sequence[int | None]) -> None:
     that their order does not matter.
     """
     readers = len(places)
-    none = line[(slice(None), *[0] * readers)]
-    table += none.reshape([-1] + [1] * readers)
+    table += line.reshape(len(line), -1)[:, 0].reshape([-1] + [1] * readers)  # if no reader requires it
     for reader, place in enumerate(places):
         if place is None:
             continue
