@@ -254,11 +254,14 @@ class OverlapSearch:
 
     def _communicated(self, name: str) -> _Table:
         """Predict the seconds of each conversion's collectives, without the copies before and after them."""
-        (shape, element), specs = self.view.pieces(name), tuple(self.formulation.layouts[name])
-        key = shape, itemsize(element), specs
-        if key not in self._sent:
-            self._sent[key] = conversion_communication(shape, element, specs, specs, self.cluster)
-        return self._sent[key]
+        (shape, element), layouts = self.view.pieces(name), self.formulation.layouts[name]
+        same = shape, itemsize(element), id(layouts)  # equal tensors mostly share their list of specs
+        if same not in self._sent:
+            key = shape, itemsize(element), tuple(layouts)
+            if key not in self._sent:
+                self._sent[key] = conversion_communication(shape, element, layouts, layouts, self.cluster)
+            self._sent[same] = self._sent[key]
+        return self._sent[same]
 
 
 def _cheapest(problem: Problem, plans: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

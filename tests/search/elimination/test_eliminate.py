@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -96,6 +98,22 @@ def test_readers_share_the_conversion_from_the_spec_that_is_made_where_that_is_l
     found = minimized(problem, [[0, 1]] * 6, Tables(), Prices([0.0]), (), tuning.READERS_LIMITS[0])
     assert found.relaxed == {0: bound > 1.0}
     assert found.bound == pytest.approx(bound)
+
+
+def test_tables_are_freed_while_the_collector_is_paused() -> None:
+    """The last network that tables keep does not keep them: a search makes tables for each of its windows."""
+    problem = Problem([[0.0, 1.0], [2.0, 0.0]], [[0, 0]] * 2, 100, [])
+    gc.disable()
+    try:
+        tables = Tables()
+        solved = minimized(problem, [[0, 1]] * 2, tables, Prices([0.0]), (), 3)
+        assert tables.last is solved and tables.widest > 0
+        alive = weakref.ref(tables)
+        del tables
+        assert alive() is None
+        assert solved.network.marginals(2)[0].tolist() == [0.0, 1.0]
+    finally:
+        gc.enable()
 
 
 def test_readers_that_require_a_spec_share_its_cost_among_themselves() -> None:

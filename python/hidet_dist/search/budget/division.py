@@ -123,10 +123,7 @@ def _open_part(state: State, capacity: Capacity, part: _Part, wide: bool) -> lis
         least_resident=fitting.resident[0],
     )
     tables = Tables(state.limits)
-    try:
-        first = inner.probe(tables, Prices(part.prices), coarse=True)
-    finally:
-        tables.last = None  # tables that refer to themselves would outlive the part
+    first = inner.probe(tables, Prices(part.prices), coarse=True)
     inner.known_plans.append(first)
     inner.raise_bound(first.bound)
     return [] if inner.done() else [replace(part, bound=inner.bound, resident=fitting.resident, state=inner)]
@@ -147,27 +144,24 @@ def _divide_part(state: State, part: _Part, inner: State, others: float) -> list
     inner.enough = others * (1 + tuning.EQUAL)
     tables = Tables(state.limits)
     try:
-        try:
-            inner.known_plans, mixture = relax_budget(inner, tables)
-        except InfeasibleError:
-            if state.best:
-                raise
-            state.known_plans.append(find_fitting(state))  # the part has no plan that fits, which it excludes
-            return [part]
-        if inner.done() or math.isinf(inner.bound):
-            return []
-        if inner.bound > inner.enough:
-            return [replace(part, bound=inner.bound)]
-        prices = inner.prices(mixture.prices)
-        narrow_choices(inner, tables, prices)
-        if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
-            search_below_limits(inner, tables, prices)
-        if inner.done():
-            return []
-        halves = list(_halves(inner, part.resident, mixture))
-        return [_Part(inner.bound, 0, ends, kept, mixture.prices) for ends, kept in halves] or inner.bound
-    finally:
-        tables.last = None
+        inner.known_plans, mixture = relax_budget(inner, tables)
+    except InfeasibleError:
+        if state.best:
+            raise
+        state.known_plans.append(find_fitting(state))  # the part has no plan that fits, which it excludes
+        return [part]
+    if inner.done() or math.isinf(inner.bound):
+        return []
+    if inner.bound > inner.enough:
+        return [replace(part, bound=inner.bound)]
+    prices = inner.prices(mixture.prices)
+    narrow_choices(inner, tables, prices)
+    if inner.seconds - inner.bound <= tuning.FRONTIER_GAP * inner.seconds:
+        search_below_limits(inner, tables, prices)
+    if inner.done():
+        return []
+    halves = list(_halves(inner, part.resident, mixture))
+    return [_Part(inner.bound, 0, ends, kept, mixture.prices) for ends, kept in halves] or inner.bound
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:

@@ -66,11 +66,7 @@ def _plan_window(state: State, prices: Prices, position: Sequence[int], centre: 
             for choices, own, k in zip(state.kept, position, state.best, strict=True)
         ]
         # In tables of its own: the last elimination of all choices is kept for its marginals.
-        tables = Tables(state.limits)
-        try:
-            try_plans_below(state, tables, prices, kept, state.seconds)
-        finally:
-            tables.last = None  # tables that refer to themselves would outlive the window
+        try_plans_below(state, Tables(state.limits), prices, kept, state.seconds)
         if state.seconds < before:
             return
 

@@ -258,14 +258,22 @@ def minimized(
     paired = readers_in_pairs(problem, kept, tables, prices, exact, limit)
     network, relaxed = network_of(problem, kept, tables, prices, exact, limit, paired)
     try:
-        bound, values = network.minimum()
+        bound, values = _minimum(tables, network)
     except TooWide:
         if not any(relaxed.values()):
             raise
         sharing.paired = paired = 0
         network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
-        bound, values = network.minimum()
+        bound, values = _minimum(tables, network)
     solved = Solved(problem, key, network, relaxed, paired, bound, values)
     if not exact:
         tables.last = solved
     return solved
+
+
+def _minimum(tables: Tables, network: Network) -> tuple[float, list[int]]:
+    """Eliminate a network, and note the work of its largest step. Raises TooWide."""
+    try:
+        return network.minimum()
+    finally:
+        tables.widest = max(tables.widest, network.widest)

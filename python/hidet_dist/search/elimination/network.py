@@ -70,8 +70,7 @@ class Tables:
 
     def reserve(self, entries: int) -> None:
         """Check that a table of so many entries fits the memory limit, before it is made. Raises TooWide."""
-        if self.tables.nbytes + 8 * entries > self.limits.nbytes:
-            raise TooWide
+        _reserve(self.tables, self.limits, entries)
 
     def find(self, key: Hashable) -> int | None:
         """Return the number of the table with this key."""
@@ -83,18 +82,28 @@ class Tables:
         return number
 
 
+def _reserve(store: TableStore, limits: Limits, entries: int) -> None:
+    if store.nbytes + 8 * entries > limits.nbytes:
+        raise TooWide
+
+
 class Network:
     """Variables, the tables over them, and their elimination.
 
+    It does not refer to the :class:`Tables` that it was made of, which keep the last network: what refers to itself is
+    not freed during a search, where the garbage collector is paused.
+
     Attributes
     ----------
+    store, limits: where the tables are kept, and the limits of its work.
+    widest: the additions of the largest step of its elimination.
     sizes: the number of values of each variable.
     factors: the tables by number, in order; those of the entities come first.
     """
 
     def __init__(self, tables: Tables, layout: Layout, joint: Sequence[tuple[int, Sequence[int]]] = ()):
         """Take the factors of a layout, and further ones: the numbers of their tables, and the variables."""
-        self.tables = tables
+        self.store, self.limits, self.widest = tables.tables, tables.limits, 0.0
         self.sizes = layout.sizes.tolist()
         self.factors: list[int] = [*layout.factors.tolist(), *(table for table, _ in joint)]
         self._layout = layout
@@ -122,7 +131,7 @@ class Network:
         """Tabulate the least sum for all values of the variables ``kept``, in their order. Raises TooWide."""
         self._eliminate(kept)
         shape = [self.sizes[v] for v in kept]
-        self.tables.reserve(math.prod(shape))
+        _reserve(self.store, self.limits, math.prod(shape))
         return self._native.least_over(kept, shape) + self.constant
 
     def marginals(self, count: int) -> list[Table]:
@@ -165,5 +174,5 @@ class Network:
                 order, work, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
-        self.tables.widest = max(self.tables.widest, most)
+        self.widest = most
         self._native.eliminate(order)

@@ -46,8 +46,7 @@ class PointBytes:
     ):
         """Take the priced bytes from the network ``paid``, of the same factors without costs."""
         self._problem, self._kept, self._network, self._relaxed = problem, kept, network, relaxed
-        self._limits = paid.tables.limits
-        self._tables = paid.tables.tables
+        self._limits, self._tables = paid.limits, paid.store
         self._paid = paid.factors
         self._always: list[int] = []
         self._most = 0.0

@@ -148,7 +148,10 @@ def formulate(
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
     activations = _activations(view, cluster, choices, outputs, tensors, budget, sum(map(max, memory)))
     problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
-    layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
+    # Tensors that share the numbers of their layouts share the list of specs.
+    unlike = {id(of_layouts): of_layouts for of_layouts in tensors.numbers.values()}
+    specs_of = {number: [spec for spec, _ in of_layouts] for number, of_layouts in unlike.items()}
+    layouts = {name: specs_of[id(of_layouts)] for name, of_layouts in tensors.numbers.items()}
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
 
 
