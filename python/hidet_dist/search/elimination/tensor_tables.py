@@ -306,7 +306,7 @@ def _tensor(
         if len(shape) >= MOST_DIMS:
             raise TooWide
         tables.reserve(math.prod(shape))
-        table = np.zeros(shape)
+        table, always = np.zeros(shape), np.zeros(len(sources))
         places = [{spec: n for n, spec in enumerate(specs)} for specs in required]
         specs = sorted(set(certain).union(*required))
         each = max(1, tuning.CHUNK_ENTRIES // (len(sources) << len(required)))
@@ -320,8 +320,10 @@ def _tensor(
             lines: Table = np.where(needed, paid.reshape([*paid.shape] + [1] * len(required)), 0.0)
             if priced is not None:
                 lines = lines + tables.rounded(priced.seconds(sources, some, requires))
+            always += lines.reshape(len(some), len(sources), -1)[:, :, 0].sum(axis=0)
             for spec, line in zip(some, lines, strict=True):
-                _add_spec(table, line, [of_reader.get(spec) for of_reader in places])
+                _add_readers(table, line, [of_reader.get(spec) for of_reader in places])
+        table += always.reshape([-1] + [1] * len(required))
         number = tables.add(key, table)
     dims = [_dim(tables, 0, produced, False)]
     taken = {producer} if dims[0][2] is None else set()
@@ -332,15 +334,14 @@ def _tensor(
     return TensorTable(number, tuple(dims))
 
 
-def _add_spec(table: Table, line: Table, places: Sequence[int | None]) -> None:
-    """Add what a tensor costs in one spec to its table, for each source (first dim) and the specs that readers require.
+def _add_readers(table: Table, line: Table, places: Sequence[int | None]) -> None:
+    """Add to the table of a tensor what it costs that readers require one spec, beyond its cost if none does.
 
-    ``line`` has the cost by which readers require the spec, and ``places`` where that is in the dims of the table, if
-    they may. What a reader adds to the readers before it is added where it requires the spec alone: sums are exact, so
-    that their order does not matter.
+    ``line`` has the cost for each source (first dim) by which readers require the spec, and ``places`` where that is in
+    the dims of the table, if they may. What a reader adds to the readers before it is added where it requires the spec
+    alone: sums are exact, so that their order does not matter.
     """
     readers = len(places)
-    table += line.reshape(len(line), -1)[:, 0].reshape([-1] + [1] * readers)  # if no reader requires it
     for reader, place in enumerate(places):
         if place is None:
             continue
