@@ -303,3 +303,23 @@ def test_a_search_begins_with_shares_of_its_own(monkeypatch: pytest.MonkeyPatch)
     learnt = replace(problem, sharing=Sharing(version=9, steps=1000, paired=0, wide=True))
     assert optimize(learnt) == optimize(problem)
     assert problem.sharing == Sharing()
+
+
+@pytest.mark.parametrize("few", [10, 2500])
+def test_many_choices_that_no_bound_drops_are_not_searched_again(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """One tensor in three specs, of which each of twelve readers takes one of two.
+
+    Two specs suffice; shares of the conversions prove no more than one and a half (as for facility location).
+    """
+    monkeypatch.setattr(tuning, "FEW_CHOICES", few)
+    monkeypatch.setattr(tuning, "VERY_FEW_CHOICES", 5)
+    convert = ((0.0, 1.0, 1.0, 1.0),) * 4
+    pairs = [(1, 2), (1, 3), (2, 3)] * 4
+    edges = [Edge(0, 0, 1 + n, (0,), pair, convert) for n, pair in enumerate(pairs)]
+    sizes = [1] + [2] * len(pairs)
+    problem = Problem([[0.0] * n for n in sizes], [[0] * n for n in sizes], 100, edges)
+    solution = optimize(problem, SolveOptions(solver_gap=1e-3))
+    assert (solution.seconds, evaluate(problem, solution.choices)) == (2.0, 2.0)
+    assert solution.gap <= 1e-3 + 1e-9
+    names = [step.name for step in solution.steps]
+    assert names.count("narrowing") == (1 if few == 10 else 2)
