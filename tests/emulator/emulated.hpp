@@ -575,6 +575,12 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __int_as_float(int x) { return reinterpret_cast<float &>(x); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= static_cast<uint32_t>(both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return found;
+}
 inline int __float_as_int(float x) { return reinterpret_cast<int &>(x); }
 
 // Of integers and floats, as CUDA has them.

@@ -44,7 +44,7 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
         linear.weight.data = weight.float()
         rows = torch.export.Dim("rows", min=1)
         traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
-        graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, "float16").graph)
+        graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, str(weight.dtype).removeprefix("torch.")).graph)
         storage = partial(H100.storage, precision, 2)
         graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
@@ -79,7 +79,7 @@ def check(run: Product, weight: torch.Tensor, precision: StoredPrecision, counts
     x = torch.randn(max(counts), weight.shape[1], generator=generator)
     results = [run(x[:count]) for count in counts]
     exact = x.to(weight.dtype).double() @ rounded_weight(weight, precision.name, precision.group).T
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-3
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}[weight.dtype]
     for count, y in zip(counts, results, strict=True):
         assert (y.double() - exact[:count]).abs().max() <= tolerance * exact.abs().max()
         assert torch.equal(y, results[-1][:count])  # whatever rows are beside it
@@ -100,13 +100,16 @@ def test_products_are_those_of_the_rounded_weight(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("name", "group"), [("int4", 32), ("int4", 128), ("int8", 32), ("int8", 64)])
 def test_products_are_those_of_the_rounded_weight_in_half_precision(
-    product: Callable[[torch.Tensor, StoredPrecision], Product],
+    product: Callable[[torch.Tensor, StoredPrecision], Product], name: str, group: int, dtype: torch.dtype
 ) -> None:
+    """Rows in one block of few, in several, and in blocks of many: the same bits."""
+    precision, weight = StoredPrecision(name, group), random(dtype)
+    check(product(weight, precision), weight, precision, (1, 9, 32, 33, 70))
+
+
+def test_rows_by_a_weight_of_four_bits(product: Callable[[torch.Tensor, StoredPrecision], Product]) -> None:
     precision, weight = StoredPrecision("int4", 32), random(torch.float16)
-    check(product(weight, precision), weight, precision, (1, 9))
-
-
-def test_a_row_by_a_weight_of_four_bits(product: Callable[[torch.Tensor, StoredPrecision], Product]) -> None:
-    precision = StoredPrecision("int4", 32)
-    check(product(random(), precision), random(), precision, (1, 5))
+    check(product(weight, precision), weight, precision, (1, 40))

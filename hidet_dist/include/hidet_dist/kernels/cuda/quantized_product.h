@@ -1,16 +1,20 @@
 /*
  * Products of a matrix by a weight of 8 or 4 bits in panels, whose bytes ../../panels.h describes, on a CUDA device.
  *
- * Only the weight is rounded: its elements become floats, and what they are multiplied by is as it is. The products of a
- * group are summed, then multiplied by the group's scale. A block has the columns of a panel, one in each lane, and its
- * warps take the groups in turns; so a weight is read once, in whole cache lines. Each sum is in an order that does not
- * depend on the number of rows.
+ * Only the weight is rounded: what its elements are multiplied by is as it is. The products of a group are summed in
+ * float32, then multiplied by the group's scale. Each sum is in an order that does not depend on the number of rows.
+ *
+ * Tensor cores compute products of half precision. Here are the others: elements become floats, a block has the columns
+ * of a panel, one in each lane, and its warps take the groups in turns; so a weight is read once, in whole cache lines.
  */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "hidet_dist/kernels/cuda/launch.h"
+#include "hidet_dist/kernels/cuda/quantized_tiles.h"
 
 namespace hidet_dist {
 namespace cuda {
@@ -122,6 +126,10 @@ inline void launch(const Element *left, const uint8_t *panels, Element *result, 
 template <class Element, int kBits, int kGroup>
 inline void multiply(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
                      int64_t depth) {
+  if constexpr (!std::is_same<Element, float>::value) {
+    /* A row begins at a multiple of 16 bytes. */
+    if (depth % 8 == 0) return in_tiles::multiply<Element, kBits, kGroup>(left, panels, result, rows, columns, depth);
+  }
   const int64_t most = int64_t(kMostGrid) * kMostRows;
   for (; rows > 0; rows -= most, left += most * depth, result += most * columns) {
     const int64_t part = rows < most ? rows : most;

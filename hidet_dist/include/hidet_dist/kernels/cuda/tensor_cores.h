@@ -25,6 +25,11 @@ struct Half<__half> {
     const __half2 both = __floats2half2_rn(x, y);
     return *reinterpret_cast<const uint32_t *>(&both);
   }
+  /* The differences of pairs. */
+  __device__ static uint32_t minus(uint32_t x, uint32_t y) {
+    const __half2 both = __hsub2(*reinterpret_cast<const __half2 *>(&x), *reinterpret_cast<const __half2 *>(&y));
+    return *reinterpret_cast<const uint32_t *>(&both);
+  }
   __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                   const float (&c)[4]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -38,6 +43,12 @@ struct Half<__nv_bfloat16> {
   static constexpr uint32_t kOnes = 0x3f803f80u, kNoNumber = 0x7fffu;
   __device__ static uint32_t pair(float x, float y) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<const uint32_t *>(&both);
+  }
+  /* The differences of pairs. */
+  __device__ static uint32_t minus(uint32_t x, uint32_t y) {
+    const __nv_bfloat162 both =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162 *>(&x), *reinterpret_cast<const __nv_bfloat162 *>(&y));
     return *reinterpret_cast<const uint32_t *>(&both);
   }
   __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,

@@ -1,0 +1,371 @@
+/*
+ * Products by a weight of 8 or 4 bits on tensor cores, for a left operand of half precision; see quantized_product.h for
+ * the weight. Its elements are whole numbers that half precision has exactly; their products are summed in float32.
+ *
+ * An instruction has 16 columns of the weight and 8 rows of the left operand. A warp has the 32 columns of a panel: of
+ * each 32 rows of the weight, a lane has 8 neighbouring ones of four neighbouring columns, as they lie in the panel. The
+ * products of a group are summed by instructions from zero on, and the groups are then summed, each times its scale, in
+ * their order. Where there are few rows, a block's warps take groups in turns, and its threads sum them up from shared
+ * memory. Where there are many, a warp takes all groups. A result has the same bits in both cases, whatever rows are
+ * beside it.
+ */
+#pragma once
+#include "hidet_dist/kernels/cuda/launch.h"
+#include "hidet_dist/kernels/cuda/tensor_cores.h"
+
+namespace hidet_dist {
+namespace cuda {
+namespace quantized {
+namespace in_tiles {
+
+constexpr int kStep = 32;   /* rows of the weight that a lane has 8 of */
+constexpr int kOfLane = 4;  /* columns of a lane */
+constexpr int kBeside = 8;  /* rows of the left operand of an instruction */
+constexpr int kPairs = 2;   /* instructions that a lane's columns take */
+constexpr int kFewRows = 32;
+
+/* Pairs of elements of a word, which are whole numbers: of 4 bits rows (0, 2), (1, 3), (4, 6), (5, 7); of 8 bits the
+ * first two of these. A number of half precision whose last bits are those of an element is a power of 2 more than it. */
+template <class Element, int kBits>
+struct Words;
+template <>
+struct Words<__half, 4> {
+  __device__ static uint32_t pair(uint32_t word, int i) {
+    const uint32_t bits = (word >> (i / 2 * 4 + i % 2 * 8) & 0x000f000fu) | 0x64006400u; /* 1024 + 8 + element */
+    return tensor_cores::Half<__half>::minus(bits, 0x64086408u);
+  }
+};
+template <>
+struct Words<__nv_bfloat16, 4> {
+  __device__ static uint32_t pair(uint32_t word, int i) {
+    const uint32_t bits = (word >> (i / 2 * 4 + i % 2 * 8) & 0x000f000fu) | 0x43004300u; /* 128 + 8 + element */
+    return tensor_cores::Half<__nv_bfloat16>::minus(bits, 0x43084308u);
+  }
+};
+template <>
+struct Words<__half, 8> {
+  __device__ static uint32_t pair(uint32_t word, int i) {
+    const uint32_t bits = ((word ^ 0x80808080u) >> (8 * i) & 0x00ff00ffu) | 0x64006400u; /* 1024 + 128 + element */
+    return tensor_cores::Half<__half>::minus(bits, 0x64806480u);
+  }
+};
+template <>
+struct Words<__nv_bfloat16, 8> { /* which has too few bits for that, but all elements */
+  __device__ static float element(uint32_t byte) {
+    return __int_as_float(static_cast<int>(0x4b000000u | byte)) - 8388736.0f; /* 2^23 + 128 + element */
+  }
+  __device__ static uint32_t pair(uint32_t word, int i) {
+    const uint32_t bits = (word ^ 0x80808080u) >> (8 * i);
+    return tensor_cores::Half<__nv_bfloat16>::pair(element(bits & 0xff), element(bits >> 16 & 0xff));
+  }
+};
+
+template <class Element, int kBits, int kGroup>
+struct Panel {
+  typedef tensor_cores::Half<Element> Half;
+  static constexpr int kGroupBytes = kWarp * (2 + kGroup * kBits / 8);
+  static constexpr int kSteps = kGroup / kStep;       /* of a group */
+  static constexpr int kVectors = kBits / 4;          /* of 16 bytes that a lane has of a step */
+  static constexpr int kWordRows = kStep * kBits / 32; /* words of a column in a step */
+
+  /* A lane's elements of a step of a group: of each vector, words of its four columns. */
+  __device__ static void load(uint4 (&to)[kVectors], const uint8_t *group, int step, int lane) {
+    const uint4 *const words = reinterpret_cast<const uint4 *>(group + 2 * kWarp);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int row = step * kWordRows + lane % 4 * kVectors + v;
+      to[v] = words[row * (kWarp / kOfLane) + lane / 4];
+    }
+  }
+  __device__ static void load_scales(float (&to)[kOfLane], const uint8_t *group, int lane) {
+    const uint2 both = reinterpret_cast<const uint2 *>(group)[lane / 4];
+    const __half *const scales = reinterpret_cast<const __half *>(&both);
+    for (int c = 0; c < kOfLane; ++c) to[c] = __half2float(scales[c]);
+  }
+
+  /* Left operands of two instructions, of the upper or lower rows of a lane's elements: for its columns 0 and 1, and for
+   * 2 and 3. */
+  __device__ static void unpack(uint32_t (&to)[kPairs][4], const uint4 (&words)[kVectors], int half) {
+    const uint4 &vector = words[kBits == 8 ? half : 0];
+    const uint32_t columns[kOfLane] = {vector.x, vector.y, vector.z, vector.w};
+    const int first = kBits == 8 ? 0 : 2 * half;
+#pragma unroll
+    for (int c = 0; c < kOfLane; ++c) {
+      to[c / 2][c % 2] = Words<Element, kBits>::pair(columns[c], first);
+      to[c / 2][2 + c % 2] = Words<Element, kBits>::pair(columns[c], first + 1);
+    }
+  }
+};
+
+/* The right operand of an instruction: of eight neighbouring elements of a row the upper or lower ones, in the order in
+ * which words have them. */
+__device__ inline void in_order(uint32_t (&to)[2], uint4 row, int half) {
+  const uint32_t first = half == 0 ? row.x : row.z, second = half == 0 ? row.y : row.w;
+  to[0] = __byte_perm(first, second, 0x5410);
+  to[1] = __byte_perm(first, second, 0x7632);
+}
+
+/* Add the products of a step: sums[t] are those of 8 rows, and a lane's columns 2 i and 2 i + 1. */
+template <class Element, int kBits, int kGroup, int kTiles, class Rows>
+__device__ inline void multiply_step(float (&sums)[kTiles][kPairs][4],
+                                     const uint4 (&words)[Panel<Element, kBits, kGroup>::kVectors], const Rows &rows) {
+  typedef Panel<Element, kBits, kGroup> P;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t weights[kPairs][4];
+    P::unpack(weights, words, half);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      uint32_t row[2];
+      in_order(row, rows(t), half);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) P::Half::multiply(sums[t][i], weights[i], row[0], row[1], sums[t][i]);
+    }
+  }
+}
+
+template <int kTiles>
+__device__ inline void clear(float (&sums)[kTiles][kPairs][4]) {
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+    for (int i = 0; i < kPairs; ++i)
+      for (int e = 0; e < 4; ++e) sums[t][i][e] = 0.0f;
+}
+
+__device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
+__device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
+
+constexpr int kWarpsOfFew = 8, kThreadsOfFew = kWarpsOfFew * kWarp;
+constexpr int kAtOnce = 128;                     /* rows of the weight that a warp has at once */
+constexpr int kSumStep = kWarp + kOfLane;        /* floats from one row of sums to the next: other banks */
+
+/* Blocks of a panel, whose warps take groups in turns. */
+template <class Element, int kBits, int kGroup, int kTiles>
+__global__ void __launch_bounds__(kThreadsOfFew)
+    few_rows_kernel(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                    int64_t depth) {
+  typedef Panel<Element, kBits, kGroup> P;
+  constexpr int kGroups = kAtOnce / kGroup, kRows = kTiles * kBeside, kTogether = kWarpsOfFew * kGroups;
+  extern __shared__ float4 quantized_tiles[];
+  float *const sums = reinterpret_cast<float *>(quantized_tiles); /* of each group, row and column */
+  float *const scales = sums + kTogether * kRows * kSumStep;      /* of each group and column */
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t first = int64_t(blockIdx.y) * kRows;
+  const int groups = static_cast<int>((depth + kGroup - 1) / kGroup);
+  const int count = rows - first < kRows ? static_cast<int>(rows - first) : kRows;
+  const uint8_t *const panel = panels + int64_t(blockIdx.x) * groups * P::kGroupBytes;
+
+  uint4 words[kGroups][P::kSteps][P::kVectors];
+  float own_scales[kGroups][kOfLane];
+  const auto load = [&](int group) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (group + g >= groups) continue;
+      const uint8_t *const at = panel + int64_t(group + g) * P::kGroupBytes;
+      P::load_scales(own_scales[g], at, lane);
+#pragma unroll
+      for (int step = 0; step < P::kSteps; ++step) P::load(words[g][step], at, step, lane);
+    }
+  };
+  float total[kTiles];
+  for (int t = 0; t < kTiles; ++t) total[t] = 0.0f;
+  load(warp * kGroups);
+  for (int begin = 0; begin < groups; begin += kTogether) {
+    const int own = begin + warp * kGroups;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (own + g >= groups) continue;
+      float of_group[kTiles][kPairs][4];
+      clear(of_group);
+#pragma unroll
+      for (int step = 0; step < P::kSteps; ++step) {
+        const int64_t k = int64_t(own + g) * kGroup + step * kStep + lane % 4 * 8;
+        multiply_step<Element, kBits, kGroup, kTiles>(of_group, words[g][step], [&](int t) {
+          const int row = t * kBeside + lane / 4;
+          if (row >= count || k >= depth) return make_uint4(0, 0, 0, 0);
+          return *reinterpret_cast<const uint4 *>(left + (first + row) * depth + k);
+        });
+      }
+      float *const to = sums + (warp * kGroups + g) * kRows * kSumStep + lane / 4 * kOfLane;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        for (int j = 0; j < 2; ++j) {
+          const int row = t * kBeside + lane % 4 * 2 + j;
+          if (row >= count) continue;
+          const float (&own_sums)[kPairs][4] = of_group[t];
+          *reinterpret_cast<float4 *>(to + row * kSumStep) =
+              make_float4(own_sums[0][j], own_sums[0][2 + j], own_sums[1][j], own_sums[1][2 + j]);
+        }
+      if (lane % 4 == 0) {
+        *reinterpret_cast<float4 *>(scales + (warp * kGroups + g) * kWarp + lane / 4 * kOfLane) =
+            make_float4(own_scales[g][0], own_scales[g][1], own_scales[g][2], own_scales[g][3]);
+      }
+    }
+    if (begin + kTogether < groups) load(own + kTogether);
+    __syncthreads();
+    const int together = groups - begin < kTogether ? groups - begin : kTogether;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int row = t * kBeside + warp;
+      if (row >= count) continue;
+#pragma unroll 8
+      for (int g = 0; g < together; ++g) {
+        total[t] = fmaf(scales[g * kWarp + lane], sums[(g * kRows + row) * kSumStep + lane], total[t]);
+      }
+    }
+    __syncthreads();
+  }
+  const int64_t column = int64_t(blockIdx.x) * kWarp + lane;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int row = t * kBeside + warp;
+    if (row < count && column < columns) put(result[(first + row) * columns + column], total[t]);
+  }
+}
+
+constexpr int kWarpsOfMany = 4, kThreadsOfMany = kWarpsOfMany * kWarp;
+constexpr int kTilesOfMany = 8, kRowsOfMany = kTilesOfMany * kBeside;
+constexpr int kStage = 2;  /* steps whose rows are copied at once */
+constexpr int kStages = 3; /* of which one is used */
+
+/* Blocks of four panels and many rows: a warp has a panel, and all groups. */
+template <class Element, int kBits, int kGroup>
+__global__ void __launch_bounds__(kThreadsOfMany)
+    many_rows_kernel(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                     int64_t depth) {
+  typedef Panel<Element, kBits, kGroup> P;
+  constexpr int kElements = kRowsOfMany * kStep; /* of a step of the left operand, row by row */
+  extern __shared__ float4 quantized_tiles[];
+  Element *const tiles = reinterpret_cast<Element *>(quantized_tiles);
+  const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
+  const int64_t first = int64_t(blockIdx.x) * kRowsOfMany, panel_number = int64_t(blockIdx.y) * kWarpsOfMany + warp;
+  const int groups = static_cast<int>((depth + kGroup - 1) / kGroup), steps = groups * P::kSteps;
+  const bool has_panel = panel_number * kWarp < columns;
+  const uint8_t *const panel = panels + (has_panel ? panel_number : 0) * groups * P::kGroupBytes;
+  const uint32_t begin = tensor_cores::shared_address(tiles);
+
+  /* A thread copies a part of every kApart-th row. */
+  constexpr int kVectors = kStage * kStep / 8, kApart = kThreadsOfMany / kVectors;
+  const int own_row = thread / kVectors, part = thread % kVectors;
+  const Element *const from = left + (first + own_row) * depth + part * 8;
+  const uint32_t to = begin + (part / 4 * kElements + own_row * kStep + part % 4 * 8) * sizeof(Element);
+  const int here = rows - first < kRowsOfMany ? static_cast<int>(rows - first) : kRowsOfMany;
+  const auto copy = [&](int stage) {
+    const int k = stage * kStage * kStep;
+#pragma unroll
+    for (int row = 0; row < kRowsOfMany; row += kApart) {
+      const bool is_there = own_row + row < here && k + part * 8 < depth;
+      tensor_cores::copy_async<16>(to + (stage % kStages * kStage * kElements + row * kStep) * sizeof(Element),
+                                   is_there ? from + row * depth + k : left, is_there);
+    }
+  };
+  uint4 words[kStage][P::kVectors];
+  const auto load = [&](int stage) {
+#pragma unroll
+    for (int s = 0; s < kStage; ++s) {
+      const int step = stage * kStage + s;
+      if (step < steps) {
+        P::load(words[s], panel + int64_t(step / P::kSteps) * P::kGroupBytes, step % P::kSteps, lane);
+      }
+    }
+  };
+
+  float sums[kTilesOfMany][kPairs][4], of_group[kTilesOfMany][kPairs][4];
+  clear(sums);
+  clear(of_group);
+  const int stages = (steps + kStage - 1) / kStage;
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) {
+    if (stage < stages) copy(stage);
+    tensor_cores::close_copies();
+  }
+  load(0);
+  for (int stage = 0; stage < stages; ++stage) {
+    tensor_cores::await_copies<kStages - 2>();
+    __syncthreads();
+    if (stage + kStages - 1 < stages) copy(stage + kStages - 1);
+    tensor_cores::close_copies();
+    uint4 own[kStage][P::kVectors];
+#pragma unroll
+    for (int s = 0; s < kStage; ++s)
+      for (int v = 0; v < P::kVectors; ++v) own[s][v] = words[s][v];
+    load(stage + 1);
+#pragma unroll
+    for (int s = 0; s < kStage; ++s) {
+      const int step = stage * kStage + s;
+      if (step >= steps) continue;
+      const Element *const tile = tiles + (stage % kStages * kStage + s) * kElements + lane / 4 * kStep + lane % 4 * 8;
+      multiply_step<Element, kBits, kGroup, kTilesOfMany>(
+          of_group, own[s], [&](int t) { return *reinterpret_cast<const uint4 *>(tile + t * kBeside * kStep); });
+      if ((step + 1) % P::kSteps != 0) continue;
+      float scales[kOfLane];
+      P::load_scales(scales, panel + int64_t(step / P::kSteps) * P::kGroupBytes, lane);
+#pragma unroll
+      for (int t = 0; t < kTilesOfMany; ++t)
+        for (int i = 0; i < kPairs; ++i)
+          for (int e = 0; e < 4; ++e) {
+            sums[t][i][e] = fmaf(scales[2 * i + e / 2], of_group[t][i][e], sums[t][i][e]);
+          }
+      clear(of_group);
+    }
+  }
+  tensor_cores::await_copies<0>();
+  if (!has_panel) return;
+  const int64_t column = panel_number * kWarp + lane / 4 * kOfLane;
+#pragma unroll
+  for (int t = 0; t < kTilesOfMany; ++t)
+    for (int j = 0; j < 2; ++j) {
+      const int64_t row = first + t * kBeside + lane % 4 * 2 + j;
+      if (row >= rows) continue;
+      Element *const to = result + row * columns + column;
+      if (columns % kOfLane == 0) {
+        if (column >= columns) continue;
+        const uint2 four = make_uint2(P::Half::pair(sums[t][0][j], sums[t][0][2 + j]),
+                                      P::Half::pair(sums[t][1][j], sums[t][1][2 + j]));
+        *reinterpret_cast<uint2 *>(to) = four;
+      } else {
+        for (int c = 0; c < kOfLane; ++c) {
+          if (column + c < columns) put(to[c], sums[t][c / 2][c % 2 * 2 + j]);
+        }
+      }
+    }
+}
+
+template <class Element, int kBits, int kGroup, int kTiles>
+inline void launch_few(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                       int64_t depth) {
+  constexpr int kTogether = kWarpsOfFew * (kAtOnce / kGroup), kRows = kTiles * kBeside;
+  constexpr size_t kBytes = sizeof(float) * kTogether * (kRows * kSumStep + kWarp);
+  if (kBytes > kUsualSharedBytes) {
+    check(cudaFuncSetAttribute(few_rows_kernel<Element, kBits, kGroup, kTiles>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
+          "quantized product's shared memory");
+  }
+  const dim3 grid(static_cast<unsigned>(divide_up(columns, kWarp)), static_cast<unsigned>(divide_up(rows, kRows)));
+  few_rows_kernel<Element, kBits, kGroup, kTiles>
+      <<<grid, kThreadsOfFew, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+}
+
+/* result[rows, columns] = left[rows, depth] by a weight of [depth, columns]; the depth is a multiple of 8. */
+template <class Element, int kBits, int kGroup>
+inline void multiply(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
+                     int64_t depth) {
+  if (rows <= 0) return;
+  if (rows <= kBeside) {
+    launch_few<Element, kBits, kGroup, 1>(left, panels, result, rows, columns, depth);
+  } else if (rows <= kFewRows) {
+    launch_few<Element, kBits, kGroup, 2>(left, panels, result, rows, columns, depth);
+  } else {
+    constexpr size_t kBytes = sizeof(Element) * kStages * kStage * kRowsOfMany * kStep;
+    const dim3 grid(static_cast<unsigned>(divide_up(rows, kRowsOfMany)),
+                    static_cast<unsigned>(divide_up(columns, kWarpsOfMany * kWarp)));
+    many_rows_kernel<Element, kBits, kGroup>
+        <<<grid, kThreadsOfMany, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+  }
+  check(cudaGetLastError(), "quantized product");
+}
+
+}  // namespace in_tiles
+}  // namespace quantized
+}  // namespace cuda
+}  // namespace hidet_dist
