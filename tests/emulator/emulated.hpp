@@ -575,6 +575,7 @@ inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __int_as_float(int x) { return reinterpret_cast<float &>(x); }
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
   uint32_t found = 0;

@@ -25,6 +25,7 @@ from hidet_dist.toolchain.cuda import Toolkit
 from hidet_dist.weights.panels import StoredPrecision
 
 from .elf import architectures
+from .test_experts import graph_of as experts_of
 
 H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 
@@ -49,6 +50,12 @@ def test_products_by_few_bits_compile(nvcc: Toolkit, precision: str) -> None:
     dtypes = H100.record.quantized_dtypes
     graph = with_storages(graph, dtypes, lambda _, transposed: H100.storage(stored, 2, transposed)).graph
     assert "QuantizedMatmul" in kernels_of(graph, rows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_by_experts_compile(nvcc: Toolkit, transposed: bool) -> None:
+    assert kernels_of(normalize(experts_of("float16", transposed, shared=True)), tokens=64) == ("ExpertProduct",)
 
 
 HALVES = replace(PLAIN, size_k=128, size_v=128, dtype="float16", pool="float16")

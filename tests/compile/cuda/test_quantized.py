@@ -44,7 +44,8 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
         linear.weight.data = weight.float()
         rows = torch.export.Dim("rows", min=1)
         traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
-        graph = normalize(traced if weight.dtype == torch.float32 else in_precision(traced, str(weight.dtype).removeprefix("torch.")).graph)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
         storage = partial(H100.storage, precision, 2)
         graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
@@ -64,10 +65,12 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
                     values[y] = values[node.inputs[0]].reshape(shape)
                     continue
                 given = [values.get(one, held) for one in node.inputs]
-                empty = np.full(shape, np.nan, y.dtype.name)
+                is_wide = y.dtype.name != "bfloat16"  # NumPy does not have it: its bits
+                empty = np.full(shape, np.nan, y.dtype.name) if is_wide else np.full(shape, -1, np.int16)
                 found = emulated.run(compiled.kernels[kernel], *given, empty, sizes={"rows": len(x)})
                 values[y] = found[-1]
-            return torch.from_numpy(values[compiled.graph.outputs[0]])
+            (y,) = compiled.graph.outputs
+            return torch.from_numpy(values[y]).view(getattr(torch, y.dtype.name))
 
         return run
 
