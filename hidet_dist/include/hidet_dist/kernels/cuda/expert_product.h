@@ -75,7 +75,7 @@ __device__ inline void clear_others(const Shape &shape, const Operands<Element> 
   for (int64_t number = threadIdx.x; number < choices; number += kThreads) {
     const int32_t label = operands.chosen[number] + 1;
     bool is_there = false;
-    for (int64_t e = 0; e < shape.experts; ++e) is_there = is_there || (label > 0 && operands.labels[e] == label);
+    for (int64_t e = 0; e < shape.experts; ++e) is_there = is_there || operands.labels[e] == label;
     if (is_there) continue;
     for (int64_t n = column; n < column + kColumns && n < shape.columns; ++n) {
       operands.result[number * shape.columns + n] = Element(0.0f);
@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(Shape shape, Opera
   const int64_t expert = blockIdx.y, column = int64_t(blockIdx.x) * kColumns;
   if (expert == shape.experts) return clear_others(shape, operands, column);
   const int32_t label = operands.labels[expert];
-  if (label <= 0) return;
   const int inner = static_cast<int>(shape.inner);
   const int columns = shape.columns - column < kColumns ? static_cast<int>(shape.columns - column) : kColumns;
   const int64_t step = kTransposed ? shape.inner : shape.columns;
