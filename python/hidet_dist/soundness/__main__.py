@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from hidet_dist.soundness.catalog import replicate_only
 from hidet_dist.soundness.graphs import MODELS, PATTERNS
 from hidet_dist.soundness.instances import MAKERS
 from hidet_dist.soundness.states import STATEFUL
-from hidet_dist.soundness.work import STATE_MESHES, Result, check_class, check_cuts, check_graph, check_states
+from hidet_dist.soundness.work import STATE_MESHES, check_class, check_cuts, check_graph, check_states
+from hidet_dist.soundness.workers import Unit, results
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
     options = parser.parse_args(arguments)
     # The models take longest, so they come first. Patterns are smaller and need fewer plans.
-    work: list[tuple[Callable[..., Result], str | int, int]] = [
+    work: list[Unit] = [
         (check_graph, name, options.plans if name in MODELS else max(options.plans // 4, 1))
         for name in (*MODELS, *PATTERNS)
         if options.only in name
@@ -42,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     work += [(check_class, n, options.instances) for n, cls in enumerate(MAKERS) if options.only in cls.__name__]
     counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "cuts": 0, "failures": 0}
     counts["replicate_only"] = len(replicate_only())
-    for result in _results(work, options.seed, options.jobs):
+    for result in results(work, options.seed, options.jobs):
         for failure in result.failures:
             print(f"FAILURE {failure}")
         print(result.line, flush=True)
@@ -51,15 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         counts["failures"] += len(result.failures)
     print(json.dumps(counts))
     return 1 if counts["failures"] else 0
-
-
-def _results(work: Sequence[tuple[Callable[..., Result], str | int, int]], seed: int, jobs: int) -> Iterator[Result]:
-    if jobs == 1:
-        yield from (check(what, count, seed) for check, what, count in work)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for future in [pool.submit(check, what, count, seed) for check, what, count in work]:
-            yield future.result()
 
 
 if __name__ == "__main__":
