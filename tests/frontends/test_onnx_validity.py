@@ -257,6 +257,13 @@ def test_many_inputs_of_a_node_are_joined_step_by_step_or_refused(tmp_path):
         read(tmp_path, model([helper.make_node("Concat", ["x"] * 5000, ["y"], axis=0)], {"x": (2,)}))
 
 
+@pytest.mark.parametrize("operator", ["Add", "Mul"])
+def test_sizes_that_double_in_each_step_are_refused(tmp_path, operator):
+    nodes = [node("Shape", "x", "t0"), *(node(operator, f"t{n},t{n}", f"t{n + 1}") for n in range(60))]
+    with pytest.raises(UnsupportedModelError, match="an expression of more than"):
+        read(tmp_path, model([*nodes, node("Expand", "x,t60")], {"x": ("n",)}))
+
+
 def test_a_mask_of_many_tokens_is_computed_in_the_graph(tmp_path):
     tokens = 2**22
     heads = {"num_heads": 1, "unidirectional": 1}

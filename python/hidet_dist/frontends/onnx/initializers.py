@@ -19,6 +19,7 @@ import onnx
 import torch
 from hidet.graph import Tensor
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import TraceError, WeightsError
 from hidet_dist.files import open_regular, read_up_to, state
 from hidet_dist.limits import MOST_BYTES, MOST_PROTOBUF_BYTES
@@ -31,6 +32,7 @@ _GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
 _DATA_FIELDS = ("raw_data", *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")))
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
+_MOST_PATH = 4096  # PATH_MAX of Linux
 
 _BFLOAT16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
 
@@ -156,9 +158,10 @@ class ModelFile:
         location = entries.get("location", "")
         where = f"The tensor {proto.name!r} of {self.path}"
         # The standard has paths relative to the model's folder, and within it.
-        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+        is_path = 0 < len(location) <= _MOST_PATH and "\0" not in location
+        if not is_path or Path(location).is_absolute() or ".." in Path(location).parts:
             raise WeightsError(
-                f"{where} has its data in {location!r}, which is not a file in or below the model's folder."
+                f"{where} has its data in {shown(location)}, which is not a file in or below the model's folder."
             )
         try:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from hidet.ir.expr import Add, Constant, Div, Expr, Mod, Multiply, SymbolVar, is_constant
+from hidet.ir.expr import Add, BinaryExpr, Constant, Div, Expr, Mod, Multiply, SymbolVar, is_constant
 from hidet.ir.tools import simplify
 
 from hidet_dist.frontends.onnx.nodes import Refused
@@ -18,6 +18,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Mul": operator.mul,
     "Div": operator.floordiv,
 }
+_MOST_PARTS = 1000
 
 
 def _plain(value: Any) -> Any:
@@ -42,7 +43,18 @@ def _combined(function: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray)
     """Apply a function to the elements of two arrays, broadcast."""
     a, b = np.broadcast_arrays(a, b)
     pairs = zip(a.reshape(-1), b.reshape(-1), strict=True)
-    return _array([simplify(function(_plain(x), _plain(y))) for x, y in pairs], a.shape)
+    return _array([simplify(_short(function(_plain(x), _plain(y)))) for x, y in pairs], a.shape)
+
+
+def _short(size: Any) -> Any:
+    """Return a size. Raises Refused for an expression so long that models have none: it may double in each step."""
+    pending, count = [size], 0
+    while pending:
+        part, count = pending.pop(), count + 1
+        if count > _MOST_PARTS:
+            raise Refused(f"a size is an expression of more than {_MOST_PARTS} numbers and operations: give it in dims")
+        pending += [part.a, part.b] if isinstance(part, BinaryExpr) else []
+    return size
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -115,6 +127,6 @@ def evaluate_shapes(name: str, inputs: Sequence[Any], attributes: Mapping[str, A
     if name == "ReduceProd":
         total: Any = 1
         for value in x.reshape(-1):
-            total = total * _plain(value)
+            total = _short(total * _plain(value))
         return [_array([total], [1] if attributes.get("keepdims", 1) else [])]
     raise Refused(f"a shape with symbolic dims is computed with {name}: give the sizes in dims")
