@@ -49,6 +49,11 @@ def _product_tasks() -> tuple[type[Task], type[Task]]:
     return half.MatmulF16CuteTask, BatchMatmulTask
 
 
+def is_product(task: Task) -> bool:
+    """Whether a task is a product of matrices, without operators fused with it."""
+    return isinstance(task, _product_tasks())
+
+
 @dataclass(frozen=True)
 class Product:
     """The arguments of ``hidet_dist_cublas_product`` for a product of matrices.

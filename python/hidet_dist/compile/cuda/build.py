@@ -17,6 +17,7 @@ from hidet_dist.compat.cuda_build import STANDARD, described_gpu
 from hidet_dist.compat.fast_divisions import fast_divisions
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
+from hidet_dist.compat.joint_launches import joint_launches
 from hidet_dist.compile.generators import GENERATORS
 from hidet_dist.machine.gpu import Gpu
 from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
@@ -63,6 +64,7 @@ def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]
         half_products(),
         fused_operands(),
         cublas_products(cublas),
+        joint_launches(),
         _graph_options(mma),
     ):
         yield

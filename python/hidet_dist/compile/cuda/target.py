@@ -150,6 +150,7 @@ class CudaTarget:
     def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision], frugal: bool) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
         from hidet_dist.compile.cuda.experts import define_experts
+        from hidet_dist.compile.cuda.joined import apart_for_joining
         from hidet_dist.compile.cuda.launches import fewer_launches
         from hidet_dist.compile.cuda.quantized import quantized_products
         from hidet_dist.compile.cuda.row_attention import row_attention_kernels
@@ -157,12 +158,16 @@ class CudaTarget:
         guarded = row_attention_kernels(define_experts(guard_graph(program, ())), self.gpu.multiprocessors)
         guarded = quantized_products(guarded, program.weight_placeholders, precisions)
         graph = blocks_in_place(fewer_launches(guarded), WIDEST_READ_BYTES)
+        if not frugal:  # results that a neighbour would read as they are computed are held
+            graph = apart_for_joining(graph, program.planned_sizes(), self.gpu.multiprocessors)
         check_kept(program.graph, graph)
         return graph
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
-        """Return the graph unchanged."""
-        return graph
+        """Let products of one left operand be one launch."""
+        from hidet_dist.compile.cuda.joined import joint_products
+
+        return joint_products(graph)
 
     def pack(
         self,
@@ -187,6 +192,6 @@ class CudaTarget:
         """Whether it is a matrix product, and cuBLAS may compute it."""
         if not self.cublas:
             return False
-        from hidet_dist.compat.cublas_products import product_of
+        from hidet_dist.compile.cuda.joined import calls_cublas
 
-        return product_of(node.task) is not None
+        return calls_cublas(node.task)

@@ -1,0 +1,119 @@
+"""Products of one left operand as one launch: the numbers and bits of separate products, on the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import hidet
+import numpy as np
+import pytest
+from hidet import ops
+from hidet.graph import FlowGraph, Tensor
+from tests.emulator.emulated import Emulator, run
+
+from hidet_dist.compile import CompiledProgram, compile_program
+from hidet_dist.compile.cuda import joined
+from hidet_dist.compile.cuda.target import CudaTarget
+from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import evaluate, extents_of
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.testing import models
+
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
+ROWS, DEPTH = 40, 96
+
+
+@pytest.fixture(autouse=True)
+def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(emulator.home))
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A call after which products are launched one by one, with the same operators fused behind them."""
+    yield lambda: monkeypatch.setattr(joined, "joint_products", lambda graph: graph)
+
+
+def array(*shape: int, dtype: str, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng([seed, *shape]).integers(-8, 9, shape) / 8).astype(dtype)
+
+
+def constant(*shape: int, dtype: str, seed: int = 0) -> Tensor:
+    return hidet.asarray(array(*shape, dtype=dtype, seed=seed))
+
+
+def built(graph: FlowGraph, sizes: Mapping[str, int] | None = None) -> tuple[CompiledProgram, dict[Tensor, np.ndarray]]:
+    """A compiled program of one rank, and the values of its weights."""
+    normal = normalize(graph)
+    symbols = {name: SymbolSize(size) for name, size in (sizes or {}).items()}
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols)
+    program = partition_graph(normal, plan.stages[0], target=H100)
+    compiled = compile_program(program, H100)
+    data = program.data_of(0)
+    return compiled, {x: data[name].numpy() for name, x in program.weight_placeholders.items()}
+
+
+def outputs(
+    program: tuple[CompiledProgram, dict[Tensor, np.ndarray]],
+    inputs: Sequence[np.ndarray],
+    sizes: Mapping[str, int] | None = None,
+) -> list[np.ndarray]:
+    """The results of a program's kernels, in order, for any sizes of symbolic dims."""
+    compiled, weights = program
+    values = {**weights, **dict(zip(compiled.graph.inputs, inputs, strict=False))}
+    for node, number in zip(compiled.graph.nodes, compiled.kernel_of_node, strict=True):
+        given = [values[x] for x in node.inputs]
+        shapes = [[evaluate(extent, sizes or {}) for extent in extents_of(y)] for y in node.outputs]
+        results = [np.full(shape, -7, y.dtype.name) for shape, y in zip(shapes, node.outputs, strict=True)]
+        if node.share_map:
+            found = [given[0].reshape(shapes[0])]
+        else:
+            found = list(run(compiled.kernels[number], *given, *results, sizes=sizes))[len(given) :]
+        values.update(zip(node.outputs, found, strict=True))
+    return [values[y] for y in compiled.graph.outputs]
+
+
+def attention_operands(rows: int | str, dtype: str) -> FlowGraph:
+    """Queries of more columns than keys and values, with biases; keys are transposed, values cast."""
+    x = hidet.symbol([rows, DEPTH], dtype, "cpu")
+
+    def projected(columns: int, seed: int) -> Tensor:
+        weight, bias = constant(DEPTH, columns, dtype=dtype, seed=seed), constant(columns, dtype=dtype, seed=seed)
+        return ops.matmul(x, weight) + bias
+
+    q, k, v = projected(136, 0), projected(64, 1), projected(64, 2)
+    return hidet.trace_from([q * 0.5, ops.permute_dims(k, [1, 0]), ops.cast(v, "float32")], [x])
+
+
+def gated(rows: int | str, dtype: str) -> FlowGraph:
+    """An operator behind one product that reads the result of another."""
+    x = hidet.symbol([rows, DEPTH], dtype, "cpu")
+    gate, up = (ops.matmul(x, constant(DEPTH, 64, dtype=dtype, seed=seed)) for seed in (0, 1))
+    return hidet.trace_from([ops.silu(gate) * up + 1.0], [x])
+
+
+def joint_names(compiled: CompiledProgram) -> list[str]:
+    return [node.name for node in compiled.graph.nodes if node.name.startswith("Joint")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("make", [attention_operands, gated])
+def test_results_are_those_of_separate_products_bit_by_bit(
+    make: Callable[[int | str, str], FlowGraph], dtype: str, apart: Callable[[], None]
+) -> None:
+    graph, x = make(ROWS, dtype), array(ROWS, DEPTH, dtype=dtype)
+    together = built(graph)
+    assert len(joint_names(together[0])) == 1
+    found = outputs(together, [x])
+    apart()
+    separate = built(graph)
+    assert not joint_names(separate[0])
+    assert len(separate[0].graph.nodes) > len(together[0].graph.nodes)
+    for one, other, expected in zip(found, outputs(separate, [x]), models.run_whole(graph, [x]), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one.astype(np.float32), expected.astype(np.float32), rtol=4e-3, atol=4e-2)
