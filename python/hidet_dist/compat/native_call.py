@@ -66,7 +66,7 @@ class NativeCall:
     Attributes
     ----------
     statement: str
-        The statement, with ``{}`` for the address of each input in turn and then of the output; trailing ones may be
+        The statement, with ``{}`` for the address of each input in turn and then of each output; trailing ones may be
         missing. Other braces are doubled.
     headers, include_dirs: sequence of str
         The headers to include, and their folders.
@@ -93,7 +93,7 @@ class NativeCall:
 
 
 def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
-    """Build the host's launch function with the statement, for the inputs and the output of a task.
+    """Build the host's launch function with the statement, for the inputs and the outputs of a task.
 
     Its parameters are pointers of the tensors' dtypes if ``typed``, as those of candidates must be.
     """
@@ -131,12 +131,12 @@ class NativeCallTask(Task):
         self,
         name: str,
         inputs: Sequence[TensorInput],
-        output: TensorInput,
+        outputs: Sequence[TensorInput],
         call: NativeCall,
         share_map: dict[int, int] | None = None,
     ):
         self.call = call
-        super().__init__(name, list(inputs), [output], attributes={"is_opaque": True}, share_map=share_map)
+        super().__init__(name, list(inputs), list(outputs), attributes={"is_opaque": True}, share_map=share_map)
 
     def allow_prologue(self) -> bool:
         """No fusion: the statement is fixed."""
@@ -159,7 +159,7 @@ class NativeCallOp(OpaqueOperator):
     """An operator with one output, on its first input's device, computed by a native call.
 
     The output has the first input's dtype unless ``dtype`` is given. With ``share_map={0: 0}`` it shares the memory of
-    the first input.
+    the first input. There are as many outputs more, of the same dtype, as ``further`` has shapes.
     """
 
     def __init__(
@@ -171,10 +171,15 @@ class NativeCallOp(OpaqueOperator):
         attributes: dict[str, Any],
         dtype: str | None = None,
         share_map: dict[int, int] | None = None,
+        further: Sequence[Sequence[int | Expr]] = (),
     ):
         tensors = list(inputs.values())
-        output = tensor_input("result", dtype or tensors[0].dtype, list(shape))
+        names = ["result", *(f"result{number}" for number in range(1, 1 + len(further)))]
+        outputs = [
+            tensor_input(own, dtype or tensors[0].dtype, list(extents))
+            for own, extents in zip(names, (shape, *further), strict=True)
+        ]
         task = NativeCallTask(
-            name, [input_like(x, parameter) for parameter, x in inputs.items()], output, call, share_map
+            name, [input_like(x, parameter) for parameter, x in inputs.items()], outputs, call, share_map
         )
         Operator.__init__(self, inputs=tensors, attributes=attributes, task=task)

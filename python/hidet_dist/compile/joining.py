@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 from types import MappingProxyType
 
@@ -12,6 +12,15 @@ from hidet_dist.rewriting import copy_operator
 
 Make = Callable[[Sequence[Operator], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
 """Makes the operator of a group, given its operators and their inputs; returns the outputs of each."""
+
+
+_MOST = 8  # operators that become one: a kernel has the code and the parameters of each
+
+
+def in_parts(groups: Iterable[Sequence[Operator]]) -> list[Sequence[Operator]]:
+    """Cut groups that are too large for one kernel, and leave out single operators."""
+    parts = [group[at : at + _MOST] for group in groups for at in range(0, len(group), _MOST)]
+    return [part for part in parts if len(part) > 1]
 
 
 def depths(

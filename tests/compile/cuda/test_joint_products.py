@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import hidet
 import numpy as np
 import pytest
+import torch
 from hidet import ops
 from hidet.graph import FlowGraph, Tensor
 from tests.emulator.emulated import Emulator, run
 
+import hidet_dist
 from hidet_dist.compile import CompiledProgram, compile_program
 from hidet_dist.compile.cuda import joined
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize import normalize
+from hidet_dist.normalize.storage import with_storages
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.testing import models
+from hidet_dist.testing.rounding import rounded_weight
+from hidet_dist.weights.packing import packed
+from hidet_dist.weights.panels import StoredPrecision
 
 H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 ROWS, DEPTH = 40, 96
@@ -101,6 +108,7 @@ def joint_names(compiled: CompiledProgram) -> list[str]:
     return [node.name for node in compiled.graph.nodes if node.name.startswith("Joint")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("make", [attention_operands, gated])
 def test_results_are_those_of_separate_products_bit_by_bit(
@@ -117,3 +125,51 @@ def test_results_are_those_of_separate_products_bit_by_bit(
     for one, other, expected in zip(found, outputs(separate, [x]), models.run_whole(graph, [x]), strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one.astype(np.float32), expected.astype(np.float32), rtol=4e-3, atol=4e-2)
+
+
+class Projections(torch.nn.Module):
+    """Linear layers of one input, of different numbers of columns."""
+
+    def __init__(self, columns: Sequence[int]):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(DEPTH, count, bias=False) for count in columns)
+        for layer in self.layers:
+            layer.weight.data = torch.randn(layer.weight.shape, generator=generator)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The result of each layer."""
+        return [layer(x) for layer in self.layers]
+
+
+@pytest.mark.parametrize("name", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: str) -> None:
+    module, precision, columns = Projections((72, 40, 32)).eval(), StoredPrecision(name, 32), (72, 40, 32)
+    rows = torch.export.Dim("rows", min=1)
+    graph = normalize(hidet_dist.from_torch(module, (torch.zeros(3, DEPTH),), ({0: rows},)))
+    storage = partial(H100.storage, precision, 2)
+    graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
+    program = partition_graph(graph, plan.stages[0], target=H100)
+    compiled = compile_program(program, H100)
+    assert compiled.kernel_names.count("JointQuantizedMatmul") == 1
+    assert "QuantizedMatmul" not in compiled.kernel_names
+    assert sorted(panels.columns for panels in compiled.stage.panels.values()) == sorted(columns)
+    whole = program.data_of(0)
+    held = {
+        name: packed(whole[name], panels).numpy() for name, panels in compiled.stage.panels.items()
+    }
+    for count in (1, 9):
+        x = torch.randn(count, DEPTH, generator=torch.Generator().manual_seed(count))
+        found = outputs((compiled, weights_of(compiled, held)), [x.numpy()], {"rows": count})
+        for y, layer in zip(found, module.layers, strict=True):
+            exact = x.double() @ rounded_weight(layer.weight.data, name, 32).T
+            assert np.abs(y - exact.numpy()).max() <= 1e-5 * exact.abs().max()
+
+
+def weights_of(compiled: CompiledProgram, held: Mapping[str, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    """The values of the weights that kernels read, which are the program's data in the order of inputs."""
+    given = set(compiled.graph.inputs[: len(compiled.stage.inputs)])
+    read = {x for node in compiled.graph.nodes for x in node.inputs if x.op is None} - given
+    weights = [x for x in compiled.graph.inputs if x in read]
+    return dict(zip(weights, (held[name] for name in compiled.data), strict=True))

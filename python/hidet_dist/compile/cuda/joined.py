@@ -22,13 +22,11 @@ from hidet.ir.task import Target
 
 from hidet_dist.compat.cublas_products import is_product, product_of
 from hidet_dist.compat.joint_launches import launched_in_turn
-from hidet_dist.compile.joining import depths, join
+from hidet_dist.compile.joining import depths, in_parts, join
 from hidet_dist.compile.states import run_before
 from hidet_dist.patterns.joint_products import kept_in_memory
 from hidet_dist.rewriting import copy_operator, uses_of
 from hidet_dist.spec.extents import evaluate, extents_of
-
-_MOST = 8  # products of one launch: each kind has its code in the kernel
 
 
 class JointTask(Task):
@@ -158,8 +156,7 @@ def joint_products(graph: FlowGraph) -> FlowGraph:
         left = iter(outputs)
         return [[next(left) for _ in op.outputs] for op in group]
 
-    several = [own[at : at + _MOST] for own in groups.values() for at in range(0, len(own), _MOST)]
-    return join(graph, [group for group in several if len(group) > 1], depth, make)
+    return join(graph, in_parts(groups.values()), depth, make)
 
 
 def _graph_of(group: Sequence[Operator], inputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]) -> FlowGraph:

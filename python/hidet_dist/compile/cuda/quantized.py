@@ -1,14 +1,15 @@
 """Products by weights of few bits: kernels read their panels; see ``hidet_dist/kernels/cuda/quantized_product.h``.
 
-A product becomes such a kernel before operators are fused, as it takes part in no fusion. Its weight is the program's
-until :func:`pack_weights` puts panels in the place of it.
+A product becomes such a kernel before operators are fused, as it takes part in no fusion. Products of one left operand
+by several weights are one launch (:mod:`hidet_dist.patterns.joint_products`). A weight is the program's until
+:func:`pack_weights` puts panels in the place of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import hidet
@@ -18,6 +19,7 @@ from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.compile.backend import PackedWeight
+from hidet_dist.compile.joining import depths, in_parts, join
 from hidet_dist.rewriting import copy_operator, rewrite
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.weights.panels import FEW_BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
@@ -26,33 +28,39 @@ _ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16
 
 
 class QuantizedMatmulOp(NativeCallOp):
-    """``c[..., n] = a[..., k] @ b[k, n]``, of the dtype of ``a``, summed in float32.
+    """``c[..., n] = a[..., k] @ b[k, n]`` for each weight, of the dtype of ``a``, summed in float32.
 
     Parameters
     ----------
     a: Tensor
         The left operand: float32, float16 or bfloat16.
-    b: Tensor
-        The bytes of the panels, or the weight that they will be made of.
-    panels: Panels
-        The arrangement.
+    weights: sequence of Tensor
+        The bytes of the panels of each weight, or the weight that they will be made of.
+    panels: sequence of Panels
+        The arrangement of each; they have depth, precision and group in common.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, panels: Panels):
+    def __init__(self, a: Tensor, weights: Sequence[Tensor], panels: Sequence[Panels]):
         outer = extents_of(a)[:-1]
-        element = _ELEMENTS[a.dtype.name]
-        types = f"<{element}, {FEW_BITS[panels.precision].bits}, {panels.group}>"
+        element, first = _ELEMENTS[a.dtype.name], panels[0]
+        types = f"<{element}, {FEW_BITS[first.precision].bits}, {first.group}>"
+        given, made = (", ".join([f"({kind} *)({{}})"] * len(panels)) for kind in ("const uint8_t", element))
+        columns = ", ".join(str(one.columns) for one in panels)
         statement = (
-            f"hidet_dist::cuda::quantized::multiply{types}((const {element} *)({{}}), (const uint8_t *)({{}}), "
-            f"({element} *)({{}}), left_rows, {panels.columns}, {panels.depth});"
+            f"const {element} *left = (const {element} *)({{}}); "
+            f"const uint8_t *const weights[] = {{{{ {given} }}}}; {element} *const results[] = {{{{ {made} }}}}; "
+            f"const int64_t columns[] = {{{{ {columns} }}}}; "
+            f"hidet_dist::cuda::quantized::multiply{types}(left, weights, results, columns, left_rows, {first.depth});"
         )
         rows = math.prod(outer)
         digest = hashlib.sha256(f"{statement}\n{rows}\n{panels}".encode()).hexdigest()[:16]
         headers = ("hidet_dist/kernels/cuda/quantized_product.h",)
         call = NativeCall(statement, headers, (str(native.include_dir()),), values={"left_rows": rows})
-        shape = [*outer, panels.columns]
-        super().__init__(f"hidet_dist_quantized_{digest}", {"a": a, "b": b}, shape, call, {"panels": panels})
-        self.name = "QuantizedMatmul"
+        inputs = {"a": a, **{f"b{number}": b for number, b in enumerate(weights)}}
+        shape, *further = ([*outer, one.columns] for one in panels)
+        attributes = {"panels": tuple(panels)}
+        super().__init__(f"hidet_dist_quantized_{digest}", inputs, shape, call, attributes, further=further)
+        self.name = "QuantizedMatmul" if len(panels) == 1 else "JointQuantizedMatmul"
 
 
 def quantized_products(
@@ -85,10 +93,31 @@ def quantized_products(
         if weight not in found or weight in excluded:
             return None
         left = op.inputs[0]
-        y: Tensor = QuantizedMatmulOp(replaced.get(left, left), weight, found[weight]).outputs[0]
+        y: Tensor = QuantizedMatmulOp(replaced.get(left, left), [weight], [found[weight]]).outputs[0]
         return y
 
-    return rewrite(graph, product)
+    return _joint(rewrite(graph, product))
+
+
+def _joint(graph: FlowGraph) -> FlowGraph:
+    """Let products of one left operand, by weights of one precision, be one operator."""
+    depth = depths(graph)
+    groups: dict[Hashable, list[Operator]] = {}
+    for op in graph.nodes:
+        if isinstance(op, QuantizedMatmulOp):
+            (panels,) = op.attrs["panels"]
+            groups.setdefault((op.inputs[0], depth[op], panels.precision, panels.group), []).append(op)
+    known: dict[Hashable, Operator] = {}
+
+    def make(group: Sequence[Operator], inputs: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+        left, weights = inputs[0][0], [weight for _, weight in inputs]
+        key = (*(op.task.name for op in group), *map(str, left.shape))
+        if key not in known:
+            known[key] = QuantizedMatmulOp(left, weights, [one for op in group for one in op.attrs["panels"]])
+            return [[y] for y in known[key].outputs]
+        return [[y] for y in copy_operator(known[key], [left, *weights])]
+
+    return join(graph, in_parts(groups.values()), depth, make)
 
 
 def _panels_of(op: Operator, weight: Tensor, precision: StoredPrecision) -> Panels | None:
@@ -112,7 +141,12 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
     -------
     The graph, and the weights in panels by name.
     """
-    panels = {op.inputs[1]: op.attrs["panels"] for op in graph.nodes if isinstance(op, QuantizedMatmulOp)}
+    panels = {
+        weight: own
+        for op in graph.nodes
+        if isinstance(op, QuantizedMatmulOp)
+        for weight, own in zip(op.inputs[1:], op.attrs["panels"], strict=True)
+    }
     packed = {
         name: PackedWeight(hidet.symbol(list(panels[x].shape), "uint8", x.device), panels[x])
         for name, x in weights.items()
@@ -127,8 +161,7 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
         if isinstance(op, QuantizedMatmulOp):
             key = op.task
             if key not in known:
-                left, right = inputs
-                known[key] = QuantizedMatmulOp(left, right, op.attrs["panels"])
+                known[key] = QuantizedMatmulOp(inputs[0], inputs[1:], op.attrs["panels"])
                 outputs = known[key].outputs
             else:
                 outputs = copy_operator(known[key], inputs)

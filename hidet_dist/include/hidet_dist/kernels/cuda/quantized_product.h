@@ -6,6 +6,9 @@
  *
  * Tensor cores compute products of half precision. Here are the others: elements become floats, a block has the columns
  * of a panel, one in each lane, and its warps take the groups in turns; so a weight is read once, in whole cache lines.
+ *
+ * Several weights that one matrix is multiplied by take one launch: a weight of few columns has fewer panels than a
+ * device has multiprocessors. Each block finds its weight by its number. On tensor cores each weight has a launch.
  */
 #pragma once
 #include <cuda_bf16.h>
@@ -51,16 +54,35 @@ __device__ inline void unpack(uint32_t word, float (&to)[32 / kBits]) {
   }
 }
 
-template <class Element, int kBits, int kGroup, int kRows>
-__global__ void __launch_bounds__(kThreads) product_kernel(const Element *left, const uint8_t *panels, Element *result,
-                                                           int64_t rows, int64_t columns, int64_t depth) {
+/* A weight, and the product by it; `first` is the first block of its panels. */
+template <class Element>
+struct Part {
+  const uint8_t *panels;
+  Element *result;
+  int64_t columns, first;
+};
+
+template <class Element, int kParts>
+struct Parts {
+  Part<Element> at[kParts];
+};
+
+template <class Element, int kBits, int kGroup, int kRows, int kParts>
+__global__ void __launch_bounds__(kThreads)
+    product_kernel(const Element *left, const Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
   constexpr int kGroupBytes = kWarp * (2 + kGroup * kBits / 8);
   constexpr int kWords = kGroup / kRowsOfWord<kBits>;
   extern __shared__ float4 quantized_memory[];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   float *const own = reinterpret_cast<float *>(quantized_memory) + warp * kRows * kGroup; /* a group of the rows */
   const int64_t first = int64_t(blockIdx.y) * kRows, groups = (depth + kGroup - 1) / kGroup;
-  const uint8_t *const panel = panels + int64_t(blockIdx.x) * groups * kGroupBytes;
+  Part<Element> part = parts.at[0];
+#pragma unroll
+  for (int p = 1; p < kParts; ++p) {
+    if (int64_t(blockIdx.x) >= parts.at[p].first) part = parts.at[p];
+  }
+  const int64_t number = int64_t(blockIdx.x) - part.first; /* of the panel */
+  const uint8_t *const panel = part.panels + number * groups * kGroupBytes;
   float sums[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) sums[r] = 0.0f;
@@ -105,43 +127,53 @@ __global__ void __launch_bounds__(kThreads) product_kernel(const Element *left, 
   for (int r = 0; r < kRows; ++r) all[(warp * kRows + r) * kWarp + lane] = sums[r];
   __syncthreads();
   for (int r = warp; r < kRows; r += kWarps) {
-    const int64_t row = first + r, column = int64_t(blockIdx.x) * kWarp + lane;
+    const int64_t row = first + r, column = number * kWarp + lane;
     float sum = 0.0f;
     for (int w = 0; w < kWarps; ++w) sum += all[(w * kRows + r) * kWarp + lane];
-    if (row < rows && column < columns) put(result[row * columns + column], sum);
+    if (row < rows && column < part.columns) put(part.result[row * part.columns + column], sum);
   }
 }
 
-template <class Element, int kBits, int kGroup, int kRows>
-inline void launch(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                   int64_t depth) {
+template <class Element, int kBits, int kGroup, int kRows, int kParts>
+inline void launch(const Element *left, Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
   constexpr size_t kBytes = sizeof(float) * kWarps * kRows * (kGroup < kWarp ? kWarp : kGroup);
-  const dim3 grid(static_cast<unsigned>(divide_up(columns, kWarp)), static_cast<unsigned>(divide_up(rows, kRows)));
-  product_kernel<Element, kBits, kGroup, kRows>
-      <<<grid, kThreads, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+  int64_t blocks = 0;
+  for (Part<Element> &part : parts.at) {
+    part.first = blocks;
+    blocks += divide_up(part.columns, kWarp);
+  }
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(rows, kRows)));
+  product_kernel<Element, kBits, kGroup, kRows, kParts><<<grid, kThreads, kBytes, stream()>>>(left, parts, rows, depth);
   check(cudaGetLastError(), "quantized product");
 }
 
-/* result[rows, columns] = left[rows, depth] by a weight of [depth, columns]. */
-template <class Element, int kBits, int kGroup>
-inline void multiply(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                     int64_t depth) {
+/* results[p][rows, columns[p]] = left[rows, depth] by a weight of [depth, columns[p]]. */
+template <class Element, int kBits, int kGroup, int kParts>
+inline void multiply(const Element *left, const uint8_t *const (&panels)[kParts], Element *const (&results)[kParts],
+                     const int64_t (&columns)[kParts], int64_t rows, int64_t depth) {
   if constexpr (!std::is_same<Element, float>::value) {
-    /* A row begins at a multiple of 16 bytes. */
-    if (depth % 8 == 0) return in_tiles::multiply<Element, kBits, kGroup>(left, panels, result, rows, columns, depth);
+    if (depth % 8 == 0) { /* a row begins at a multiple of 16 bytes */
+      for (int p = 0; p < kParts; ++p) {
+        in_tiles::multiply<Element, kBits, kGroup>(left, panels[p], results[p], rows, columns[p], depth);
+      }
+      return;
+    }
   }
   const int64_t most = int64_t(kMostGrid) * kMostRows;
-  for (; rows > 0; rows -= most, left += most * depth, result += most * columns) {
-    const int64_t part = rows < most ? rows : most;
-    if (part == 1) {
-      launch<Element, kBits, kGroup, 1>(left, panels, result, part, columns, depth);
-    } else if (part == 2) {
-      launch<Element, kBits, kGroup, 2>(left, panels, result, part, columns, depth);
-    } else if (part <= 4) {
-      launch<Element, kBits, kGroup, 4>(left, panels, result, part, columns, depth);
+  Parts<Element, kParts> parts;
+  for (int p = 0; p < kParts; ++p) parts.at[p] = {panels[p], results[p], columns[p], 0};
+  for (; rows > 0; rows -= most, left += most * depth) {
+    const int64_t some = rows < most ? rows : most;
+    if (some == 1) {
+      launch<Element, kBits, kGroup, 1, kParts>(left, parts, some, depth);
+    } else if (some == 2) {
+      launch<Element, kBits, kGroup, 2, kParts>(left, parts, some, depth);
+    } else if (some <= 4) {
+      launch<Element, kBits, kGroup, 4, kParts>(left, parts, some, depth);
     } else {
-      launch<Element, kBits, kGroup, kMostRows>(left, panels, result, part, columns, depth);
+      launch<Element, kBits, kGroup, kMostRows, kParts>(left, parts, some, depth);
     }
+    for (Part<Element> &part : parts.at) part.result += most * part.columns;
   }
 }
 
