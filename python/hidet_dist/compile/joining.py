@@ -26,9 +26,10 @@ def in_parts(groups: Iterable[Sequence[Operator]]) -> list[Sequence[Operator]]:
 def depths(
     graph: FlowGraph, earlier: Mapping[Operator, Sequence[Operator]] = MappingProxyType({})
 ) -> dict[Operator, int]:
-    """Map each operator to the number of operators on the longest path to it.
+    """Map each operator to the number of operators on the longest path to it, those apart that rename memory.
 
-    Operators of equal depth do not depend on one another, and no cycle comes about where some of them become one.
+    Of those that are left, operators of equal depth do not depend on one another, and no cycle comes about where some
+    of them become one.
 
     Parameters
     ----------
@@ -40,12 +41,12 @@ def depths(
     before = {op: [*(x.op for x in op.inputs if x.op is not None), *earlier.get(op, ())] for op in graph.nodes}
     result: dict[Operator, int] = {}
     for op in TopologicalSorter(before).static_order():
-        result[op] = 1 + max((result[one] for one in before[op]), default=0)
+        result[op] = int(not op.task.share_map) + max((result[one] for one in before[op]), default=0)
     return result
 
 
 def join(graph: FlowGraph, groups: Sequence[Sequence[Operator]], depth: Mapping[Operator, int], make: Make) -> FlowGraph:
-    """Replace groups of operators of equal depth; return ``graph`` itself if there are no groups."""
+    """Replace groups of operators of equal depth, none of which only renames; return ``graph`` itself if there are no groups."""
     if not groups:
         return graph
     group_of = {op: group for group in groups for op in group}

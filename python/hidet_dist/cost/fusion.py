@@ -10,14 +10,17 @@ On CPUs, products and convolutions are kernels around a library's calls (``hidet
 renamings of their operands and through the padding before a convolution, and write through element-wise operators.
 
 On GPUs, a softmax, a norm or attention is an anchor of several operators (:mod:`hidet_dist.cost.gpu_kernels`), and
-kernels of products in half precision compute no prologue.
+kernels of products in half precision compute no prologue. Products of one left operand, each with its epilogue, are one
+launch (:mod:`hidet_dist.patterns.joint_products`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
+from hidet.graph import Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
@@ -25,9 +28,12 @@ from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 from hidet_dist.compat.half_products import is_taken
 from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
 from hidet_dist.machine import GPU, LIBRARY
+from hidet_dist.patterns.joint_products import in_memory, kept_in_memory, of_one_operand
+from hidet_dist.rewriting import uses_of
 from hidet_dist.spec import OpShardSpec, TensorShardSpec
 from hidet_dist.traits import Moves, traits_of
 from hidet_dist.view import GraphView
+from hidet_dist.weights.storage import storage_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Member:
     inner: the outputs that pass within the kernel.
     rows: the inputs and outputs whose last dim must be whole in the kernel.
     otherwise: how it is fused where its sharding breaks the kernel up, or None.
+    beside: for one of several products in one launch, the last of them; None for any other.
     """
 
     is_last: bool
@@ -63,6 +70,7 @@ class Member:
     inner: tuple[int, ...]
     rows: tuple[tuple[int, ...], tuple[int, ...]]
     otherwise: Fused | None
+    beside: int | None = None
 
     def is_broken(self, spec: OpShardSpec) -> bool:
         """Whether an operator of this spec cannot be part of the kernel: its rows are sharded."""
@@ -123,21 +131,58 @@ def tensors_between(view: GraphView, fusions: Fusions) -> dict[str, tuple[int, B
     return result
 
 
-def fused_operators(view: GraphView, fusion: str = GPU) -> dict[int, Fused | Member]:
+def fused_operators(view: GraphView, fusion: str = GPU, multiprocessors: int = 0) -> dict[int, Fused | Member]:
     """Map the numbers of operators to how they share a kernel with others.
 
-    ``fusion`` is one of :data:`hidet_dist.machine.FUSIONS`.
+    ``fusion`` is one of :data:`hidet_dist.machine.FUSIONS`. ``multiprocessors`` are those of a GPU; 0 for a device that
+    has none, or is not known.
     """
     if fusion != GPU:
         return dict(_Fusion(view, fusion == LIBRARY).run())
     kernels = gpu_kernels(view)
     injective: dict[Hashable, bool] = {}
-    fused: dict[int, Fused | Member] = dict(_Fusion(view, False, kernels, False, injective).run())
+    whole = _Fusion(view, False, kernels, False, injective, multiprocessors)
+    fused: dict[int, Fused | Member] = dict(whole.run())
+    if multiprocessors:
+        fused.update(_joint(view, whole.group))
     if any(len(kernel.operators) > 1 for kernel in kernels):
         alone = _Fusion(view, False, (), False, injective).run()
         for kernel in kernels:
             fused.update(_members(view, kernel, alone))
     return dict(sorted(fused.items()))
+
+
+def _joint(view: GraphView, group: Mapping[int, int]) -> dict[int, Member]:
+    """Map products of one left operand that are one launch, but for the last, to how they share it.
+
+    ``group`` maps each operator to the anchor of its kernel. Each but the first reads the operand from a cache.
+    """
+    before: dict[int, set[int]] = {anchor: set() for anchor in group.values()}
+    computes = dict.fromkeys(before, 0)  # of kernels; 0 for those of views only
+    maker = {y: number for number, op in enumerate(view.operators) for y in op.outputs}
+    for number, op in enumerate(view.operators):
+        anchor = group[number]
+        computes[anchor] |= not op.task.share_map
+        before[anchor].update(group[maker[x]] for x in op.inputs if x in maker and group[maker[x]] != anchor)
+    depth: dict[int, int] = {}
+    try:
+        for anchor in TopologicalSorter(before).static_order():
+            depth[anchor] = computes[anchor] + max((depth[one] for one in before[anchor]), default=0)
+    except CycleError:  # hidet does not fuse operators if one depends on the other through a third
+        return {}
+    groups: dict[tuple[Hashable, ...], list[int]] = {}
+    number_of = {op: number for number, op in enumerate(view.operators)}
+    for products in of_one_operand(view.operators):
+        for op in products:
+            number = number_of[op]
+            key = in_memory(op.inputs[0]), op.outputs[0].dtype.name, storage_of(op.inputs[1]), depth[group[number]]
+            if group[number] == number:
+                groups.setdefault(key, []).append(number)
+    return {
+        number: Member(False, ((0,), ()), (), ((), ()), None, numbers[-1])
+        for numbers in groups.values()
+        for number in numbers[:-1]
+    }
 
 
 def _members(view: GraphView, kernel: GpuKernel, alone: Mapping[int, Fused]) -> dict[int, Member]:
@@ -176,6 +221,7 @@ class _Fusion:
         kernels: Sequence[GpuKernel] = (),
         half_prologues: bool = True,
         injective: dict[Hashable, bool] | None = None,
+        multiprocessors: int = 0,
     ):
         self.view = view
         self.library_products = library_products
@@ -190,6 +236,14 @@ class _Fusion:
         self.members: dict[int, list[int]] = {}  # the operators of each anchor
         self.fused: dict[int, Fused] = {}
         self.parent: dict[int, int] = {}  # the operator next to an absorbed one, towards the anchor
+        # Tensors that no kernel passes on in registers, so that products are one launch.
+        self.in_memory: set[str] = set()
+        if multiprocessors:
+            kept = kept_in_memory(view.graph, uses_of(view.graph), self._shape, multiprocessors)
+            self.in_memory = {view.names[x] for x in kept}
+
+    def _shape(self, x: Tensor) -> Sequence[int]:
+        return self.view.shape(self.view.names[x])
 
     def run(self) -> dict[int, Fused]:
         operators = self.view.operators
@@ -261,7 +315,7 @@ class _Fusion:
     def _only_reader(self, name: str, open_: list[str]) -> int | None:
         """Return the operator that can be absorbed as the sole reader of a tensor; None if there is none."""
         readers = self.readers.get(name, [])
-        if len(readers) != 1:
+        if len(readers) != 1 or name in self.in_memory:
             return None
         ((reader, position),) = readers
         if reader is None or reader in self.group:
@@ -287,7 +341,7 @@ class _Fusion:
             maker = self.maker.get(name)
             if maker is None or maker in self.group or not self._can_prologue(maker, anchor if library else None):
                 continue
-            if name in in_memory:
+            if name in in_memory or name in self.in_memory:
                 continue
             readers = [reader for reader, _ in self.readers[name]]
             if any(reader is None or self.group.get(reader) != anchor for reader in readers):

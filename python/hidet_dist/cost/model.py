@@ -80,7 +80,8 @@ class PredictedCost:
 
     def fused(self, view: GraphView) -> Fusions:
         """Map the numbers of operators to how they share kernels on the machine's devices."""
-        return fused_operators(view, self.cluster.device.fusion)
+        device = self.cluster.device
+        return fused_operators(view, device.fusion, device.multiprocessors)
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""

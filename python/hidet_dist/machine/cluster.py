@@ -8,6 +8,7 @@ from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
+from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
 from hidet_dist.machine.protocols import Protocol, protocol_seconds
 from hidet_dist.spec import DeviceMesh
@@ -105,6 +106,12 @@ class Device:
         if not isinstance(self.fusion, str) or self.fusion not in FUSIONS:
             raise ConfigError(f"A device's fusion is one of {', '.join(FUSIONS)}; got {shown(self.fusion)}.")
         check_kernels(self.kernels)
+
+    @property
+    def multiprocessors(self) -> int:
+        """The multiprocessors of a GPU that is known by its name; 0 for other devices."""
+        gpu = GPUS.get(self.name)
+        return 0 if gpu is None else gpu.multiprocessors
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Predict the seconds of one operator by the roofline (Williams et al., CACM 52(4), 2009), plus a launch.

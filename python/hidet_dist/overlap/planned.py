@@ -115,6 +115,8 @@ class PlannedTasks:
             outputs = [self.view.names[y] for y in self.view.operators[number].outputs]
             if isinstance(entry, Member):
                 within = [outputs[o] for o in entry.inner]
+                if entry.beside is not None:
+                    kernel[root(number)] = root(entry.beside)
             else:
                 within = [] if entry is None else [entry.tensor]
             for name in within:

@@ -17,6 +17,7 @@ from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.rewriting import Uses, only_user
+from hidet_dist.traits import traits_of
 
 TILE = 128
 """The rows and columns of a tile of hidet's products: those of its first candidate on tensor cores
@@ -46,8 +47,15 @@ def of_one_operand(nodes: Sequence[Operator]) -> list[list[Operator]]:
     groups: dict[tuple[Tensor, str], list[Operator]] = {}
     for op in nodes:
         if isinstance(op, MatmulOp) and len(op.inputs[0].shape) > 1 and len(op.inputs[1].shape) > 1:
-            groups.setdefault((op.inputs[0], op.outputs[0].dtype.name), []).append(op)
+            groups.setdefault((in_memory(op.inputs[0]), op.outputs[0].dtype.name), []).append(op)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def in_memory(x: Tensor) -> Tensor:
+    """Find the tensor whose memory ``x`` renames; ``x`` itself if it renames none."""
+    while x.op is not None and x.op.task.share_map and traits_of(x.op).renames:  # a block of memory is another tensor
+        x = x.op.inputs[x.op.task.share_map[x.op.outputs.index(x)]]
+    return x
 
 
 def kept_in_memory(graph: FlowGraph, uses: Uses, shape: Shape, multiprocessors: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ from hidet.graph import FlowGraph, Tensor
 from tests.emulator.emulated import Emulator, run
 
 import hidet_dist
-from hidet_dist.compile import CompiledProgram, compile_program
+from hidet_dist.compile import CompiledProgram, compile_program, optimize_program
 from hidet_dist.compile.cuda import joined
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
@@ -26,7 +26,7 @@ from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.spec.symbols import SymbolSize
-from hidet_dist.testing import models
+from hidet_dist.testing import models, shapes
 from hidet_dist.testing.rounding import rounded_weight
 from hidet_dist.weights.packing import packed
 from hidet_dist.weights.panels import StoredPrecision
@@ -35,7 +35,7 @@ H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 ROWS, DEPTH = 40, 96
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def emulated(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", str(emulator.home))
 
@@ -109,6 +109,7 @@ def joint_names(compiled: CompiledProgram) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("make", [attention_operands, gated])
 def test_results_are_those_of_separate_products_bit_by_bit(
@@ -127,6 +128,20 @@ def test_results_are_those_of_separate_products_bit_by_bit(
         np.testing.assert_allclose(one.astype(np.float32), expected.astype(np.float32), rtol=4e-3, atol=4e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_any_number_of_rows(dtype: str) -> None:
+    graph = attention_operands("rows", dtype)
+    program = built(graph, {"rows": ROWS})
+    assert len(joint_names(program[0])) == 1
+    for count in (1, 150):
+        x = array(count, DEPTH, dtype=dtype)
+        expected = models.run_whole(attention_operands(count, dtype), [x])
+        for y, other in zip(outputs(program, [x], {"rows": count}), expected, strict=True):
+            np.testing.assert_allclose(y.astype(np.float32), other.astype(np.float32), rtol=4e-3, atol=4e-2)
+
+
 class Projections(torch.nn.Module):
     """Linear layers of one input, of different numbers of columns."""
 
@@ -142,6 +157,7 @@ class Projections(torch.nn.Module):
         return [layer(x) for layer in self.layers]
 
 
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("name", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: str) -> None:
     module, precision, columns = Projections((72, 40, 32)).eval(), StoredPrecision(name, 32), (72, 40, 32)
@@ -173,3 +189,30 @@ def weights_of(compiled: CompiledProgram, held: Mapping[str, np.ndarray]) -> dic
     read = {x for node in compiled.graph.nodes for x in node.inputs if x.op is None} - given
     weights = [x for x in compiled.graph.inputs if x in read]
     return dict(zip(weights, (held[name] for name in compiled.data), strict=True))
+
+
+def test_blocks_of_one_tensor_are_not_taken_for_one_another(no_compiler: None) -> None:
+    """They lie in the memory of one tensor, as what renames it does."""
+    x = hidet.symbol([8, 32, DEPTH], "float16", "cpu")
+    rows = [ops.reshape(ops.strided_slice(x, [n], [n + 1], [0]), [32, DEPTH]) for n in range(2)]
+    graph = hidet.trace_from([ops.matmul(y, constant(DEPTH, 64, dtype="float16", seed=n)) for n, y in enumerate(rows)], [x])
+    normal = normalize(graph)
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
+    nodes = optimize_program(partition_graph(normal, plan.stages[0], target=H100), H100).nodes
+    assert sum("Matmul" in node.name for node in nodes) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_are_joined_and_weights_stay_apart(no_compiler: None, ranks: int) -> None:
+    """Each rank's part of queries, keys and values is one launch, and nothing else of the program differs."""
+    graph = shapes.llama(shapes.LlamaConfig(1, 256, 4, 2, 512, 512, 1, 64, "float32"))
+    normal = H100.prepare(normalize(graph), ranks)[0]
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))))
+    program = partition_graph(normal, plan.stages[0], target=H100)
+    optimized = optimize_program(program, H100)
+    joint = [node for node in optimized.nodes if node.name.startswith("Joint")]
+    assert [len(node.outputs) for node in joint] == [3, 2]
+    read = {x for node in joint for x in node.inputs}
+    assert len(read & set(program.weight_placeholders.values())) == 5
+    graph, packed_weights = H100.pack(optimized, program.weight_placeholders, (), {})
+    assert not packed_weights

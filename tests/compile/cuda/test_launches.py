@@ -92,18 +92,18 @@ GRAPHS = {
     "rms norm": (rms_norm, 1),
     "gelu": (partial(mlp, ops.gelu), 2),
     "silu": (partial(mlp, ops.silu), 2),
-    "gated": (gated_mlp, 3),
-    "llama": (attention, 14),
+    "gated": (gated_mlp, 2),
+    "llama": (attention, 11),
     "convolutions": (partial(PATTERNS["convolutions"], np.random.default_rng(0)), 6),
 }
 SLOW = {
-    "minilm": (minilm, 14),
-    "llama half": (partial(attention, "float16"), 14),
-    "gpt": (gpt, 12),
-    "gpt half": (partial(gpt, "float16"), 12),
+    "minilm": (minilm, 12),
+    "llama half": (partial(attention, "float16"), 12),
+    "gpt": (gpt, 10),
+    "gpt half": (partial(gpt, "float16"), 10),
     **{
         name: (partial(PATTERNS[name], np.random.default_rng(0)), kernels)
-        for name, kernels in {"attention": 8, "gated_decoder": 12, "experts": 6, "fused_projection": 4}.items()
+        for name, kernels in {"attention": 6, "gated_decoder": 9, "experts": 5, "fused_projection": 2}.items()
     },
 }
 

@@ -24,7 +24,7 @@ from hidet_dist.compat.cublas_products import is_product, product_of
 from hidet_dist.compat.joint_launches import launched_in_turn
 from hidet_dist.compile.joining import depths, in_parts, join
 from hidet_dist.compile.states import run_before
-from hidet_dist.patterns.joint_products import kept_in_memory
+from hidet_dist.patterns.joint_products import in_memory, kept_in_memory
 from hidet_dist.rewriting import copy_operator, uses_of
 from hidet_dist.spec.extents import evaluate, extents_of
 
@@ -127,14 +127,11 @@ def joint_products(graph: FlowGraph) -> FlowGraph:
     The operators of ``graph`` are fused.
     """
     depth = depths(graph, run_before(graph))
-    memory: dict[Tensor, Tensor] = {}  # what a tensor only renames
     groups: dict[Hashable, list[Operator]] = {}
     for op in graph.nodes:
-        for o, i in op.task.share_map.items():
-            memory[op.outputs[o]] = memory.get(op.inputs[i], op.inputs[i])
         left = _left_operand(op)
         if left:
-            key = (*(memory.get(x, x) for x in left), left[0].dtype.name, depth[op])
+            key = (*map(in_memory, left), left[0].dtype.name, depth[op])
             groups.setdefault(key, []).append(op)
     known: dict[Hashable, JointProductsOp] = {}
 
@@ -143,8 +140,8 @@ def joint_products(graph: FlowGraph) -> FlowGraph:
         same: dict[Hashable, Tensor] = {}
         for op, own in zip(group, inputs, strict=True):
             for x, given_x in zip(op.inputs, own, strict=True):
-                same.setdefault((memory.get(x, x), tuple(map(str, x.shape))), given_x)
-        inputs = [[same[memory.get(x, x), tuple(map(str, x.shape))] for x in op.inputs] for op in group]
+                same.setdefault((in_memory(x), tuple(map(str, x.shape))), given_x)
+        inputs = [[same[in_memory(x), tuple(map(str, x.shape))] for x in op.inputs] for op in group]
         given = list(dict.fromkeys(x for own in inputs for x in own))
         places = {x: place for place, x in enumerate(given)}
         key = tuple((op.task, tuple(places[x] for x in own)) for op, own in zip(group, inputs, strict=True))
