@@ -1,8 +1,8 @@
 """hidet 0.6.1 has one launch for each kernel; here kernels that depend on none of the others are one launch.
 
-A small product has fewer tiles than a GPU has multiprocessors, and the others are idle until it ends. Launched together,
-each block of the grid finds out by its number whose tile it computes. The bodies of the kernels are what they were, so
-the results have the same bits, and no operand has to lie elsewhere.
+A small product has fewer tiles than a GPU has multiprocessors, and the others are idle until it ends. Where products
+are launched together, each block of the grid finds out by its number whose tile it computes. The bodies of the kernels
+are what they were, so the results have the same bits, and no operand has to lie elsewhere.
 
 The kernels are lowered by hidet's passes one by one; then each is a function of the device, which takes the number of
 its block as a parameter, and the new kernel calls one of them. Kernels that differ in more than their code, such as
@@ -35,6 +35,7 @@ from hidet_dist.compat.replacing import replaced
 _MARK = "hidet_dist.together"  # an attribute of a launch function
 _BLOCK_X = blockIdx.x
 _BLOCK = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+_MOST_BLOCKS = 2**31 - 1  # of the first dim of a grid (CUDA C++ Programming Guide, "Compute Capabilities")
 _SETS_MEMORY = "cudaFuncSetAttribute("
 
 
@@ -179,13 +180,14 @@ def _joined(module: IRModule, name: str) -> IRModule:
         bodies.append((begin[0], EvaluateStmt(call(variable, [*given, *index]))))
     body = bodies[-1][1]
     for (_, stmt), (begin_after, _) in reversed(list(itertools.pairwise(bodies))):
-        body = IfStmt(_BLOCK_X < begin_after, stmt, body)
+        body = IfStmt(begin_after > _BLOCK_X, stmt, body)
     first = launches[0]
     shared = max(int(launch.shared_mem_bytes) for launch in launches)
     grid, one = (simplify(blocks), int32(1), int32(1)), (int32(1), int32(1), int32(1))
     attributes = {
         "func_kind": "cuda_kernel",
-        "cuda.grid_dim": [*grid],
+        # A bound that the kernel may assume: the host's variables are not the kernel's.
+        "cuda.grid_dim": int(grid[0]) if is_constant(grid[0]) else _MOST_BLOCKS,
         "cuda.block_dim": [int(extent) for extent in first.block_dim],
         "cuda.dynamic_smem_bytes": shared,
     }
@@ -228,7 +230,7 @@ def _chosen(begins: Sequence[Expr], values: Sequence[Expr]) -> Expr:
     """Of a value for each launch of a kernel, take that of the launch that has the block."""
     value = values[-1]
     for begin, other in zip(reversed(begins[1:]), reversed(values[:-1]), strict=True):
-        value = value if _same(other, value) else if_then_else(_BLOCK_X < begin, other, value)
+        value = value if _same(other, value) else if_then_else(begin > _BLOCK_X, other, value)
     return value
 
 

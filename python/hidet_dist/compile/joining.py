@@ -45,8 +45,13 @@ def depths(
     return result
 
 
-def join(graph: FlowGraph, groups: Sequence[Sequence[Operator]], depth: Mapping[Operator, int], make: Make) -> FlowGraph:
-    """Replace groups of operators of equal depth, none of which only renames; return ``graph`` itself if there are no groups."""
+def join(
+    graph: FlowGraph, groups: Sequence[Sequence[Operator]], depth: Mapping[Operator, int], make: Make
+) -> FlowGraph:
+    """Replace groups of operators of equal depth, none of which only renames.
+
+    Returns ``graph`` itself if there are no groups.
+    """
     if not groups:
         return graph
     group_of = {op: group for group in groups for op in group}

@@ -172,9 +172,7 @@ def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: 
     assert "QuantizedMatmul" not in compiled.kernel_names
     assert sorted(panels.columns for panels in compiled.stage.panels.values()) == sorted(columns)
     whole = program.data_of(0)
-    held = {
-        name: packed(whole[name], panels).numpy() for name, panels in compiled.stage.panels.items()
-    }
+    held = {name: packed(whole[name], panels).numpy() for name, panels in compiled.stage.panels.items()}
     for count in (1, 9):
         x = torch.randn(count, DEPTH, generator=torch.Generator().manual_seed(count))
         found = outputs((compiled, weights_of(compiled, held)), [x.numpy()], {"rows": count})
@@ -195,7 +193,8 @@ def test_blocks_of_one_tensor_are_not_taken_for_one_another(no_compiler: None) -
     """They lie in the memory of one tensor, as what renames it does."""
     x = hidet.symbol([8, 32, DEPTH], "float16", "cpu")
     rows = [ops.reshape(ops.strided_slice(x, [n], [n + 1], [0]), [32, DEPTH]) for n in range(2)]
-    graph = hidet.trace_from([ops.matmul(y, constant(DEPTH, 64, dtype="float16", seed=n)) for n, y in enumerate(rows)], [x])
+    products = [ops.matmul(y, constant(DEPTH, 64, dtype="float16", seed=n)) for n, y in enumerate(rows)]
+    graph = hidet.trace_from(products, [x])
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
     nodes = optimize_program(partition_graph(normal, plan.stages[0], target=H100), H100).nodes
