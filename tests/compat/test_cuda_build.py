@@ -6,9 +6,16 @@ from dataclasses import replace
 import hidet
 import hidet.cuda
 import pytest
+from hidet.graph.ops.fusion.apply_prologue_epilogue import TileDerivation
+from hidet.ir.stmt import LaunchKernelStmt
+from hidet.ir.tools import collect
+from hidet.lang import attrs
+from hidet.lang.cuda import blockIdx, threadIdx
 
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.half_products import half_products
+from hidet_dist.compat.joint_launches import joint_launches, launched_in_turn
+from hidet_dist.compat.symbolic_tiles import symbolic_tiles
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.toolchain.cuda import Toolkit
 
@@ -135,3 +142,53 @@ def test_larger_products_keep_hidets_kernel(described):
     with described(), half_products():
         (node,) = hidet.graph.optimize(half_product(64, 32)).nodes
     assert "MatmulF16Cute" in node.name
+
+
+def scaled(threads, factor, blocks=4):
+    """A kernel that scales a vector, each block some elements."""
+    with hidet.script_module() as module:
+
+        @hidet.script
+        def scale(x: hidet.float32[blocks * threads], y: hidet.float32[blocks * threads]):
+            attrs.func_kind = "cuda_kernel"
+            attrs.cuda.grid_dim = blocks
+            attrs.cuda.block_dim = threads
+            y[blockIdx.x * threads + threadIdx.x] = x[blockIdx.x * threads + threadIdx.x] * factor
+
+    return module.ir_module()
+
+
+def launches_of(modules, calls):
+    """The launches of a module of several kernels: name, blocks and arguments."""
+    module = hidet.transforms.lower(launched_in_turn(modules, calls))
+    return [
+        (launch.func_var.name, int(launch.grid_dim[0]), len(launch.args))
+        for launch in collect(module.functions["launch"], LaunchKernelStmt)
+    ]
+
+
+def test_hidet_still_launches_each_kernel_by_itself(described):
+    modules, calls = [scaled(64, 2.0), scaled(64, 3.0, 5)], [(0, [0, 1]), (1, [0, 2]), (0, [0, 3])]
+    with described():
+        assert [blocks for _, blocks, _ in launches_of(modules, calls)] == [4, 5, 4]
+        with joint_launches():
+            ((name, blocks, arguments),) = launches_of(modules, calls)
+    assert name.endswith("_together")
+    assert (blocks, arguments) == (13, 5)  # what both launches of one kernel read is one
+
+
+def test_kernels_of_unequal_blocks_keep_their_launches(described):
+    with described(), joint_launches():
+        found = launches_of([scaled(64, 2.0), scaled(32, 2.0)], [(0, [0, 1]), (1, [0, 2])])
+    assert [blocks for _, blocks, _ in found] == [4, 4]
+
+
+def test_hidet_still_takes_a_permutation_of_symbolic_dims_for_a_reshape():
+    """So a product on tensor cores, with such a permutation behind it, would write its result unpermuted."""
+    x = hidet.symbol(["rows", 2, 32], "float16", "cpu")
+    op = hidet.ops.permute_dims(x, [1, 0, 2]).op
+    (inverse,) = op.task.inverse_map.values()
+    assert str(inverse.tile_mapping) == "1:1", "hidet knows such permutations: drop compat/symbolic_tiles.py"
+    tiles = TileDerivation(op, (128, 128))
+    with symbolic_tiles(), pytest.raises(ValueError, match="permutes symbolic dims"):
+        tiles._forward([op])

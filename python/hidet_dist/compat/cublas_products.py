@@ -9,8 +9,8 @@ matrix.
 
 from __future__ import annotations
 
-import functools
 import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,20 +38,15 @@ from hidet_dist.compat.replacing import replaced
 # Not by attribute: hidet.graph.ops.matmul may have a function of the same name.
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
 _fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
+_HALF = "hidet.graph.ops.matmul.matmul_f16_cute_experimental"
 _SCRATCH = "hidet_dist_scratch"
 Extent: TypeAlias = "int | Expr"
 
 
-@functools.cache
-def _product_tasks() -> tuple[type[Task], type[Task]]:
-    """The tasks of products in half and in single precision, the former's module imported late: that takes seconds."""
-    half = importlib.import_module("hidet.graph.ops.matmul.matmul_f16_cute_experimental")
-    return half.MatmulF16CuteTask, BatchMatmulTask
-
-
 def is_product(task: Task) -> bool:
     """Whether a task is a product of matrices, without operators fused with it."""
-    return isinstance(task, _product_tasks())
+    half = sys.modules.get(_HALF)  # not imported here, as that takes seconds
+    return isinstance(task, BatchMatmulTask) or (half is not None and isinstance(task, half.MatmulF16CuteTask))
 
 
 @dataclass(frozen=True)
@@ -86,9 +81,9 @@ def product_of(task: Task) -> Product | None:
     if isinstance(task, FusedTask):
         operator = task.fused_graph.nodes[task.anchor]
         anchor = operator.task
-        if isinstance(anchor, _product_tasks()):
+        if is_product(anchor):
             single_a, single_b = (_source(x)[1] for x in operator.inputs)
-    if not isinstance(anchor, _product_tasks()):
+    if not is_product(anchor):
         return None
     a, b = anchor.inputs
     transposed = bool(anchor.attrs.get("transpose_b", False))
@@ -219,11 +214,9 @@ def cublas_products(wanted: bool) -> Iterator[None]:
         if not wanted:
             yield
             return
-        f16, f32 = _product_tasks()
         with (
             replaced(FusedTask, with_cublas(FusedTask)),
-            replaced(f16, with_cublas(f16)),
-            replaced(f32, with_cublas(f32)),
+            replaced(Task, with_cublas(Task)),
             replaced(_resolve, {"parallel_k_heuristic_nparts": lambda *_: 1}),
         ):
             yield

@@ -219,7 +219,7 @@ class _Parameters:
         if isinstance(argument, Constant):
             return argument
         for parameter, known in zip(self.made, self.arguments, strict=True):
-            if known is argument and parameter.type is of_type:
+            if known is argument and str(parameter.type) == str(of_type):
                 return parameter
         self.made.append(Var(f"p{len(self.made)}", of_type))
         self.arguments.append(argument)

@@ -191,9 +191,9 @@ def weights_of(compiled: CompiledProgram, held: Mapping[str, np.ndarray]) -> dic
 
 def test_blocks_of_one_tensor_are_not_taken_for_one_another(no_compiler: None) -> None:
     """They lie in the memory of one tensor, as what renames it does."""
-    x = hidet.symbol([8, 32, DEPTH], "float16", "cpu")
+    x = hidet.symbol([8, 32, DEPTH], "float32", "cpu")
     rows = [ops.reshape(ops.strided_slice(x, [n], [n + 1], [0]), [32, DEPTH]) for n in range(2)]
-    products = [ops.matmul(y, constant(DEPTH, 64, dtype="float16", seed=n)) for n, y in enumerate(rows)]
+    products = [ops.matmul(y, constant(DEPTH, 64, dtype="float32", seed=n)) for n, y in enumerate(rows)]
     graph = hidet.trace_from(products, [x])
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
@@ -201,7 +201,7 @@ def test_blocks_of_one_tensor_are_not_taken_for_one_another(no_compiler: None) -
     assert sum("Matmul" in node.name for node in nodes) == 2
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_shards_are_joined_and_weights_stay_apart(no_compiler: None, ranks: int) -> None:
     """Each rank's part of queries, keys and values is one launch, and nothing else of the program differs."""
     graph = shapes.llama(shapes.LlamaConfig(1, 256, 4, 2, 512, 512, 1, 64, "float32"))

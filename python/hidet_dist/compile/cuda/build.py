@@ -18,6 +18,7 @@ from hidet_dist.compat.fast_divisions import fast_divisions
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.compat.joint_launches import joint_launches
+from hidet_dist.compat.symbolic_tiles import symbolic_tiles
 from hidet_dist.compile.generators import GENERATORS
 from hidet_dist.machine.gpu import Gpu
 from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
@@ -65,6 +66,7 @@ def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]
         fused_operands(),
         cublas_products(cublas),
         joint_launches(),
+        symbolic_tiles(),
         _graph_options(mma),
     ):
         yield
