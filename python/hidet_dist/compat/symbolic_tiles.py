@@ -1,9 +1,9 @@
 """hidet 0.6.1 takes a permutation of symbolic dims for a reshape where it fuses it with a product on tensor cores.
 
-It then writes the product's result unpermuted: heads that are split off tokens, whose number is symbolic, come out mixed
-up. ``RearrangeTask`` has the mapping of tiles of a permutation only for dims that are numbers, and otherwise that of a
-reshape. Here the derivation of tiles fails for such operators. hidet then writes the result element by element, by the
-operators' definitions, which are right.
+It then writes the product's result unpermuted: heads that are split off tokens, whose number is symbolic, come out
+mixed up. ``RearrangeTask`` has the mapping of tiles of a permutation only for dims that are numbers, and otherwise that
+of a reshape. Here tiles are not derived for such operators. hidet then writes the result element by element, by the
+definitions of the operators, which are right.
 """
 
 from __future__ import annotations
