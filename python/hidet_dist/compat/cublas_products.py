@@ -39,6 +39,8 @@ from hidet_dist.compat.replacing import replaced
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
 _fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
 _HALF = "hidet.graph.ops.matmul.matmul_f16_cute_experimental"
+DTYPES = ("float32", "float16", "bfloat16")
+"""The dtypes of products that cuBLAS can compute here."""
 _SCRATCH = "hidet_dist_scratch"
 Extent: TypeAlias = "int | Expr"
 
@@ -88,7 +90,7 @@ def product_of(task: Task) -> Product | None:
     a, b = anchor.inputs
     transposed = bool(anchor.attrs.get("transpose_b", False))
     dtype = a.type.dtype.name
-    if dtype != b.type.dtype.name or dtype not in ("float32", "float16", "bfloat16"):
+    if dtype != b.type.dtype.name or dtype not in DTYPES:
         return None
     m, k = a.shape[-2:]
     n = b.shape[-2] if transposed else b.shape[-1]
@@ -193,11 +195,20 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise tune.ScheduleError("hidet's own call of cuBLAS")
 
 
-@contextmanager
-def cublas_products(wanted: bool) -> Iterator[None]:
-    """While the block runs, products have one candidate by cuBLAS if ``wanted``, and none otherwise.
+_dtypes: tuple[str, ...] = ()
 
-    If so, float32 products are not split along k into several: cuBLAS does that itself where it helps.
+
+def cublas_dtypes() -> tuple[str, ...]:
+    """The dtypes of the products that have a candidate by cuBLAS at present."""
+    return _dtypes
+
+
+@contextmanager
+def cublas_products(dtypes: Sequence[str]) -> Iterator[None]:
+    """While the block runs, products of these dtypes have one candidate by cuBLAS, and others have none.
+
+    Where float32 is among them, its products are not split along k into several: cuBLAS does that itself where it
+    helps.
     """
 
     def with_cublas(kind: type[Task]) -> dict[str, Any]:
@@ -206,17 +217,18 @@ def cublas_products(wanted: bool) -> Iterator[None]:
         def implement(task: Task, target: Target | str, working_dir: str) -> list[IRModule]:
             modules: list[IRModule] = implement_before(task, target, working_dir)
             product = product_of(task)
-            return modules if product is None else [*modules, _candidate(task, product, target, working_dir)]
+            if product is None or product.dtype not in dtypes:
+                return modules
+            return [*modules, _candidate(task, product, target, working_dir)]
 
         return {"implement": implement}
 
-    with replaced(schedule_utils, {"get_cublas_matmul_schedule": _refuse}):
-        if not wanted:
-            yield
-            return
-        with (
-            replaced(FusedTask, with_cublas(FusedTask)),
-            replaced(Task, with_cublas(Task)),
-            replaced(_resolve, {"parallel_k_heuristic_nparts": lambda *_: 1}),
-        ):
-            yield
+    whole = {"parallel_k_heuristic_nparts": lambda *_: 1} if "float32" in dtypes else {}
+    with (
+        replaced(schedule_utils, {"get_cublas_matmul_schedule": _refuse}),
+        replaced(sys.modules[__name__], {"_dtypes": tuple(dtypes)}),
+        replaced(FusedTask, with_cublas(FusedTask) if dtypes else {}),
+        replaced(Task, with_cublas(Task) if dtypes else {}),
+        replaced(_resolve, whole),
+    ):
+        yield

@@ -22,7 +22,7 @@ def target(machine=None, **keys):
 
 @pytest.mark.parametrize(("arch", "name"), [("sm_80", "A100-SXM4-80GB"), ("sm_90", "H100-SXM5-80GB")])
 def test_an_architecture_alone_stands_for_a_machine(arch, name):
-    assert target(arch=arch) == CudaTarget(GPUS[name])
+    assert target(arch=arch) == CudaTarget(GPUS[name], cublas=None)
     assert target(arch=arch).arch == arch
 
 
@@ -42,7 +42,9 @@ def test_all_gpus_that_can_be_planned_for_can_be_built_for():
 
 
 def test_options_reach_the_target():
-    assert target("dgx-h100", cuda={"space": 2, "mma": "mma"}) == CudaTarget(GPUS["H100-SXM5-80GB"], 2, "mma")
+    assert target("dgx-h100", cuda={"space": 2, "mma": "mma"}) == CudaTarget(
+        GPUS["H100-SXM5-80GB"], 2, "mma", cublas=None
+    )
     assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) == CpuTarget()
 
 

@@ -90,12 +90,28 @@ def test_one_cublas_candidate_replaces_hidets_calls(toolkit, dtype):
     x, w = hidet.symbol([16, 64], dtype, "cpu"), hidet.symbol([64, 64], dtype, "cpu")
     task = product_in(normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.matmul(x, w)), [x, w])))
     for space in (0, 1):
-        without, with_one = (candidates(task, space=space, cublas=cublas) for cublas in (False, True))
+        without, with_one, usual = (candidates(task, space=space, cublas=cublas) for cublas in (False, True, None))
         assert len(with_one) == len(without) + 1
+        assert len(usual) == len(with_one if dtype == "float32" else without)
         assert not any("cublas" in str(module) for module in (*without, *with_one[:-1]))
         assert str(with_one[-1]).count("hidet_dist_cublas_product") == 1
         # Behind it, one kernel more; before it, none.
         assert sum(own.kind == "cuda_kernel" for own in with_one[-1].functions.values()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_products_of_one_launch_have_one_candidate_by_cublas(toolkit, dtype):
+    x, *weights = (hidet.symbol(shape, dtype, "cpu") for shape in ([16, 64], [64, 64], [64, 32]))
+    graph = normalize(hidet.trace_from([hidet.ops.matmul(x, w) for w in weights], [x, *weights]))
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+    nodes = optimize_program(partition_graph(graph, plan.stages[0], target=H100), H100).nodes
+    (node,) = (node for node in nodes if node.name.startswith("Joint"))
+    assert H100.calls_cublas(node)
+    assert not replace(H100, cublas=False).calls_cublas(node)
+    assert replace(H100, cublas=None).calls_cublas(node) == (dtype == "float32")
+    *without, last = candidates(node.task)
+    assert not any("cublas" in str(module) for module in without)
+    assert str(last).count("hidet_dist_cublas_product") == 2
 
 
 @pytest.mark.slow

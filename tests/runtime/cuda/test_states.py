@@ -84,7 +84,7 @@ def built(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states") / "artifacts"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_HOME", str(emulator.home))
-        config = {"target": "cuda", "arch": "sm_90", "symbols": {"n": 3}}
+        config = {"target": "cuda", "arch": "sm_90", "symbols": {"n": 3}, "cuda": {"cublas": False}}
         hidet_dist.auto_parallel(graph(), {"mesh_shape": [1]}, config, folder)
     return folder
 

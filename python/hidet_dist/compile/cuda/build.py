@@ -26,7 +26,7 @@ from hidet_dist.toolchain.cuda import Toolkit, find_toolkit, link_folder
 _FLAG_OPTIONS = ("cuda.build.ftz", "cuda.build.prec_div")  # hidet's options that decide flags of nvcc
 
 
-def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[str] = GENERATORS) -> str:
+def kernel_key(gpu: Gpu, cublas: Sequence[str], toolkit: Toolkit, generators: Sequence[str] = GENERATORS) -> str:
     """Digest what a kernel for CUDA depends on besides its operator: kernels of different keys are cached apart.
 
     These are the GPU, both compilers, the flags, the native library's headers, and the Python sources in the folders
@@ -34,7 +34,7 @@ def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[st
     """
     parts = [
         repr(gpu),
-        f"cublas={cublas}",
+        f"cublas={','.join(cublas)}",
         STANDARD,
         f"nvcc-{toolkit.version}",
         f"g++-{compiler_version(gcc())}",
@@ -46,8 +46,10 @@ def kernel_key(gpu: Gpu, cublas: bool, toolkit: Toolkit, generators: Sequence[st
 
 
 @contextmanager
-def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]:
-    """Optimize and build for a GPU while the block runs; the other arguments are those of :class:`CudaTarget`.
+def building_for(gpu: Gpu, space: int, mma: str, cublas: Sequence[str]) -> Iterator[None]:
+    """Optimize and build for a GPU while the block runs; ``space`` and ``mma`` are those of :class:`CudaTarget`.
+
+    ``cublas`` are the dtypes of products that cuBLAS is a candidate for.
 
     Raises
     ------

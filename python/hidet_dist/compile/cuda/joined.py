@@ -8,7 +8,7 @@ lay, so those that other operators or programs read too are no exception, and ea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -20,7 +20,7 @@ from hidet.graph.tensor import symbol_like
 from hidet.ir.module import IRModule
 from hidet.ir.task import Target
 
-from hidet_dist.compat.cublas_products import is_product, product_of
+from hidet_dist.compat.cublas_products import cublas_dtypes, is_product, product_of
 from hidet_dist.compat.joint_launches import launched_in_turn
 from hidet_dist.compile.joining import depths, in_parts, join
 from hidet_dist.compile.states import run_before
@@ -72,7 +72,7 @@ class JointTask(Task):
         Where all products have a candidate that calls cuBLAS, their last one, the last candidate has these calls.
         """
         modules = [task.implement(target, working_dir) for task in self.tasks]
-        last = [own.pop() for own in modules] if calls_cublas(self) and min(map(len, modules)) > 1 else []
+        last = [own.pop() for own in modules] if calls_cublas(self, cublas_dtypes()) else []
         rows = [list(row) for row in zip(*modules, strict=False)] + ([last] if last else [])
         joint = [launched_in_turn(row, self.calls) for row in rows]
         for module in joint:
@@ -88,10 +88,10 @@ class JointProductsOp(OpaqueOperator):
         self.name = "Joint" + "And".join(dict.fromkeys(op.name for op in task.fused_graph.nodes))
 
 
-def calls_cublas(task: Task) -> bool:
-    """Whether cuBLAS can compute a task, or each of several that are one."""
-    parts = task.tasks if isinstance(task, JointTask) else [task]
-    return all(product_of(part) is not None for part in parts)
+def calls_cublas(task: Task, dtypes: Collection[str]) -> bool:
+    """Whether cuBLAS is a candidate for a task, or for each of several that are one, if it is for these dtypes."""
+    products = map(product_of, task.tasks if isinstance(task, JointTask) else [task])
+    return all(product is not None and product.dtype in dtypes for product in products)
 
 
 def apart_for_joining(graph: FlowGraph, sizes: Mapping[str, int], multiprocessors: int) -> FlowGraph:

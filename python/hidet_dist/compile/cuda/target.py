@@ -18,7 +18,7 @@ from hidet_dist.machine import Device
 from hidet_dist.machine.gpu import GPUS, Gpu
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.normalize.columns import pad_columns
-from hidet_dist.options.option import BOOL, one_of, option
+from hidet_dist.options.option import BOOL, one_of, option, or_none
 from hidet_dist.partitioning import Program
 from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.targets import TARGETS, Target
@@ -48,12 +48,13 @@ class CudaOptions:
         "mantissa), or ``simt``. Half precision always uses tensor cores.",
         one_of(("mma", "simt")),
     )
-    cublas: bool = option(
-        False,
-        "bool",
-        "Whether cuBLAS is another candidate for each matrix product, whatever ``space`` is. Processes without cuBLAS "
-        "use another candidate.",
-        BOOL,
+    cublas: bool | None = option(
+        None,
+        "bool, optional",
+        "Whether cuBLAS is another candidate for each matrix product, whatever ``space`` is: by default for those in "
+        "float32. The products of half precision, by hidet's kernels, sum a row in one order whatever rows are beside "
+        "it, and have what follows them in their kernels. Processes without cuBLAS use another candidate.",
+        or_none(BOOL),
     )
     cuda_graph: bool = option(
         False,
@@ -74,7 +75,7 @@ class CudaTarget:
     space: the candidates of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
     mma: ``mma`` to compute float32 matrix products on tensor cores (as tf32, with 10 bits of mantissa), else ``simt``.
     cuda_graph: whether a process runs the program as a CUDA graph.
-    cublas: whether cuBLAS is a candidate for matrix products in the serving process.
+    cublas: whether cuBLAS is a candidate for matrix products in the serving process; None for those in float32.
     """
 
     record: ClassVar[Target] = TARGETS["cuda"]
@@ -85,7 +86,7 @@ class CudaTarget:
     space: int = 0
     mma: str = "simt"
     cuda_graph: bool = False
-    cublas: bool = False
+    cublas: bool | None = False
 
     device: ClassVar[str] = "cuda:0"
     cpu_features: ClassVar[tuple[str, ...]] = ()
@@ -145,7 +146,7 @@ class CudaTarget:
         # hidet takes a second to import its kernels for GPUs, which planning does without.
         from hidet_dist.compile.cuda.build import building_for
 
-        return building_for(self.gpu, self.space, self.mma, self.cublas)
+        return building_for(self.gpu, self.space, self.mma, self._cublas_dtypes)
 
     def before_fusion(self, program: Program, precisions: Mapping[str, StoredPrecision], frugal: bool) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, fuse operators to have fewer kernels, find blocks."""
@@ -190,8 +191,15 @@ class CudaTarget:
 
     def calls_cublas(self, node: Operator) -> bool:
         """Whether it is a matrix product, and cuBLAS may compute it."""
-        if not self.cublas:
+        if not self._cublas_dtypes:
             return False
         from hidet_dist.compile.cuda.joined import calls_cublas
 
-        return calls_cublas(node.task)
+        return calls_cublas(node.task, self._cublas_dtypes)
+
+    @property
+    def _cublas_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of products that cuBLAS is a candidate for."""
+        from hidet_dist.compat.cublas_products import DTYPES
+
+        return DTYPES if self.cublas else ("float32",) if self.cublas is None else ()
