@@ -23,6 +23,10 @@ def raising(what: str | int, count: int, seed: int) -> Result:
     raise ValueError("a bad graph")
 
 
+def whereabouts(what: str | int, count: int, seed: int) -> Result:
+    return Result(str(os.getpid()))
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_behind_a_unit_whose_process_ends() -> None:
     work = [(right, "first", 1), (killed, "second", 1), (raising, 3, 1), (right, "last", 1)]
@@ -32,3 +36,10 @@ def test_a_run_goes_on_behind_a_unit_whose_process_ends() -> None:
     (failure,) = third.failures
     assert failure.startswith("raising(3): the check failed.") and "ValueError: a bad graph" in failure
     assert last.line == "last is right"
+
+
+def test_one_job_is_this_process() -> None:
+    here, third = results([(whereabouts, 1, 1), (raising, 3, 1)], seed=5, jobs=1)
+    assert here.line == str(os.getpid())
+    (failure,) = third.failures
+    assert failure.startswith("raising(3): the check failed.") and "ValueError: a bad graph" in failure

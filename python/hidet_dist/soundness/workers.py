@@ -24,7 +24,13 @@ _KIB = 1024  # in which Linux counts the peak of a process
 
 
 def results(work: Sequence[Unit], seed: int, jobs: int) -> Iterator[Result]:
-    """Do the work in ``jobs`` processes, and yield the results in order."""
+    """Do the work in ``jobs`` processes, and yield the results in order.
+
+    One job is this process itself, where a debugger reaches the checks; the run ends with it.
+    """
+    if jobs == 1:
+        yield from (_result(unit, seed) for unit in work)
+        return
     local = threading.local()
     started: list[_Worker] = []
 
@@ -95,12 +101,16 @@ def _serve(pipe: Connection) -> None:
             unit, seed = pipe.recv()
         except EOFError:
             return
-        try:
-            check, what, count = unit
-            result = check(what, count, seed)
-        except Exception:
-            result = _without_result(unit, f"the check failed.\n{traceback.format_exc()}")
-        pipe.send((result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB))
+        pipe.send((_result(unit, seed), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB))
+
+
+def _result(unit: Unit, seed: int) -> Result:
+    """Do a unit in this process. The result of a check that raises is a failure with its traceback."""
+    check, what, count = unit
+    try:
+        return check(what, count, seed)
+    except Exception:
+        return _without_result(unit, f"the check failed.\n{traceback.format_exc()}")
 
 
 def _without_result(unit: Unit, reason: str) -> Result:
