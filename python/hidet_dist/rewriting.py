@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from graphlib import TopologicalSorter
+from typing import TypeAlias, TypeVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.tensor import symbol_like
 
 from hidet_dist.errors import ConfigError
 
+Node = TypeVar("Node", bound=Hashable)
 Uses: TypeAlias = Mapping[Tensor, Sequence[Operator | None]]
 """The operators that read each tensor; None stands for the outputs of the graph."""
 Build: TypeAlias = Callable[[list[Tensor]], Tensor]
@@ -34,6 +36,18 @@ def only_user(x: Tensor, uses: Uses) -> Operator | None:
     """The only consumer of a tensor; None if it has several uses, or is an output."""
     users = uses.get(x, ())
     return users[0] if len(users) == 1 else None
+
+
+def longest_paths(before: Mapping[Node, Iterable[Node]], length: Mapping[Node, int]) -> dict[Node, int]:
+    """Map each node to the length of the longest path that ends with it, which is the sum of its nodes' lengths.
+
+    ``before`` maps each node to those that it depends on. Nodes of positive length that are mapped to the same number
+    do not depend on one another. Raises graphlib.CycleError if nodes depend on each other.
+    """
+    result: dict[Node, int] = {}
+    for node in TopologicalSorter(before).static_order():
+        result[node] = length[node] + max((result[one] for one in before[node]), default=0)
+    return result
 
 
 def copy_operator(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from graphlib import TopologicalSorter
 from types import MappingProxyType
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.rewriting import copy_operator
+from hidet_dist.rewriting import copy_operator, longest_paths
 
 Make = Callable[[Sequence[Operator], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
 """Makes the operator of a group, given its operators and their inputs; returns the outputs of each."""
@@ -39,10 +38,7 @@ def depths(
         For some operators, those that must run before them although they make nothing that these read.
     """
     before = {op: [*(x.op for x in op.inputs if x.op is not None), *earlier.get(op, ())] for op in graph.nodes}
-    result: dict[Operator, int] = {}
-    for op in TopologicalSorter(before).static_order():
-        result[op] = int(not op.task.share_map) + max((result[one] for one in before[op]), default=0)
-    return result
+    return longest_paths(before, {op: int(not op.task.share_map) for op in graph.nodes})
 
 
 def join(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 
 from hidet.graph import Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
@@ -29,7 +29,7 @@ from hidet_dist.compat.half_products import is_taken
 from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
 from hidet_dist.machine import GPU, LIBRARY
 from hidet_dist.patterns.joint_products import in_memory, kept_in_memory, of_one_operand
-from hidet_dist.rewriting import uses_of
+from hidet_dist.rewriting import longest_paths, uses_of
 from hidet_dist.spec import OpShardSpec, TensorShardSpec
 from hidet_dist.traits import Moves, traits_of
 from hidet_dist.view import GraphView
@@ -164,10 +164,8 @@ def _joint(view: GraphView, group: Mapping[int, int]) -> dict[int, Member]:
         anchor = group[number]
         computes[anchor] |= not op.task.share_map
         before[anchor].update(group[maker[x]] for x in op.inputs if x in maker and group[maker[x]] != anchor)
-    depth: dict[int, int] = {}
     try:
-        for anchor in TopologicalSorter(before).static_order():
-            depth[anchor] = computes[anchor] + max((depth[one] for one in before[anchor]), default=0)
+        depth = longest_paths(before, computes)
     except CycleError:  # hidet does not fuse operators if one depends on the other through a third
         return {}
     groups: dict[tuple[Hashable, ...], list[int]] = {}
