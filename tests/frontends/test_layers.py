@@ -7,9 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hidet.graph import FlowGraph
 
 import hidet_dist
 from hidet_dist.soundness.plans import evaluate_graph
+from hidet_dist.weights.named import names_of
 
 COUNT = 12
 
@@ -103,15 +105,90 @@ class Stack(torch.nn.Module):
 )
 def test_equal_layers_are_called_as_pytorch_calls_them(kind, calls):
     torch.manual_seed(0)
-    module = Stack(kind).eval()
+    _check(Stack(kind).eval(), calls)
+
+
+def _check(module: Stack, calls: int | None = None) -> FlowGraph:
+    """Compare a graph with its module, which must be as before; count the calls of layers while it is traced."""
     x = torch.randn(3, 4)
-    kind.calls = 0
+    Block.calls = type(module.layers[0]).calls = 0
     graph = hidet_dist.from_torch(module, (x,))
     if calls is not None:
-        assert kind.calls == calls
+        assert type(module.layers[0]).calls == calls
     with torch.no_grad():
         want = module(x).numpy()
     (got,) = evaluate_graph(graph, [x.double().numpy()])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert all("forward" not in vars(layer) for layer in module.layers)
     assert [layer.number for layer in module.layers] == list(range(COUNT))
+    assert all(type(part._parameters) is dict and type(part._buffers) is dict for part in module.modules())
+    return graph
+
+
+class Scaled(Stack):
+    """A module that reads the weights of its layers."""
+
+    def __init__(self, read: Callable[[torch.nn.Module], torch.Tensor]):
+        super().__init__(Block)
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.read(self)
+
+
+def _sum_of_weights(module: torch.nn.Module) -> torch.Tensor:
+    return torch.stack([weight.sum() for weight in module.parameters()]).sum()
+
+
+def _one_weight(module: torch.nn.Module) -> torch.Tensor:
+    return module.get_submodule("layers.5.linear").weight[0]
+
+
+def _one_buffer(module: torch.nn.Module) -> torch.Tensor:
+    return dict(module.named_buffers())["layers.4.scale"]
+
+
+def _whether_there_is_one(module: torch.nn.Module) -> torch.Tensor:
+    return torch.tensor(2.0 if hasattr(module.get_submodule("layers.3.linear"), "bias") else 3.0)
+
+
+@pytest.mark.parametrize("read", [_sum_of_weights, _one_weight, _one_buffer, _whether_there_is_one])
+def test_a_module_reads_the_weights_of_its_layers(read):
+    torch.manual_seed(0)
+    _check(Scaled(read).eval())
+
+
+class Narrowing(Stack):
+    """A module that calls some of its layers with fewer rows."""
+
+    def __init__(self, narrowed: tuple[int, ...]):
+        super().__init__(Block)
+        self.narrowed = narrowed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        for layer in self.layers:
+            y = layer(hidden[:1] if layer.number in self.narrowed else hidden, self.weight)
+            hidden = hidden + y
+        return hidden
+
+
+@pytest.mark.parametrize("narrowed, calls", [((4,), 6), ((4, 5, 6), 11), ((1, 3, 5, 7, 8), 12)])
+def test_layers_are_called_with_other_arguments(narrowed, calls):
+    """A layer that has other arguments than those before it is traced, too, in another attempt."""
+    torch.manual_seed(0)
+    _check(Narrowing(narrowed).eval(), calls)
+
+
+def test_layers_share_a_weight():
+    torch.manual_seed(0)
+    module = Stack(Block)
+    for layer in module.layers[1:3]:
+        layer.linear.weight = module.layers[0].linear.weight
+    module.layers[9].linear.weight = module.weight
+    graph = _check(module.eval())
+    names = names_of(x for op in graph.nodes for x in op.inputs)
+    found = sorted(name for name in names if name.endswith("weight"))
+    assert found == sorted(
+        ["weight", *(f"layers.{number}.linear.weight" for number in range(COUNT) if number not in (1, 2, 9))]
+    )

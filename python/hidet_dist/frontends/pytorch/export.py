@@ -23,7 +23,7 @@ from hidet_dist.errors import TraceError
 from hidet_dist.frontends.pytorch.calls import supported
 from hidet_dist.frontends.pytorch.experts import experts_by_products
 from hidet_dist.frontends.pytorch.known_values import KnownValues
-from hidet_dist.frontends.pytorch.layers import LAYER, Layer, Layers
+from hidet_dist.frontends.pytorch.layers import LAYER, Findings, Layer, Layers
 from hidet_dist.frontends.pytorch.own_experts import own_experts_by_products
 from hidet_dist.frontends.pytorch.reasons import reason_of
 
@@ -112,22 +112,21 @@ def _exported(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: A
 
 def _with_repeated_layers(module: torch.nn.Module, given: Any, assigned: set[str]) -> Exported | None:
     """Export a module with calls of the layers that it repeats; None if it repeats none, or they cannot be."""
-    used: set[str] = set()
+    findings = Findings()
     while True:
-        layers = Layers(module, used)
+        layers = Layers(module, findings)
         if not layers.groups:
             return None
         try:
             with layers.replaced():
                 program = _exported(module, *given)
-            if not layers.must_be_regrouped:
+            if not layers.must_be_tried_again:
                 parts = layers.programs(_exported_layer)
-            if not layers.must_be_regrouped:
+            if not layers.must_be_tried_again:
                 return None if assigned and parts else Exported(program, parts)
         except Exception:  # of PyTorch or of the module; if it is not for the layers, it comes again without them
-            if not layers.must_be_regrouped:
+            if not layers.must_be_tried_again:
                 return None
-        used = set(layers.used)
 
 
 def _exported_layer(layer: torch.nn.Module, args: Any, kwargs: Any) -> ExportedProgram:

@@ -2,8 +2,9 @@
 
 PyTorch takes as long for each layer of a model as for the first one. Here the first call of a layer is traced as it is.
 Each call of an equal layer, with equal arguments, becomes one operator, whose operands are the tensors that the layer
-is called with, and its weights. One layer of each kind is then exported by itself, and lowered in place of each such
-operator: the graph has the operators that it would have otherwise.
+is called with. One layer of each kind is then exported by itself, and lowered with the weights of the layer that is
+called, in place of each such operator: the graph has the operators that it would have otherwise. Meanwhile the layers
+that are not traced show no weights, since PyTorch takes its time for each weight in each of its passes.
 
 Layers are equal that have the same classes, attributes, and shapes of weights in all of their parts. Integers may
 differ, as the numbers of layers do: while the first layer is traced, an object stands for such an integer that cannot
@@ -14,8 +15,9 @@ other effects than their results, or return a part of their arguments.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,15 +35,17 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 @torch.library.custom_op("hidet_dist::layer", mutates_args=())
-def call_of_layer(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+def call_of_layer(tensors: list[torch.Tensor], number: int, place: int) -> list[torch.Tensor]:
     """Call a layer that is exported by itself.
 
     Parameters
     ----------
     tensors: list of torch.Tensor
-        The tensors among the arguments, and the layer's weights.
+        The tensors among the arguments.
     number: int
         The number of the call in :class:`Layers`.
+    place: int
+        The place of the layer that is called among those that are equal.
 
     Returns
     -------
@@ -52,7 +56,7 @@ def call_of_layer(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor
 
 
 @call_of_layer.register_fake
-def _results_of_call(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+def _results_of_call(tensors: list[torch.Tensor], number: int, place: int) -> list[torch.Tensor]:
     results, device = _active[-1].calls[number].results, tensors[0].device
     return [torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=device) for y in results]
 
@@ -96,10 +100,18 @@ class _Unknown:
 
 @dataclass(eq=False)
 class _Group:
-    """Equal layers, and the integers that differ between them: the path of a part, and the attribute's name."""
+    """Equal layers.
 
-    layers: list[torch.nn.Module]
+    Attributes
+    ----------
+    layers: their paths in the module, and the layers.
+    differing: the integers that differ between them: the path of a part, and the attribute's name.
+    are_apart: whether no other part of the module has a weight of one of them.
+    """
+
+    layers: dict[str, torch.nn.Module]
     differing: list[tuple[str, str]]
+    are_apart: bool
 
     @contextlib.contextmanager
     def without_differences(self, layer: torch.nn.Module, used: set[str]) -> Iterator[None]:
@@ -137,19 +149,48 @@ class _LayerCall:
 
 
 @dataclass(frozen=True)
+class LayerWeight:
+    """A parameter or a buffer of a layer: its name in the layer, and whether it is in the state dict."""
+
+    name: str
+    is_saved: bool
+
+
+@dataclass(frozen=True)
 class Layer:
     """A layer that is exported by itself, to be lowered in place of its calls.
 
     Attributes
     ----------
     program: the program; its placeholders are the layer's weights, arguments and constants.
-    operands: for each placeholder, the number of the call's operand, the name of a constant, or None.
+    operands: for each placeholder, the number of the call's operand, a weight, the name of a constant, or None.
     results: the positions of the tensors among the outputs.
+    paths: of the layers that calls name by their places in it.
     """
 
     program: ExportedProgram
-    operands: tuple[int | str | None, ...]
+    operands: tuple[int | LayerWeight | str | None, ...]
     results: tuple[int, ...]
+    paths: tuple[str, ...]
+
+
+@dataclass
+class Findings:
+    """What attempts to export a module have shown of its layers, for the next one.
+
+    Attributes
+    ----------
+    used: the names of integer attributes that layers use, so that layers are different where these differ.
+    traced: the paths of layers that are traced, beside the first one of equal ones.
+    """
+
+    used: set[str] = field(default_factory=set)
+    traced: set[str] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        """Their number, which only grows."""
+        return len(self.used) + len(self.traced)
 
 
 class Layers:
@@ -159,60 +200,102 @@ class Layers:
     ----------
     module: torch.nn.Module
         The module. Only the entries of its lists of modules are looked at.
-    used: set of str
-        The names of integer attributes that layers use, so that layers are different where these differ. The export
-        adds to them.
+    findings: Findings
+        What earlier attempts have shown, to which this one adds.
     """
 
-    def __init__(self, module: torch.nn.Module, used: set[str]):
-        self.used = used
-        self.known_before = frozenset(used)
-        self.groups = _groups(module, self.known_before)
+    def __init__(self, module: torch.nn.Module, findings: Findings):
+        self.findings = findings
+        self._module = module
+        self._is_called = False
+        self._known_before = findings.count
+        self.groups = _groups(module, frozenset(findings.used))
         self.calls: list[_LayerCall] = []
         self._by_signature: dict[Any, int] = {}
         self._own = {x.untyped_storage()._cdata for x in (*module.parameters(), *module.buffers())}
 
     @property
-    def must_be_regrouped(self) -> bool:
-        """Whether a layer has used an integer that differs between those that were taken for equal."""
-        return self.used != self.known_before
+    def must_be_tried_again(self) -> bool:
+        """Whether a layer has used an integer that differs between equal ones, or was to be traced without weights."""
+        return self.findings.count > self._known_before
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
-        """Have calls of the module's layers become operators while the block runs."""
+        """Have calls of the module's layers become operators while the block runs, and hide weights of layers."""
         _active.append(self)
+        hidden: list[tuple[dict[str, Any], str, Any]] = []
+        hooks = [
+            self._module.register_forward_pre_hook(self._enter),
+            self._module.register_forward_hook(self._leave, always_call=True),
+        ]
         try:
             for group in self.groups:
-                for layer in group.layers:
-                    vars(layer)["forward"] = _Forward(self, group, layer)
+                for place, (path, layer) in enumerate(group.layers.items()):
+                    vars(layer)["forward"] = _Forward(self, group, place, layer)
+                    if not self._is_traced(group, place, path):
+                        for part in layer.modules():
+                            hidden += [(vars(part), name, vars(part)[name]) for name in ("_parameters", "_buffers")]
+            for attributes, name, tensors in hidden:
+                attributes[name] = _HiddenTensors(self, tensors)
             yield
         finally:
             _active.pop()
+            for hook in hooks:
+                hook.remove()
+            for attributes, name, tensors in hidden:
+                attributes[name] = tensors
             for group in self.groups:
-                for layer in group.layers:
+                for layer in group.layers.values():
                     vars(layer).pop("forward", None)
 
-    def call(self, group: _Group, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Call a layer while its module is exported."""
-        forward = type(layer).forward
+    def _enter(self, *_: Any) -> None:
+        self._is_called = True
+
+    def _leave(self, *_: Any) -> None:
+        self._is_called = False
+
+    def refuse_read(self) -> None:
+        """Note that layers must show their weights, and end the export, if the module is what reads them."""
+        if self._is_called:
+            self.findings.traced.update(path for group in self.groups for path in group.layers)
+            raise CannotRepeatError("the module reads weights of its layers")
+
+    def _is_traced(self, group: _Group, place: int, path: str) -> bool:
+        """Whether a layer keeps its weights, so that a call of it can be traced."""
+        return not group.are_apart or place == 0 or path in self.findings.traced
+
+    def _trace(self, group: _Group, place: int, layer: torch.nn.Module, args: Any, kwargs: Any, is_rare: bool) -> Any:
+        """Trace a call; where the layer has no weights, note it and end the export.
+
+        All of its kind are noted, too, unless such calls are rare: each further attempt takes as long as this one.
+        """
+        paths = list(group.layers)
+        if self._is_traced(group, place, paths[place]):
+            return type(layer).forward(layer, *args, **kwargs)
+        noted = self.findings.traced
+        noted.update(paths[place : place + 1] if is_rare and noted.isdisjoint(paths) else paths)
+        raise CannotRepeatError("the layer is called with other arguments than those before it")
+
+    def call(self, group: _Group, place: int, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a layer, the one at a ``place`` among equal ones, while its module is exported."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         signature = _signature(leaves)
         if signature is None:
-            return forward(layer, *args, **kwargs)
+            return self._trace(group, place, layer, args, kwargs, is_rare=False)
         number = self._by_signature.setdefault((id(group), str(structure), signature), len(self.calls))
         if number == len(self.calls):
-            with group.without_differences(layer, self.used):
-                result = forward(layer, *args, **kwargs)
+            with group.without_differences(layer, self.findings.used):
+                result = self._trace(group, place, layer, args, kwargs, is_rare=True)
             results, numbered = _numbered(result, leaves)
             arguments = pytree.tree_map_only(torch.Tensor, _meta, (args, kwargs))
             self.calls.append(_LayerCall(group, layer, arguments, results, numbered))
             return result
         known = self.calls[number]
-        if known.layer is layer or known.result is None:
-            return forward(layer, *args, **kwargs)
-        known.repetitions += 1
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        results = call_of_layer([*tensors, *(x for _, x in _weights(layer))], number)
+        if known.layer is layer or known.result is None or not tensors:
+            return self._trace(group, place, layer, args, kwargs, is_rare=False)
+        known.repetitions += 1
+        results = call_of_layer(tensors, number, place)
         return pytree.tree_map_only(_Number, lambda place: results[place.number], known.result)
 
     def programs(self, export: Callable[[torch.nn.Module, Any, Any], ExportedProgram]) -> dict[int, Layer]:
@@ -227,7 +310,7 @@ class Layers:
         for number, call in enumerate(self.calls):
             if call.repetitions:
                 args, kwargs = call.arguments
-                with call.group.without_differences(call.layer, self.used):
+                with call.group.without_differences(call.layer, self.findings.used):
                     program = export(call.layer, args, kwargs)
                 found[number] = self._layer(call, program)
         return found
@@ -236,15 +319,14 @@ class Layers:
         """Describe the program of a layer. Raises CannotRepeatError."""
         signature = program.graph_signature
         leaves = pytree.tree_leaves(call.arguments)
-        names = [name for name, _ in _weights(call.layer)]
-        count = sum(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        arguments = iter(range(count))
-        operands: list[int | str | None] = []
+        names = {name for name, _ in _weights(call.layer)}
+        arguments = iter(range(sum(isinstance(leaf, torch.Tensor) for leaf in leaves)))
+        operands: list[int | LayerWeight | str | None] = []
         for spec in signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 operands.append(None if isinstance(spec.arg, ConstantArgument) else next(arguments))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in names:
-                operands.append(count + names.index(spec.target))
+                operands.append(LayerWeight(spec.target, spec.persistent is not False))
             elif spec.kind is InputKind.CONSTANT_TENSOR and self._is_constant(program.constants[str(spec.target)]):
                 operands.append(str(spec.target))
             else:
@@ -259,7 +341,7 @@ class Layers:
             raise CannotRepeatError("the layer has other arguments or results by itself")
         if any(_is_part_of_argument(output.args[0][place]) for place in places):
             raise CannotRepeatError("the layer returns a part of its arguments")
-        return Layer(program, tuple(operands), tuple(places))
+        return Layer(program, tuple(operands), tuple(places), tuple(call.group.layers))
 
     def _is_constant(self, x: Any) -> bool:
         """Whether a tensor that a layer's program holds is a constant, and no weight of another part."""
@@ -268,15 +350,63 @@ class Layers:
         return not x.numel() or bool(x.untyped_storage().nbytes())
 
 
+class _HiddenTensors(dict[str, Any]):
+    """The parameters or buffers of a part of a layer that shows none, as for PyTorch, which lists them for its passes.
+
+    A module that reads them in its call must not find that there are none.
+    """
+
+    def __init__(self, layers: Layers, hidden: Mapping[str, Any]):
+        super().__init__()
+        self._layers, self._names = layers, frozenset(hidden)
+
+    def __contains__(self, name: object) -> bool:
+        if name in self._names:
+            self._layers.refuse_read()
+        return False
+
+    def _refuse(self) -> None:
+        if self._names:
+            self._layers.refuse_read()
+
+    def __getitem__(self, name: str) -> Any:
+        self._refuse()
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._refuse()
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._refuse()
+        return super().__len__()
+
+    def keys(self) -> Any:
+        self._refuse()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._refuse()
+        return super().values()
+
+    def items(self) -> Any:
+        self._refuse()
+        return super().items()
+
+
 class _Forward:
     """The ``forward`` of a layer while its module is exported."""
 
-    def __init__(self, layers: Layers, group: _Group, layer: torch.nn.Module):
-        self._layers, self._group, self._layer = layers, group, layer
+    def __init__(self, layers: Layers, group: _Group, place: int, layer: torch.nn.Module):
+        self._layers, self._group, self._place, self._layer = layers, group, place, layer
         self.__wrapped__ = type(layer).forward.__get__(layer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._layers.call(self._group, self._layer, args, kwargs)
+        return self._layers.call(self._group, self._place, self._layer, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -345,28 +475,40 @@ def _is_part_of_argument(node: Any) -> bool:
 
 def _groups(module: torch.nn.Module, used: frozenset[str]) -> list[_Group]:
     """Group the equal entries of a module's lists, those of inner lists left out."""
-    known: dict[Any, list[tuple[torch.nn.Module, dict[tuple[str, str], int]]]] = {}
-    for layer in _entries(module):
+    layers: dict[str, torch.nn.Module] = {}
+    integers: dict[str, dict[tuple[str, str], int]] = {}
+    known: dict[Any, list[str]] = {}
+    seen: set[int] = set()
+    for path, layer in _entries(module):
         described = _described(layer, used)
-        if described is not None and "forward" not in vars(layer):
-            key, integers = described
-            known.setdefault(key, []).append((layer, integers))
+        if described is not None and "forward" not in vars(layer) and id(layer) not in seen:
+            key, integers[path] = described
+            layers[path] = layer
+            seen.add(id(layer))
+            known.setdefault(key, []).append(path)
+    uses = Counter(id(x) for _, x in _weights(module))
     groups = []
-    for members in known.values():
-        if len({id(layer) for layer, _ in members}) >= FEWEST:
-            of_layers = [integers for _, integers in members]
+    for paths in known.values():
+        if len(paths) >= FEWEST:
+            of_layers = [integers[path] for path in paths]
             differing = [place for place in of_layers[0] if len({one[place] for one in of_layers}) > 1]
-            groups.append(_Group([layer for layer, _ in members], differing))
+            members = {path: layers[path] for path in paths}
+            groups.append(_Group(members, differing, all(_is_apart(layer, uses) for layer in members.values())))
     return groups
 
 
-def _entries(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the entries of the outermost lists in a module."""
-    for child in module.children():
+def _is_apart(layer: torch.nn.Module, uses: Mapping[int, int]) -> bool:
+    """Whether a layer has each of its weights as often as the whole module has."""
+    return all(uses[number] == count for number, count in Counter(id(x) for _, x in _weights(layer)).items())
+
+
+def _entries(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the entries of the outermost lists in a module, with their paths."""
+    for name, child in module.named_children():
         if isinstance(child, torch.nn.ModuleList):
-            yield from child
+            yield from ((f"{path}{name}.{number}", entry) for number, entry in enumerate(child))
         else:
-            yield from _entries(child)
+            yield from _entries(child, f"{path}{name}.")
 
 
 def _described(layer: torch.nn.Module, used: frozenset[str]) -> tuple[Any, dict[tuple[str, str], int]] | None:

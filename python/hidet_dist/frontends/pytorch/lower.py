@@ -29,7 +29,7 @@ from hidet_dist.frontends.pytorch.calls import (
     name_of_dtype,
     takes_numbers,
 )
-from hidet_dist.frontends.pytorch.layers import LAYER, Layer
+from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.operators import promoted_dtype
@@ -126,7 +126,7 @@ class _Lowerer:
     missing: list[MissingOperator] = field(default_factory=list)
     results_by_key: dict[Any, Any] = field(default_factory=dict)
     constants: dict[_Known, Tensor | None] = field(default_factory=dict)
-    weights: dict[int, Tensor] = field(default_factory=dict)
+    weights: dict[tuple[int, bool], Any] = field(default_factory=dict)
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
     patterns: dict[Any, Pattern] = field(default_factory=dict)
@@ -196,9 +196,9 @@ class _Lowerer:
                     new.append(y if updated_state(y) is old else replace_state(old, y))
         return list(dict.fromkeys(new))
 
-    def state(self, spec: Any, data: torch.Tensor) -> Tensor:
+    def state(self, name: str) -> Tensor:
         """Convert a buffer that the program writes to to a state, with the buffer's values before the first call."""
-        name = str(spec.target)
+        data = self.data_of(name)
         dtype = name_of_dtype(data, f"The buffer {name!r}")
         if data.device.type == "meta" or not bool(data.detach().count_nonzero()):
             return state(name, list(data.shape), dtype)
@@ -222,9 +222,9 @@ class _Lowerer:
                 else:
                     values[node] = None if fake is None else self.value(fake)
             elif spec.kind is InputKind.BUFFER and spec.target in written:
-                values[node] = self.states[str(spec.target)] = self.state(spec, self.data_of(spec))
+                values[node] = self.states[str(spec.target)] = self.state(str(spec.target))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                values[node] = self.weight(spec)
+                values[node] = self.weight(str(spec.target), spec.persistent is not False)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 values[node] = _Known(self.program.constants[spec.target])
             else:
@@ -233,28 +233,28 @@ class _Lowerer:
                 )
         return inputs, values
 
-    def data_of(self, spec: Any) -> torch.Tensor:
+    def data_of(self, name: str) -> torch.Tensor:
         """Return a parameter or a buffer of the module."""
-        owner, _, attribute = str(spec.target).rpartition(".")
+        owner, _, attribute = name.rpartition(".")
         data = getattr(self.module.get_submodule(owner), attribute)
         assert isinstance(data, torch.Tensor)
         return data
 
-    def weight(self, spec: Any) -> Any:
+    def weight(self, name: str, is_saved: bool) -> Any:
         """Convert a parameter or a buffer to a weight, or to a constant if it is not in the state dict."""
-        name, data = str(spec.target), self.data_of(spec)
-        if spec.kind is InputKind.BUFFER and not spec.persistent and data.device.type != "meta":
-            return _Known(data.detach())
-        if id(data) not in self.weights:
-            dtype = name_of_dtype(data, f"The weight {name!r}")
-            if name in self.stored:
-                converted = self.stored[name]
-            elif data.device.type == "meta":
-                converted = weight(name, list(data.shape), dtype)
-            else:
-                converted = held_weight(name, data.detach())
-            self.weights[id(data)] = converted
-        return self.weights[id(data)]
+        data = self.data_of(name)
+        is_shape = data.device.type == "meta"
+        key = id(data), is_saved or is_shape
+        if key not in self.weights:
+            self.weights[key] = self.held(name, data, is_shape) if is_saved or is_shape else _Known(data.detach())
+        return self.weights[key]
+
+    def held(self, name: str, data: torch.Tensor, is_shape: bool) -> Tensor:
+        """Make the weight of a name; ``data`` has its values or only its shape."""
+        dtype = name_of_dtype(data, f"The weight {name!r}")
+        if name in self.stored:
+            return self.stored[name]
+        return weight(name, list(data.shape), dtype) if is_shape else held_weight(name, data.detach())
 
     def run(self, nodes: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> Sequence[Any]:
         """Lower a graph of PyTorch, with the values of its placeholders; return its results."""
@@ -339,7 +339,7 @@ class _Lowerer:
         placeholders = [entry for entry in block.graph.nodes if entry.op == "placeholder"]
         return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
 
-    def layer(self, tensors: Sequence[Any], number: int) -> Sequence[Any]:
+    def layer(self, tensors: Sequence[Any], number: int, place: int) -> Sequence[Any]:
         """Lower a layer in place of a call of it; return the tensors among its results."""
         layer = self.layers[number]
         nodes = layer.program.graph_module.graph
@@ -348,6 +348,8 @@ class _Lowerer:
         for node, operand in zip(placeholders, layer.operands, strict=True):
             if isinstance(operand, int):
                 values[node] = tensors[operand]
+            elif isinstance(operand, LayerWeight):
+                values[node] = self.weight(f"{layer.paths[place]}.{operand.name}", operand.is_saved)
             elif operand is None:
                 values[node] = node.meta.get("val")
             else:
