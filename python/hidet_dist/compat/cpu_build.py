@@ -34,6 +34,19 @@ from hidet_dist.files import write_text
 _compiler: Any = importlib.import_module("hidet.backend.build")
 # No call sets errno, and no floating-point operation traps, so that loops of them can be vectorized.
 _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
+# What kernels link to, besides the libraries of the call. That of C++ is left out, which takes the linker longer than
+# all of the rest: libhidet_runtime needs it, so that it is loaded with each kernel.
+LIBRARIES = (
+    "-nodefaultlibs",
+    "-Wl,--no-as-needed",
+    "-lhidet_runtime",
+    "-Wl,--as-needed",
+    "-lgomp",
+    "-lm",
+    "-lgcc_s",
+    "-lgcc",
+    "-lc",
+)
 
 
 def gcc() -> str:
@@ -83,8 +96,7 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
                 src_path,
                 *object_files,
                 *(f"-l{library}" for library in dict.fromkeys(linking_libs)),
-                "-Wl,--no-as-needed",
-                "-lhidet_runtime",
+                *LIBRARIES,
                 "-o",
                 out_lib_path,
             ]
@@ -103,7 +115,7 @@ def compiled_with(
     """
     version = compiler_version(gcc())
     sources = (content_of(folder, ".py") for folder in generators)
-    parts = [*_COMMON, *flags, *headers, *map(content_of, include_dirs), *sources]
+    parts = [*_COMMON, *LIBRARIES, *flags, *headers, *map(content_of, include_dirs), *sources]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():

@@ -22,7 +22,7 @@ from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar
 
 from hidet_dist import native
-from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
+from hidet_dist.compat.cpu_build import LIBRARIES, compiler_version, content_of, gcc
 from hidet_dist.compile.buffers import Buffers, activations
 from hidet_dist.compile.placement import place_buffers
 from hidet_dist.errors import CompileError
@@ -246,7 +246,7 @@ def build_launcher(graph: FlowGraph, workspace: Workspace, kernel_of_node: Seque
     source = launcher_source(graph, workspace, kernel_of_node, description)
     directory, libraries = str(native.include_dir()), Path(hidet.__path__[0]) / "lib"
     command = [gcc(), *_FLAGS]
-    parts = [source, compiler_version(gcc()), *_FLAGS, content_of(directory)]
+    parts = [source, compiler_version(gcc()), *_FLAGS, *LIBRARIES, content_of(directory)]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = Path(hidet.option.get_cache_dir()) / "launchers" / digest
     library = folder / "lib.so"
@@ -257,7 +257,7 @@ def build_launcher(graph: FlowGraph, workspace: Workspace, kernel_of_node: Seque
         written, built = Path(scratch) / "launcher.cc", Path(scratch) / "lib.so"
         written.write_text(source, "ascii")
         command += [str(written), f"-I{directory}", f"-L{libraries}"]
-        command += ["-Wl,--no-as-needed", "-lhidet_runtime", "-o", str(built)]
+        command += [*LIBRARIES, "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"The launch function does not compile: {done.stderr.strip() or done.returncode}")
