@@ -19,7 +19,7 @@ from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.rules.rule import signature_of
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
-from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.spec.symbols import SymbolPlan, multiples_of
 from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.states import is_state, new_values, state_mark_of, updates_of
@@ -167,7 +167,7 @@ class GraphView:
         if all(isinstance(extent, int) for extent in extents):
             return self.shape(name), dtype
         assert self.mesh is not None
-        multiples = {symbol.name: symbol.multiple_of for symbol in self.symbols}
+        multiples = multiples_of(self.symbols)
         pieces = tuple(
             extent if isinstance(extent, int) else math.gcd(divisor_of(extent, multiples), self.mesh.size)
             for extent in extents

@@ -38,7 +38,7 @@ from hidet_dist.spec.extents import Extent, evaluate, extents_of, part_shape, sa
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.parts import part_sizes
-from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
+from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols, multiples_of
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.targets import Target, target_of_memory
@@ -219,7 +219,7 @@ class _Partitioner:
         self.rules = proven.rules
         self.files = files
         self.mesh = stage.mesh
-        self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
+        self.multiples = multiples_of(stage.symbols)
         # Sizes of local symbols for evaluating conditions on shapes: they must hold for all sizes above 1.
         self.trial_sizes = {
             local.name: _TRIAL_FACTOR * self.mesh.size * self.multiples[local.symbol] // local.shards

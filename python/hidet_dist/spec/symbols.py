@@ -72,6 +72,11 @@ class SymbolPlan:
         return replace(self, size=micro_sizes(self.size, self.multiple_of, count)[0])
 
 
+def multiples_of(symbols: Iterable[SymbolPlan]) -> dict[str, int]:
+    """Map the names of symbolic dims to numbers that divide their sizes."""
+    return {symbol.name: symbol.multiple_of for symbol in symbols}
+
+
 @dataclass(frozen=True)
 class LocalSymbol:
     """A symbol of the local program: the size of ``symbol`` divided by the ``shards`` of a dim."""

@@ -26,7 +26,7 @@ from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTabl
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_shape, symbols_in
 from hidet_dist.spec.parts import part_sizes
-from hidet_dist.spec.symbols import SymbolSize, local_symbols
+from hidet_dist.spec.symbols import SymbolSize, local_symbols, multiples_of
 from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 
@@ -146,7 +146,7 @@ def check_specs(
     """
     if not isinstance(view, TwinView):
         return
-    multiples = {symbol.name: symbol.multiple_of for symbol in view.symbols}
+    multiples = multiples_of(view.symbols)
     for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
         if spec is None or any(axis >= mesh.ndim for axis in spec.mesh_axes):
             continue
@@ -169,7 +169,7 @@ class SymbolicRules(RuleTable):
         super().__init__(mesh, like, offered)
         self._view = view
         self._number = {id(op): number for number, op in enumerate(view.operators)}
-        self._multiples = {symbol.name: symbol.multiple_of for symbol in view.symbols}
+        self._multiples = multiples_of(view.symbols)
         self._prime_table = RuleTable(mesh, like, offered)
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
