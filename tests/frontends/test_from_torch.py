@@ -342,3 +342,9 @@ def test_dropout_that_is_off_is_not_random_and_nothing_is_printed_of_a_failure(c
     with pytest.raises(TraceError, match="Control flow"):
         hidet_dist.from_torch(Branch().eval(), torch.zeros(3))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_weight_that_no_process_can_address_is_refused():
+    module = torch.nn.Linear(2**20, 2**31, bias=False, device="meta").eval()
+    with pytest.raises(TraceError, match=r"shape \[2147483648, 1048576\] has 9007199254740992 bytes"):
+        hidet_dist.from_torch(module, torch.empty(1, 2**20, device="meta"))

@@ -322,7 +322,13 @@ def _empty(x: torch.Tensor) -> torch.Tensor:
     nbytes = x.untyped_storage().nbytes()
     if nbytes > _ALLOCATED:
         # Addresses alone: no memory is reserved for them, and none is used as long as nothing is written.
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        try:
+            pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        except (OSError, OverflowError, ValueError) as error:
+            raise TraceError(
+                f"A tensor of the shape {list(x.shape)} has {nbytes} bytes, for which this process gets no addresses "
+                f"({error}): make the model smaller, or raise the limit of the process's memory (ulimit -v)."
+            ) from error
         return torch.frombuffer(pages, dtype=torch.uint8).view(x.dtype).as_strided(x.shape, x.stride())
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
     made.untyped_storage().resize_(0)
