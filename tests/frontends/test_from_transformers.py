@@ -154,6 +154,42 @@ def test_a_model_is_traced_as_a_person_calls_it() -> None:
         assert (settings if settings is not llava else settings.text_config).use_cache
 
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+VISION = {**SMALL, "image_size": 28, "patch_size": 14}
+
+
+@pytest.mark.parametrize("kind", ["Llava", "Gemma3"])
+def test_features_of_images_take_the_places_of_tokens(kind: str) -> None:
+    torch.manual_seed(0)
+    if kind == "Llava":
+        parts = {
+            "text_config": {**SMALL, "model_type": "llama"},
+            "vision_config": {**VISION, "model_type": "clip_vision_model"},
+        }
+    else:
+        parts = {
+            "text_config": {**SMALL, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4},
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+        }
+    settings = getattr(transformers, f"{kind}Config")(**parts, image_token_index=60)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(settings).eval()
+    ids = torch.randint(0, 50, (2, 9))
+    ids[0, 2:6] = ids[1, 5:] = 60
+    images = torch.randn(2, 3, 28, 28)
+    graph = hidet_dist.from_torch(model, {"input_ids": ids, "pixel_values": images})
+    got, *_ = evaluate_graph(graph, [ids.numpy(), images.double().numpy()])
+    with torch.no_grad():
+        want = model(input_ids=ids, pixel_values=images).logits.numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_paths_other_than_models_are_refused(tmp_path: Path):
     for arguments, message in (
         ({"model": tmp_path}, "config.json"),

@@ -12,7 +12,7 @@ from tests.frontends.test_corner_cases import Function
 from torch.nn import functional
 
 import hidet_dist
-from hidet_dist.errors import TraceError
+from hidet_dist.errors import TraceError, UnsupportedModelError
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import evaluate_graph
 
@@ -65,6 +65,26 @@ def test_scatters_that_reduce():
         )
 
     check(scattered, numbers(5, 3), places(4, 6, 3), numbers(6, 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 1), (2, 5, 4), (5, 1), (1, 1, 1)])
+@pytest.mark.parametrize("is_broadcast", [True, False])
+def test_elements_take_the_places_of_a_mask(shape: tuple[int, ...], is_broadcast: bool) -> None:
+    """Whole rows at once where the mask is broadcast over them."""
+
+    def replaced(x: torch.Tensor, choice: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        mask = choice > 0
+        return x.masked_scatter(mask.expand_as(x) if is_broadcast else mask, source)
+
+    choice = numbers(*shape)
+    choice.view(-1)[0] = 1.0
+    check(replaced, numbers(2, 5, 4), choice, numbers(10, 4))
+
+
+def test_a_mask_of_too_many_places_is_refused() -> None:
+    module = Function(lambda x: x.masked_scatter(x > 0, x)).eval()
+    with pytest.raises(UnsupportedModelError, match="a mask of 90000 places"):
+        hidet_dist.from_torch(module, (torch.empty(300, 300, device="meta"),))
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from hidet import ops
 from hidet.graph import Operator, Tensor
+from hidet.graph.ops.transform import BroadcastOp
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
 from hidet.ir.compute import ReduceOperation
-from hidet.ir.dtypes import int32, int64
+from hidet.ir.dtypes import boolean, int32, int64
 from hidet.ir.expr import Expr, cast, if_then_else, logical_and
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
+from hidet_dist.operators.shaping import expanded, reshaped
 from hidet_dist.operators.states import write_rows
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.traits import has_traits
@@ -70,6 +72,46 @@ def embedding_bag(
     ones = ops.full(list(bags.shape), weight.dtype.one, weight.dtype)
     sizes = ScatterRowsOp(ops.full([count], weight.dtype.zero, weight.dtype), bags, ones, "sum").outputs[0]
     return elementwise.div(y, ops.unsqueeze(elementwise.clamp_min(sizes, 1), 1))
+
+
+MOST_PLACES = 2**16
+"""Places of a mask, above which :func:`masked_scatter` would count those before each for too long."""
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Replace the elements of ``x`` at which ``mask`` is true by those of ``source``, in order.
+
+    ``mask`` is broadcast to the shape of ``x``. Dims of ``x`` at the end over which it is broadcast are moved as a
+    whole, as the features of images are that take the places of token embeddings. ``source`` must have an element for
+    each true one: an index that is out of range is refused when the kernel runs.
+
+    Raises
+    ------
+    ValueError
+        For more than MOST_PLACES places, each of which counts those before it, and where elements are left over.
+    """
+    extents = extents_of(x)
+    while isinstance(mask.op, BroadcastOp):
+        mask = mask.op.inputs[0]
+    own = extents_of(mask)
+    own = (*[1] * (len(extents) - len(own)), *own)
+    moved = len(extents)
+    while moved and same_extent(own[moved - 1], 1):
+        moved -= 1
+    outer, inner = extents[:moved], extents[moved:]
+    places, width = math.prod(outer), math.prod(inner)
+    if isinstance(places, int) and places > MOST_PLACES:
+        raise ValueError(
+            f"a mask of {places} places, each of which counts those before it; {MOST_PLACES} are supported"
+        )
+    count = math.prod(extents_of(source))
+    if isinstance(count, int) and isinstance(width, int) and count % width:
+        raise ValueError(f"{count} elements, which are no whole number of the {width} that the mask takes at once")
+    flat = reshaped(expanded(reshaped(mask, own[:moved]), outer), [places])
+    before = elementwise.sub(reductions.cumsum(to_dtype(flat, boolean), 0), 1)
+    rows = ops.take(reshaped(source, [count // width, width]), elementwise.clamp_min(before, 0), 0)
+    chosen = elementwise.where(ops.unsqueeze(to_dtype(flat, boolean), [1]), rows, reshaped(x, [places, width]))
+    return reshaped(chosen, extents)
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
 from hidet_dist.operators import elementwise, reductions, to_dtype
 from hidet_dist.operators.dtypes import constant
-from hidet_dist.operators.shaping import reshaped
+from hidet_dist.operators.shaping import expanded, reshaped
 from hidet_dist.spec.extents import extents_of
 
 
@@ -100,6 +100,11 @@ def _index_put(
     call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     return operators.index_put(x, list(indices), to_dtype(values, call.dtype), accumulate)
+
+
+@lowers("masked_scatter.default")
+def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return operators.masked_scatter(expanded(x, call.shape), mask, source)
 
 
 @lowers("index_add.default")
