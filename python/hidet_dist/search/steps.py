@@ -36,7 +36,6 @@ STEPS: dict[str, Step] = {
         needed=True,
     ),
     "unfit-choices": Step("drop choices with which every plan exceeds the budget at a point", "within multipliers"),
-    "crowding": Step("refuse a budget below the least bytes around an entity", "within multipliers, at a second raise"),
     "joint-peaks": Step("one multiplier for near points", "within multipliers, on graphs that are not wide"),
     "combination": Step("combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"),
     "frontiers": Step("list all partial plans below a limit, which is raised", "after combination"),
@@ -50,7 +49,6 @@ STEPS: dict[str, Step] = {
         "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"
     ),
     "parts": Step("branch and bound: divide plans by resident bytes and choices", "wide graphs; else a gap of twice"),
-    "caps": Step("exclude what does not fit a point beside the resident bytes", "within parts of graphs not wide"),
     "integer-program": Step("decide among the choices that are left", "they are few, or the gap is large"),
     "wide-graph": Step("the pairwise solver, in place of the rest", "graphs too wide for elimination", needed=True),
     "descent": Step("improve the best plan by one choice at a time", "the end"),

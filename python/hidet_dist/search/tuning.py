@@ -24,7 +24,6 @@ ROUNDING = 1e-12  # relative, of sums of seconds; a choice that is better by les
 
 # Elimination (eliminate.py).
 JOINT_ENTRIES = 2**16  # entries of the table of a joint peak, above which points keep prices of their own
-CAP_ENTRIES = 2**14  # entries of the table of a capped point
 JOINT_WORK = 2.0  # factor of the work of a step that joint peaks may come to
 JOINT_POINTS = 6  # program points from the first to the last of a joint peak, at most
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
@@ -52,7 +51,6 @@ TABLES_KEPT = 0.05  # share of the memory limit above which the tables of earlie
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before the plan of least memory is searched, whatever its cost
-CROWDED_RAISE = 2  # the raise at which the bytes around entities are added up: budgets that plans fit rarely need it
 PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least memory is searched if none fits so far
 REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
 PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
@@ -68,7 +66,6 @@ PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE = 0.4  # share of the unbudgeted plan's seconds that a budget's worth of bytes costs at the first limit
 PART_FIRST_PRICE = 0.05  # of a part of the plans: the share that the bytes beyond the budget cost at the first limit
 FAR_GAP = 0.05  # of the best plan above a mixture: where nothing is proven, rough prices find as good plans
-PART_BOUND_SHARE = 0.3  # of the gap of a part of the plans that better prices cannot close: it is divided anyway
 BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal

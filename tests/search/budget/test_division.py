@@ -73,12 +73,11 @@ def test_parts_told_apart_by_resident_bytes_include_the_best(problem: Problem) -
     check(problem, optimize(problem, SolveOptions(solver_gap=1e-6)))
 
 
-@pytest.mark.usefixtures("nothing_but_parts")
 def test_plans_with_room_for_either_kind_of_bytes_are_told_apart() -> None:
     """A weight takes 16 bytes, or 4 for 2 s; at eight moments, two tensors take 4 bytes each, or 1 for 0.3 s.
 
     Within 22 bytes, the smaller weight leaves room for all tensors. Beside the larger one there is none for both of a
-    moment, though for either, so that takes 2.4 s: capped points exclude it at once. Prices mix the two, for a third of
+    moment, though for either, so that takes 2.4 s. Prices mix the two, for a third of
     a second.
     """
     moments = 8

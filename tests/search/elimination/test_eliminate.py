@@ -7,30 +7,26 @@ import weakref
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.search.small_problems import all_picks, problems, resident
+from tests.search.small_problems import all_picks, problems
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, share_by_plan
 from hidet_dist.search.elimination.presolve import Presolve
-from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes
+from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes
 from hidet_dist.search.problem.prices import Prices
 
 lines = st.lists(st.integers(0, 5), min_size=6, max_size=6)
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems(), lines, st.sets(st.integers(0, 5)), st.integers(0, 25))
-def test_plans_without_room_at_capped_points_are_excluded(
-    problem: Problem, line: list[int], capped: set[int], room: int
-) -> None:
-    points = problem.activations.points
-    own = Prices(line[:points], (), tuple(sorted(m for m in capped if m < points)), room)
+@given(problems(), lines)
+def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.points])
     every = [list(range(len(costs))) for costs in problem.cost]
-    totals: dict[tuple[int, ...], float] = {}
-    for picks in all_picks(problem):
-        nbytes = held_bytes(problem, problem.groups, picks)
-        if all(nbytes[m] - resident(problem, picks) <= room for m in own.capped):
-            totals[picks] = evaluate(problem, picks) + own.of(nbytes)
+    totals = {
+        picks: evaluate(problem, picks) + own.of(held_bytes(problem, problem.groups, picks))
+        for picks in all_picks(problem)
+    }
     best = min(totals.values(), default=math.inf)
     reduction = Presolve(problem).reduce(every, own)
     for kept in (every, reduction.kept):
@@ -43,18 +39,6 @@ def test_plans_without_room_at_capped_points_are_excluded(
     for entity, bounds in enumerate(reduction.extend(problem, left)):
         for k, bound in enumerate(bounds):
             assert bound <= min((cost for picks, cost in totals.items() if picks[entity] == k), default=math.inf) + 1e-9
-
-
-def test_large_tables_of_capped_points_leave_out_the_smallest_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only the entity of 10 or 1 bytes has a dim, the other's 3 or 2 bytes count as 2."""
-    holds = LiveInterval(0, 0, 0, (3, 2)), LiveInterval(1, 0, 0, (10, 1))
-    problem = Problem([[0.0, 1.0], [0.0, 5.0]], [[0, 0]] * 2, 100, [], Activations(1, holds, {}))
-    for entries, bounds in ((4, (0.0, 1.0, 5.0)), (2, (0.0, 0.0, 5.0))):
-        monkeypatch.setattr(tuning, "CAP_ENTRIES", entries)
-        found = [
-            eliminate(problem, [[0, 1]] * 2, Tables(), Prices([0.0], (), (0,), room)).bound for room in (13, 12, 11)
-        ]
-        assert tuple(found) == bounds
 
 
 @settings(max_examples=150, deadline=None)

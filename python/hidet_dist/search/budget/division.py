@@ -46,8 +46,8 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
     conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
     entity. ``mixture`` is that of the best prices for all plans.
 
-    On graphs that are not ``wide`` (:func:`hidet_dist.search.budget.state.is_wide`), points are capped in the parts,
-    and parts differ in the resident bytes that exclude most of the mixture.
+    On graphs that are not ``wide`` (:func:`hidet_dist.search.budget.state.is_wide`), parts differ in the resident bytes
+    that exclude most of the mixture.
 
     A part is opened first, with a probe at the prices of the plans that it is a part of: that often finds a better
     plan, or excludes the part. Prices of its own are searched once all parts of smaller bounds are done.
@@ -120,7 +120,6 @@ def _open_part(state: State, capacity: Capacity, part: _Part, wide: bool) -> lis
         part.bound,
         outer=state,
         coarse=wide,
-        least_resident=fitting.resident[0],
     )
     tables = Tables(state.limits)
     first = inner.probe(tables, Prices(part.prices), coarse=True)
@@ -185,8 +184,9 @@ def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> li
 def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterator[_Half]:
     """Divide the plans by what those of the mixture differ in most: their resident bytes, or those of an entity.
 
-    Where points are capped, resident bytes that exclude plans of the mixture from both halves come first. The bytes of
-    an entity are those at the point at which the mixture's plans exceed the budget most. Yields two halves, or nothing.
+    Where the graph is not wide, resident bytes that exclude plans of the mixture from both halves come first. The bytes
+    of an entity are those at the point at which the mixture's plans exceed the budget most. Yields two halves, or
+    nothing.
     """
     problem, plans = state.problem, [probe for _, probe in mixture.parts]
     shares = [share for share, _ in mixture.parts]

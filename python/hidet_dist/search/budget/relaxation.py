@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.search import tuning
-from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.master import solve_master
 from hidet_dist.search.budget.state import Probe, State, is_wide
@@ -72,10 +71,6 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
     """
     search = _PriceSearch(state, tables)
     coarse = True
-    if state.capping:
-        more = [state.cap_peaks(tables, plan) for plan in search.plans]
-        if any(more):
-            search.drop_plans(coarse)
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
         if state.bound >= state.cutoff() or state.bound > state.enough or math.isinf(state.bound):
@@ -94,16 +89,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
             return search.plans, replace(mixture, prices=search.best.prices)
         known = {probe.choices for probe in search.plans}
         probe = search.probe(coarse)
-        if state.capping and math.isfinite(probe.bound) and state.cap_peaks(tables, probe):
-            search.drop_plans(coarse)
-            continue
         prices, near = state.prices(search.probed), _near(state, mixture)
-        if (
-            state.capping
-            and not mixture.over
-            and probe.bound + _slack(state, probe, prices) >= mixture.seconds * (1 - near)
-        ):
-            break  # what is left is due to relaxed tensors
         repeated = probe.choices in known and search.probed is mixture.prices
         if repeated or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
@@ -203,25 +189,15 @@ class _PriceSearch:
         self.mix()
 
     def raise_limit(self) -> None:
-        """Raise the limit; find a plan that fits after a few raises, or sooner where it is plain that none does."""
+        """Raise the limit; find a plan that fits after a few raises."""
         self._raises += 1
-        if not self._state.best and (self._raises > tuning.PRICE_RAISES or self._is_crowded()):
+        if not self._state.best and self._raises > tuning.PRICE_RAISES:
             self.plans.append(find_fitting(self._state))
         self.limit *= tuning.PRICE_RAISE
-
-    def _is_crowded(self) -> bool:
-        """Tell, once, whether the least bytes around entities already exceed the budget. A part was tested before."""
-        state = self._state
-        if self._raises != tuning.CROWDED_RAISE or state.outer is not None or "crowding" in state.without:
-            return False
-        return Crowding(state.problem).fitting(state.kept, state.problem.budget, math.inf, state.limits) is None
 
 
 def _near(state: State, mixture: Mixture) -> float:
     """Return the relative gap between a bound and the mixture below which no better prices are looked for."""
-    if state.capping and not mixture.over and mixture.seconds < state.cutoff():
-        share = tuning.PART_BOUND_SHARE * (1 - state.bound / state.seconds)
-        return max(state.options.solver_gap * tuning.BOUND_SHARE, share)
     # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
     far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
     return tuning.ROUGH_GAP if mixture.over or far else state.options.solver_gap * tuning.BOUND_SHARE

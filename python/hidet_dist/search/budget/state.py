@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError
@@ -11,9 +11,9 @@ from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import eliminate, marginals
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve, Reduction
-from hidet_dist.search.elimination.problem_network import network_of, transient_bytes
+from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import Problem, peaks, readers
+from hidet_dist.search.problem import Problem, readers
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.steps import Log, step
 
@@ -57,15 +57,12 @@ class State:
     outer: State | None = None  # that of the whole problem, if this is the state of a part of its plans
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
-    capped: tuple[int, ...] = ()  # points at which plans hold at most ``room`` transient bytes
-    least_resident: int = 0  # bytes that all plans hold during the whole run, at least
-    coarse: bool = False  # of a part: whether tensors of many readers stay relaxed, and no points are capped
+    coarse: bool = False  # of a part: whether tensors of many readers stay relaxed
     similar: State | None = None  # the state of a similar problem, whose presolve is shared; that of ``outer`` is, too
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.log = Log()
-        self._uncapped: set[int] = set()  # points that would be capped if elimination were not too slow then
         self.limits = self.options.limits
         like = self.outer if self.similar is None else self.similar
         self.presolve: Presolve = Presolve(self.problem, None if like is None else like.presolve)
@@ -81,43 +78,8 @@ class State:
         return self.limits.elapsed_seconds()
 
     def prices(self, second_per_byte: Sequence[float]) -> Prices:
-        """Make prices of program points, of which those of joint peaks share theirs, and others are capped."""
-        return Prices(second_per_byte, self.joint, self.capped, self.room)
-
-    @property
-    def capping(self) -> bool:
-        """Whether points are capped at which plans exceed the room."""
-        return self.outer is not None and not self.coarse and "caps" not in self.without
-
-    @property
-    def room(self) -> int:
-        """The transient bytes that a plan may hold at any point."""
-        return self.problem.budget - self.least_resident
-
-    def cap_peaks(self, tables: Tables, plan: Probe) -> bool:
-        """Cap the points at which a plan holds more transient bytes than there is room for; tell whether there are any.
-
-        Points are left out at which that would make the elimination much slower.
-        """
-        resident = self.problem.resident(plan.choices)
-        over = [m for m, n in enumerate(plan.nbytes) if n - resident > self.room]
-        more = [m for m in peaks(plan.nbytes, over) if m not in self.capped and m not in self._uncapped]
-        if not more:
-            return False
-        kinds: dict[Hashable, list[int]] = {}
-        for m in more:
-            _, least = transient_bytes(self.problem, self.kept, tables, m)
-            kinds.setdefault((least.shape, least.tobytes()), []).append(m)
-        before = self.capped
-        for points in kinds.values():
-            capped = tuple(sorted({*self.capped, *points}))
-            prices = Prices([0.0] * len(plan.nbytes), (), capped, self.room)
-            work = self._most_work(tables, self.kept, prices, tuning.READERS_LIMITS[0])
-            if work <= max(tuning.WIDE_WORK, tuning.JOINT_WORK * tables.widest):
-                self.capped = capped
-            else:
-                self._uncapped.update(points)
-        return self.capped != before
+        """Make prices of program points, of which those of joint peaks share theirs."""
+        return Prices(second_per_byte, self.joint)
 
     def peaks_joined(self, nbytes: Sequence[int]) -> Sequence[int]:
         """Give all points of a joint peak the most bytes at any of them."""
@@ -232,14 +194,8 @@ class State:
             self.options.on_incumbent(self.best, self.seconds, bound, self.limits.elapsed_seconds())
 
     def keeps(self, choices: Sequence[int]) -> bool:
-        """Tell whether none of a plan's choices was dropped, and whether it has room at capped points."""
-        if not all(k in kept for k, kept in zip(choices, self.kept, strict=True)):
-            return False
-        if not self.capped:
-            return True
-        nbytes = self.problem.totals.nbytes(choices)
-        resident = self.problem.resident(choices)
-        return all(nbytes[m] - resident <= self.room for m in self.capped)
+        """Tell whether none of a plan's choices was dropped."""
+        return all(k in kept for k, kept in zip(choices, self.kept, strict=True))
 
     def open_choices(self) -> int:
         """Count the remaining choices of entities that have more than one."""

@@ -35,7 +35,7 @@ from hidet_dist.search.problem.prices import Prices
 class Eliminated:
     """The result of an elimination: choices, their cost in ``seconds``, and a lower ``bound`` of every plan's cost.
 
-    Both include the price of memory, if there is one, and are infinite if all plans exceed the room at capped points.
+    Both include the price of memory, if there is one.
     """
 
     choices: tuple[int, ...]

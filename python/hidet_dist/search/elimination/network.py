@@ -19,8 +19,6 @@ from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFr
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import Layout
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.problem import LiveInterval
-from hidet_dist.search.problem.equal_parts import EqualTensor
 
 if TYPE_CHECKING:
     from hidet_dist.search.elimination.eliminate import Solved
@@ -43,7 +41,6 @@ class Tables:
     last: the last network that was eliminated without tensors treated exactly.
     peaks: the entities and the table, None if too large, of joint peaks, by program points, tensors and choices. They
         do not name the problem: all networks in one object are those of one problem.
-    around: the live intervals, tensors and entities that :func:`transient_bytes` counts at a program point.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -53,7 +50,6 @@ class Tables:
         self.widest = 0.0
         self.last: Solved | None = None
         self.peaks: dict[Hashable, tuple[tuple[int, ...], int | None]] = {}
-        self.around: dict[int, tuple[list[LiveInterval], list[EqualTensor], list[int]]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:

@@ -136,4 +136,4 @@ def paid_network(
     """Make the network of the priced bytes alone, in seconds, with the factors of one with costs in ``tables``."""
     own = Tables(tables.limits)
     own.quantum = tables.quantum
-    return network_of(problem.without_costs, kept, own, prices.uncapped(), exact, readers_limit, paired)[0]
+    return network_of(problem.without_costs, kept, own, prices, exact, readers_limit, paired)[0]

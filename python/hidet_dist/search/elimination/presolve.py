@@ -195,7 +195,7 @@ class Presolve:
         left_choices = [list(choices) for choices in kept]
         numbers = [self._numbers.of(tuple(choices)) for choices in left_choices]
         priced = self._priced(prices)
-        joint = () if prices is None else (*prices.capped, *(m for _, points in prices.joint for m in points))
+        joint = () if prices is None else [m for _, points in prices.joint for m in points]
         fixed = {*fixed, *self._at_points(sorted(set(joint)))}
         # Without prices, a choice must not take more memory either; where there is none, nothing depends on prices.
         unpriced = self._stored if prices is None else frozenset[int]()

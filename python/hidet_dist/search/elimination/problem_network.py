@@ -15,7 +15,6 @@ from hidet_dist.search.elimination.tensor_tables import (
     MOST_DIMS,
     pair_tables,
     share_tables,
-    table_entries,
     tensor_bytes,
     tensor_tables,
 )
@@ -72,11 +71,6 @@ def network_of(
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
-    for point in prices.capped:
-        scope, least = transient_bytes(problem, kept, tables, point)
-        beyond = least > prices.room
-        if beyond.any():
-            joint.append((tables.tables.add(np.where(beyond, prices.excess, 0.0)), scope))
     layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 
@@ -128,48 +122,6 @@ def joint_peak(
     if number is None:
         raise TooWide
     return scope, tables.tables[number]
-
-
-def transient_bytes(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, point: int
-) -> tuple[tuple[int, ...], Table]:
-    """Tabulate the least transient bytes at a point, over the choices of the entities on which most of them depend.
-
-    Returns these entities and the table, of at most ``tuning.CAP_ENTRIES`` entries. Tensors of many readers, which
-    would need many dims, and those with large tables hold no bytes.
-    """
-    around = tables.around.get(point)
-    if around is None:
-        limit = tuning.READERS_LIMITS[0]
-        intervals = [live for live in problem.activations.intervals if live.begin <= point <= live.end]
-        tensors = [
-            tensor
-            for tensor in problem.without_costs.equal_parts.tensors
-            if tensor.memory is not None and tensor.begin <= point <= tensor.end and len(tensor.group) <= limit
-        ]
-        entities = {live.entity for live in intervals}.union(end for tensor in tensors for end in tensor.ends)
-        around = tables.around[point] = intervals, tensors, sorted(entities)
-    intervals, tensors, ends = around
-    key = (point, tuple(tuple(kept[e]) for e in ends))
-    known = tables.peaks.get(key)
-    if known is not None and known[1] is not None:
-        return known[0], tables.tables[known[1]]
-    tabled = [tensor for tensor in tensors if table_entries(kept, tensor) <= tuning.TENSOR_ENTRIES]
-    terms = _terms_at(problem, kept, tables, (point,), intervals, tabled)[point]
-    terms.sort(key=lambda term: float(term[0].min() - term[0].max()))
-    scope: set[int] = set()
-    entries = 1
-    for _, own in terms:
-        more = math.prod(len(kept[entity]) for entity in own if entity not in scope)
-        if entries * more <= tuning.CAP_ENTRIES and len(scope.union(own)) <= MOST_DIMS:
-            scope.update(own)
-            entries *= more
-    ordered = tuple(sorted(scope))
-    inside = [(table, own) if scope.issuperset(own) else (table.min(keepdims=True), ()) for table, own in terms]
-    least = _summed(kept, inside, ordered)
-    number = tables.tables.add(least)
-    tables.peaks[key] = ordered, number
-    return ordered, tables.tables[number]
 
 
 def _summed(

@@ -18,28 +18,15 @@ class Prices:
     Points of a *joint* peak have one price, for the most bytes that are held at any of them: that is a constraint of
     the budget, too, and a stronger one than any mean of the bytes at the points.
 
-    *Capped* points have a limit besides: plans that hold more transient bytes than ``room`` at any of them are
-    excluded. Every plan that fits the budget keeps this limit if it holds the rest of the budget during the whole run.
-
     Attributes
     ----------
     at: the price at each program point, 0 at those of a joint peak.
     joint: the price of each joint peak, and its points.
     until: the sum of the prices before each program point, and that of all.
     total: seconds for a byte that is held during the whole run.
-    capped: the capped points, in ascending order.
-    room: the transient bytes that plans may hold at each of them.
-    excess: the cost of a plan that holds more, in seconds.
     """
 
-    def __init__(
-        self,
-        second_per_byte: Sequence[float],
-        joint: Sequence[tuple[int, ...]] = (),
-        capped: tuple[int, ...] = (),
-        room: int = 0,
-        excess: float = math.inf,
-    ):
+    def __init__(self, second_per_byte: Sequence[float], joint: Sequence[tuple[int, ...]] = ()):
         most = max(second_per_byte)
         quantum = 2.0 ** (math.frexp(most)[1] - tuning.PRICE_BITS) if most > 0 else 1.0
         self.at = tuple(math.floor(price / quantum) * quantum for price in second_per_byte)
@@ -52,7 +39,6 @@ class Prices:
                     at[m] = 0.0
             self.at = tuple(at)
             self.joint = tuple((price, points) for price, points in zip(prices, joint, strict=True) if price)
-        self.capped, self.room, self.excess = capped, room, excess
         self.until = (0.0, *accumulate(self.at))
         self.total = self.until[-1] + sum(price for price, _ in self.joint)
 
@@ -65,17 +51,10 @@ class Prices:
         prices.until = (*before, *prices.until, *(prices.total,) * behind)
         return prices
 
-    def uncapped(self) -> Prices:
-        """Make the same prices, at which plans that exceed the room at capped points cost no more than others."""
-        second_per_byte = list(self.at)
-        for price, points in self.joint:
-            second_per_byte[points[0]] = price
-        return Prices(second_per_byte, [points for _, points in self.joint], self.capped, self.room, 0.0)
-
     @property
     def key(self) -> Hashable:
         """A value that is equal for equal prices."""
-        return self.at, self.joint, self.capped, self.room, self.excess
+        return self.at, self.joint
 
     def span(self, begin: int, end: int) -> float:
         """Seconds for a byte held from point ``begin`` to ``end`` (included)."""
