@@ -125,6 +125,7 @@ def test_infinity_and_nan_go_through_what_follows_a_product(artifacts: Path) -> 
     np.testing.assert_allclose(np.delete(y, 3, 0), np.delete(expected(X), 3, 0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_precompiled_headers_change_no_kernel(tmp_path: Path) -> None:
     """The same bytes come of headers that are compiled once and of those that every kernel reads as text."""
     x = hidet.symbol([4, 100], "float32", "cpu")

@@ -50,6 +50,7 @@ def test_a_program_is_built_with_the_least_memory_that_planning_names(
     assert max(result.held_bytes_per_stage) <= 1.01 * least
 
 
+@pytest.mark.slow
 def test_a_program_holds_no_more_than_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least budget that a refusal names, of a plan or of a program, is kept up to 1 %."""
     graph, _ = models.vit()

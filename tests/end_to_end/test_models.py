@@ -86,6 +86,7 @@ def one_rank_answers(graph, inputs, expected, out):
         close(loaded.run(inputs), expected)
 
 
+@pytest.mark.slow
 def test_one_rank_needs_no_communication(tmp_path):
     graph, inputs = encoder_block(2, 8), encoder_inputs(2, 8)
     one_rank_answers(graph, inputs, run_whole(graph, inputs), tmp_path / "artifacts")

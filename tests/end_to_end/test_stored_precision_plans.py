@@ -74,9 +74,8 @@ def test_predicted_times_are_those_of_the_bytes_that_are_read() -> None:
     assert one_row["int4"] / one_row[""] < many["int4"] / many[""]
 
 
-@pytest.mark.parametrize(
-    "precision", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4", "bfloat16"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int8", "int4", "bfloat16"])
 def test_predicted_weights_of_a_model_are_what_ranks_map(tmp_path: Path, precision: str) -> None:
     graph, _ = llama(hidden=64)
     config = {"weights": {"precision": precision}}

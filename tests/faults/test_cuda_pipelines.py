@@ -77,6 +77,7 @@ def _call_on_devices(ranks: list[Rank], x: np.ndarray, results: Sequence[int] = 
             assert answer.get("result") == [], answer
 
 
+@pytest.mark.slow
 def test_ranks_give_the_results_until_one_is_killed(start_on_devices: StartOnDevices, pipeline: Path) -> None:
     ranks = start_on_devices()
     load_all(ranks, pipeline)

@@ -112,6 +112,7 @@ def test_a_profile_of_no_calls(loaded: list[Rank]) -> None:
     call_all(loaded, X + 1)
 
 
+@pytest.mark.slow
 def test_kinds_of_outputs_of_which_one_rank_cannot_have_its_own(start: Start, halves: Path) -> None:
     ranks = start(2)
     load_all(ranks, halves, timeout=60.0)  # PyTorch takes its time to import

@@ -66,6 +66,7 @@ def _call(ranks: Sequence[Rank], inputs: Sequence[Sequence[np.ndarray | None]]) 
     return [rank.answer() for rank in ranks]
 
 
+@pytest.mark.slow
 def test_calls_and_streams_of_many_sizes(start: Start, pipeline: Path) -> None:
     """Batches of fewer rows than micro-batches, or that do not divide, are run in unequal or fewer micro-batches."""
     assert [x.whole_shape for x in Manifest.load(pipeline).program().stages[1].inputs] == [("(batch * seq)", 8)]

@@ -68,6 +68,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: source_of(x).read([slice(0, size) for size in x.shape]) for name, x in found.items()}
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_files_whatever_their_dtypes_and_the_ties_of_the_configuration(
     folder: Path, tmp_path: Path
 ):

@@ -315,6 +315,7 @@ def test_attention_with_dropout_or_two_masks_is_refused(masked: bool):
         hidet_dist.from_torch(Attention().eval(), (torch.randn(2, 4, 5, 8), torch.ones(5, 5, dtype=torch.bool)))
 
 
+@pytest.mark.slow
 def test_differences_of_neighbours_are_what_pytorch_computes():
     torch.manual_seed(0)
 

@@ -23,6 +23,7 @@ def test_a_model_is_right_in_the_simulator_and_over_two_processes(name: str):
     assert json.loads(done.stdout.splitlines()[-1])["by_name"]["right"] == [name]
 
 
+@pytest.mark.slow
 def test_no_model_of_the_published_table_is_wrong():
     outcomes = json.loads(RESULTS.read_text())["results"]
     assert list(outcomes) == [case.name for case in CASES if case.name in outcomes]

@@ -125,6 +125,7 @@ def test_results_are_pytorchs(function: Callable[..., Any], inputs: list[torch.T
     check(function, *inputs)
 
 
+@pytest.mark.slow
 def test_bags_scatters_and_norms_of_halves_sharded_and_built():
     def function(table: torch.Tensor, flat: torch.Tensor, begins: torch.Tensor, half: torch.Tensor) -> Any:
         bags = functional.embedding_bag(flat, table, begins, mode="mean")
@@ -166,6 +167,7 @@ def test_complex_numbers_are_pairs():
     check(_arithmetic, numbers(4, 2), numbers(4, 2) * 2)
 
 
+@pytest.mark.slow
 def test_complex_rotations_sharded_and_built():
     inputs = (numbers(2, 4, 6), numbers(4, 3))
     graph = hidet_dist.from_torch(Function(_rotated).eval(), inputs)

@@ -61,6 +61,7 @@ print("{ #depth }" in page and "How deep to look." in page)
 """
 
 
+@pytest.mark.slow
 def test_an_option_is_added_by_one_row() -> None:
     """A key with its check, a field of the search, a flag of two commands, an origin and an entry of a page."""
     done = subprocess.run(

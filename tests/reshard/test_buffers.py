@@ -90,6 +90,7 @@ def test_a_table_of_buffers_is_that_of_each_conversion(
     assert_tabulated(shape, Cluster(mesh, links, device), data)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_so_it_is_on_a_mesh_of_many_axes(data: st.DataObject) -> None:

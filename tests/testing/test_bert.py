@@ -36,6 +36,7 @@ def minilm_dir() -> Path:
     return minilm.minilm_dir()
 
 
+@pytest.mark.slow
 def test_hidet_matches_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")

@@ -40,7 +40,8 @@ def kernels_of(graph: FlowGraph, **sizes: int) -> tuple[str, ...]:
     return tuple(compiled.kernel_names)
 
 
-@pytest.mark.parametrize("precision", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int4", "int8"])
 def test_products_by_few_bits_compile(nvcc: Toolkit, precision: str) -> None:
     rows = torch.export.Dim("rows", min=1)
     linear = torch.nn.Linear(128, 64, bias=False).eval()
@@ -62,7 +63,8 @@ HALVES = replace(PLAIN, size_k=128, size_v=128, dtype="float16", pool="float16")
 LATENTS = Case(16, 1, 576, 512, values_in_keys=True, dtype="bfloat16", pool="bfloat16")
 
 
-@pytest.mark.parametrize("case", [PLAIN, *(pytest.param(one, marks=pytest.mark.slow) for one in (HALVES, LATENTS))])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [PLAIN, HALVES, LATENTS])
 def test_attention_over_rows_compiles(nvcc: Toolkit, case: Case) -> None:
     sizes = {"tokens": 64, "sequences": 64, "columns": 64}
     assert kernels_of(normalize(graph_of(case)), **sizes) == ("RowAttentionChunks", "RowAttention")

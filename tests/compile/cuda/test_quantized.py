@@ -113,6 +113,7 @@ def test_products_are_those_of_the_rounded_weight_in_half_precision(
     check(product(weight, precision), weight, precision, (1, 9, 32, 33, 70))
 
 
+@pytest.mark.slow
 def test_rows_by_a_weight_of_four_bits(product: Callable[[torch.Tensor, StoredPrecision], Product]) -> None:
     precision, weight = StoredPrecision("int4", 32), random(torch.float16)
     check(product(weight, precision), weight, precision, (1, 40))

@@ -78,6 +78,7 @@ def test_a_machine_without_a_gpu_is_named(stand_ins: Path, tmp_path: Path) -> No
     assert "no GPU, nothing was checked" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_check_runs_ends_with_it(stand_ins: Path, tmp_path: Path) -> None:
     """The launcher and its ranks are in sessions of their own, which no signal to the program's group reaches."""
     started = tmp_path / "pid"

@@ -103,6 +103,7 @@ class AsOnGpus:
     record = replace(TARGETS["cpu"], keeps_nan=False)
 
 
+@pytest.mark.slow
 def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:
     """NCCL's maxima and minima of floats drop NaN, as the stand-in's do."""
     x = hidet.symbol([4, 8], "float32", "cpu")
