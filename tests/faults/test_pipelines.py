@@ -163,7 +163,9 @@ def test_all_stages_name_a_rank_that_stops_within_a_stream(start: Start, pipelin
         assert rank.answer()["result"] == "begun"
     for number, rank in enumerate(ranks):
         if number != 1:
-            assert_blames(rank.answer(), 1, "CommunicationError", "rank 1 stopped responding")
+            answer = rank.answer()
+            assert_blames(answer, 1, "CommunicationError", "rank 1 stopped responding")
+            assert ("waiting for" in answer["message"]) == ("which may be waiting itself" in answer["message"]), answer
 
 
 @pytest.mark.slow

@@ -223,6 +223,8 @@ class Communicator:
         verdict, first = self._verdict, self._first_rank
         reporter = "" if verdict.reporter == self.rank else f" (reported by rank {first + verdict.reporter})"
         more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
+        if verdict.ranks and self.world_size > 2 and ", waiting for " in more:
+            more += ", which may be waiting itself"  # for the ranks to blame, which are named before
         if more and first and " reported that " not in message:
             more += f" (in a group whose rank 0 is global rank {first})"
         raise CommunicationError(
