@@ -77,8 +77,8 @@ def test_plans_with_room_for_either_kind_of_bytes_are_told_apart() -> None:
     """A weight takes 16 bytes, or 4 for 2 s; at eight moments, two tensors take 4 bytes each, or 1 for 0.3 s.
 
     Within 22 bytes, the smaller weight leaves room for all tensors. Beside the larger one there is none for both of a
-    moment, though for either, so that takes 2.4 s. Prices mix the two, for a third of
-    a second.
+    moment, though for either, so that takes 2.4 s. Prices mix the two, for a third of a second; parts alone do not tell
+    them apart, the whole search does.
     """
     moments = 8
     holds = tuple(LiveInterval(1 + n, n // 2, n // 2, (4, 1)) for n in range(2 * moments))
