@@ -10,7 +10,7 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.transform import BroadcastOp
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
 from hidet.ir.compute import ReduceOperation
-from hidet.ir.dtypes import boolean, int32, int64
+from hidet.ir.dtypes import int32, int64
 from hidet.ir.expr import Expr, cast, if_then_else, logical_and
 
 from hidet_dist.operators import elementwise, reductions
@@ -81,9 +81,9 @@ MOST_PLACES = 2**16
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Replace the elements of ``x`` at which ``mask`` is true by those of ``source``, in order.
 
-    ``mask`` is broadcast to the shape of ``x``. Dims of ``x`` at the end over which it is broadcast are moved as a
-    whole, as the features of images are that take the places of token embeddings. ``source`` must have an element for
-    each true one: an index that is out of range is refused when the kernel runs.
+    ``mask``, of booleans, is broadcast to the shape of ``x``. Dims of ``x`` at the end over which it is broadcast are
+    moved as a whole, as the features of images are that take the places of token embeddings. ``source`` must have an
+    element for each true one: an index that is out of range is refused when the kernel runs.
 
     Raises
     ------
@@ -108,9 +108,9 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if isinstance(count, int) and isinstance(width, int) and count % width:
         raise ValueError(f"{count} elements, which are no whole number of the {width} that the mask takes at once")
     flat = reshaped(expanded(reshaped(mask, own[:moved]), outer), [places])
-    before = elementwise.sub(reductions.cumsum(to_dtype(flat, boolean), 0), 1)
+    before = elementwise.sub(reductions.cumsum(flat, 0), 1)
     rows = ops.take(reshaped(source, [count // width, width]), elementwise.clamp_min(before, 0), 0)
-    chosen = elementwise.where(ops.unsqueeze(to_dtype(flat, boolean), [1]), rows, reshaped(x, [places, width]))
+    chosen = elementwise.where(ops.unsqueeze(flat, [1]), rows, reshaped(x, [places, width]))
     return reshaped(chosen, extents)
 
 
