@@ -25,7 +25,7 @@ from hidet_dist.testing.processes import Programs, exit_on_sigterm
 BUILD, RANK = (Path(__file__).with_name(name) for name in ("build.py", "rank.py"))
 MODELS = ("minilm", "gpt2", "llama", "resnet18")
 PRECISIONS = ("float32", "float16")
-DECODERS = ("float32", "float16", "int8", "int4")  # precisions of a language model over pools of rows
+DECODERS = ("float32", "float16", "int8", "int4", "experts")  # of a language model over pools of rows
 NO_GPU = 2
 # A launcher ends its ranks itself, also those of which one has failed; it is given time to.
 LAUNCH_SECONDS, GRACE_SECONDS, SERVE_SECONDS = 45.0, 5.0, 65.0

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 import hidet_dist
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 from hidet_dist.testing.rounding import rounded_weight
 from hidet_dist.weights.panels import GROUPS
 
-PRECISIONS = ("float32", "float16", "int8", "int4")
-"""Dtypes of the model, or precisions of the weights of its products in half precision."""
-TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 2e-2, "int4": 2e-2}
+EXPERTS = "experts"
+PRECISIONS = ("float32", "float16", "int8", "int4", EXPERTS)
+"""Dtypes of the model, or precisions of the weights of its products in half precision; or experts in half precision."""
+TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 2e-2, "int4": 2e-2, EXPERTS: 2e-2}
 """How far logits may be from the exact ones, relative to the largest: half precision rounds each tensor."""
 PAGE, PAGES, OF_SEQUENCE = 16, 32, 8
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 200, "head_dim": 16}
@@ -29,11 +30,12 @@ SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "
 STEPS = ({0: 70}, {0: 1, 1: 9}, {1: 20}, *[{0: 1, 1: 1}] * 4)
 
 
-def model() -> Any:
-    """A random LLaMA whose heads share keys and values in groups of four."""
+def model(precision: str) -> Any:
+    """A random LLaMA, or Mixtral, whose heads share keys and values in groups of four."""
     torch.manual_seed(0)
-    config = LlamaConfig(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False, **SIZES)
-    config._attn_implementation = "eager"
+    made_by = MixtralConfig if precision == EXPERTS else LlamaConfig
+    config = made_by(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False, **SIZES)
+    config._attn_implementation = config._experts_implementation = "eager"  # PyTorch's own have no float64
     made = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, x in made.named_parameters():
@@ -72,7 +74,7 @@ def steps(tokens: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 def build(precision: str, out: Path, target: dict[str, Any]) -> None:
     """Build, and say for what."""
-    whole = model()
+    whole = model(precision)
     dtype = torch.float32 if precision == "float32" else torch.float16
     config = copy.deepcopy(whole.config)
     prepare(config)

@@ -25,7 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("only", "ranks"),
     [
-        *((f"decoder, {precision}, 1 ranks", 1) for precision in ("float32", "float16", "int8", "int4")),
+        *((f"decoder, {precision}, 1 ranks", 1) for precision in ("float32", "float16", "int8", "int4", "experts")),
         ("gpt2, float16, 2 ranks, plain", 2),
         ("llama, float16, 1 ranks, graph", 1),
         ("gpt2, float32, 2 ranks, stages", 2),

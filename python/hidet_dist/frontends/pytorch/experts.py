@@ -186,7 +186,8 @@ def _experts(
         ones = y.new_ones(hidden_states.shape[0], 1)
         y = y + expert_product(ones, getattr(layer, f"{name}_bias")[:, None], top_k_index)
     y = layer._apply_gate(y) if layer.has_gate else layer.act_fn(y)
-    scales = None if layer.has_post_expert_norm else top_k_weights
+    normed = getattr(layer, "has_post_expert_norm", False)  # transformers 5.17 has no such layers
+    scales = None if normed else top_k_weights
     out = expert_product(y, layer.down_proj, top_k_index, scales, transposed)
     if has_bias:
         ones = out.new_ones(hidden_states.shape[0], 1)
