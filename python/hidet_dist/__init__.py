@@ -151,6 +151,7 @@ def _extend_hidet() -> None:
         matmul_definition,
         named_weights,
         predicates,
+        quick_layouts,
         quick_types,
         simplest_forms,
         simplifier_rules,
@@ -167,6 +168,7 @@ def _extend_hidet() -> None:
     float_algebra.install()
     simplest_forms.install()
     quick_types.install()
+    quick_layouts.install()
     task_inputs.install()
     lookups.install()
     named_weights.install()
