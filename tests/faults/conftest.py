@@ -22,8 +22,13 @@ import hidet_dist
 from hidet_dist.launch import free_port
 from hidet_dist.runtime.store import StoreClient
 
+from .forked import ForkedProcess, Forks
+
 INTERPRETER = [sys.executable]
-"""The program of a rank."""
+"""The program of a rank that is not forked."""
+
+READ_LATE = {"HIDET_DIST_SECRET", "HIDET_DIST_TRANSPORT", "WORLD_SIZE"}
+"""The variables that are read when a rank loads a partition. Libraries read others when they are imported."""
 
 MARK = "HIDET_DIST_FAULT_TEST"
 PATIENCE_SECONDS = 120.0
@@ -81,15 +86,19 @@ def symbolic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Rank:
     """A process that serves, told what to do."""
 
-    def __init__(self, environment: dict[str, str]):
+    def __init__(self, environment: dict[str, str], forks: Forks | None = None):
         self._buffer = b""
-        self.process = subprocess.Popen(
-            [*INTERPRETER, str(Path(__file__).with_name("rank.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if forks is not None:
+            self.process = forks.fork(environment)
+        else:
+            self.process = subprocess.Popen(
+                [*INTERPRETER, str(Path(__file__).with_name("rank.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
 
     def send(self, command: str, **arguments: Any) -> None:
         """Give a command, and do not wait."""
@@ -137,18 +146,32 @@ class Rank:
 Start = Callable[..., list[Rank]]
 
 
-def marked(mark: str) -> list[int]:
-    """The processes that were started with this mark, and what they started."""
+def marked(mark: str, sessions: set[int]) -> list[int]:
+    """The processes that were started with this mark, or are in these sessions, and what they started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
                 environment = (entry / "environ").read_bytes()
+                session = os.getsid(int(entry.name))
             except OSError:
                 continue
-            if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") or session in sessions:
                 found.append(int(entry.name))
     return found
+
+
+def _without_ranks() -> dict[str, str]:
+    """The environment of a process that is no rank."""
+    return {name: value for name, value in os.environ.items() if name not in _HELD} | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """The process that ranks are forked from."""
+    process = Forks(_without_ranks())
+    yield process
+    process.end()
 
 
 def _named_memory() -> set[str]:
@@ -161,7 +184,7 @@ def _named_memory() -> set[str]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, forks: Forks) -> Iterator[Start]:
     """Start ranks, and see to it that nothing is left of them at the end: no process, no memory, no file."""
     mark = uuid.uuid4().hex
     scratch = tmp_path / "scratch"  # for their temporary files
@@ -170,17 +193,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Rank] = []
 
     def run(count: int, port: int | None = None, environment: Sequence[dict[str, str]] | None = None) -> list[Rank]:
-        base = {name: value for name, value in os.environ.items() if name not in _HELD}
-        base |= {
+        base = _without_ranks() | {
             MARK: mark,
             "TMPDIR": str(scratch),
-            "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port or free_port()),
         }
+        more = environment or [{}] * count
+        alike = all(own.keys() <= READ_LATE for own in more) and len(INTERPRETER) == 1
         ranks = [
-            Rank({**base, "RANK": str(rank), **(environment[rank] if environment else {})}) for rank in range(count)
+            Rank({**base, "RANK": str(rank), **own}, forks if alike else None)
+            for rank, own in zip(range(count), more, strict=True)
         ]
         started.extend(ranks)
         for rank in ranks:
@@ -201,7 +225,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             if rank.process.stdout is not None:
                 rank.process.stdout.close()
     # What has no name, such as the memory that ranks share, goes with the last process that has it open.
-    assert not marked(mark), "processes are left"
+    assert not marked(mark, {rank.process.pid for rank in started}), "processes are left"
     assert not list(scratch.iterdir()), "temporary files are left"
     deadline = time.monotonic() + PATIENCE_SECONDS  # other programs use these too, for a moment
     while left := _named_memory() - before:

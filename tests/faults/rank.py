@@ -1,6 +1,7 @@
 """A rank under remote control: reads one command a line, in JSON, and answers each with a line.
 
-It imports what a serving process would: neither hidet nor PyTorch.
+It imports what a serving process would: neither hidet nor PyTorch. With the number of a socket as its argument,
+it is the process that ranks are forked from (``forked.py``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from forked import await_fork
 
 import hidet_dist
 from hidet_dist import native
@@ -436,6 +438,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     answer = _attempt(COMMANDS[request.pop("command")], request)
     return {**answer, "seconds": time.monotonic() - begin}
 
+
+if len(sys.argv) > 1:
+    hidet_dist.load_partition  # noqa: B018 - which is imported here
+    await_fork(int(sys.argv[1]))
 
 answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 
