@@ -20,6 +20,7 @@ from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize import normalize
+from hidet_dist.normalize.precision import in_precision
 from hidet_dist.normalize.storage import with_storages
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
@@ -158,11 +159,20 @@ class Projections(torch.nn.Module):
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("name", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
-def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("int4", "float32"),
+        ("int4", "float16"),
+        pytest.param("int8", "float32", marks=pytest.mark.slow),
+        pytest.param("int8", "float16", marks=pytest.mark.slow),
+    ],
+)
+def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: str, dtype: str) -> None:
     module, precision, columns = Projections((72, 40, 32)).eval(), StoredPrecision(name, 32), (72, 40, 32)
     rows = torch.export.Dim("rows", min=1)
-    graph = normalize(hidet_dist.from_torch(module, (torch.zeros(3, DEPTH),), ({0: rows},)))
+    traced = hidet_dist.from_torch(module, (torch.zeros(3, DEPTH),), ({0: rows},))
+    graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
     storage = partial(H100.storage, precision, 2)
     graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
@@ -173,12 +183,14 @@ def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: 
     assert sorted(panels.columns for panels in compiled.stage.panels.values()) == sorted(columns)
     whole = program.data_of(0)
     held = {name: packed(whole[name], panels).numpy() for name, panels in compiled.stage.panels.items()}
-    for count in (1, 9):
+    wanted, tolerance = getattr(torch, dtype), {"float32": 1e-5, "float16": 2e-3}[dtype]
+    for count in (1, 9, 130):
         x = torch.randn(count, DEPTH, generator=torch.Generator().manual_seed(count))
         found = outputs((compiled, weights_of(compiled, held)), [x.numpy()], {"rows": count})
         for y, layer in zip(found, module.layers, strict=True):
-            exact = x.double() @ rounded_weight(layer.weight.data, name, 32).T
-            assert np.abs(y - exact.numpy()).max() <= 1e-5 * exact.abs().max()
+            weight = rounded_weight(layer.weight.data.to(wanted), name, 32)
+            exact = x.to(wanted).double() @ weight.double().T
+            assert np.abs(y - exact.numpy()).max() <= tolerance * exact.abs().max()
 
 
 def weights_of(compiled: CompiledProgram, held: Mapping[str, np.ndarray]) -> dict[Tensor, np.ndarray]:

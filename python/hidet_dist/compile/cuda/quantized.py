@@ -38,9 +38,11 @@ class QuantizedMatmulOp(NativeCallOp):
         The bytes of the panels of each weight, or the weight that they will be made of.
     panels: sequence of Panels
         The arrangement of each; they have depth, precision and group in common.
+    multiprocessors: int
+        Those of the GPU: where tiles of many rows would leave some idle, rows are taken a few at a time.
     """
 
-    def __init__(self, a: Tensor, weights: Sequence[Tensor], panels: Sequence[Panels]):
+    def __init__(self, a: Tensor, weights: Sequence[Tensor], panels: Sequence[Panels], multiprocessors: int):
         outer = extents_of(a)[:-1]
         element, first = _ELEMENTS[a.dtype.name], panels[0]
         types = f"<{element}, {FEW_BITS[first.precision].bits}, {first.group}>"
@@ -50,7 +52,8 @@ class QuantizedMatmulOp(NativeCallOp):
             f"const {element} *left = (const {element} *)({{}}); "
             f"const uint8_t *const weights[] = {{{{ {given} }}}}; {element} *const results[] = {{{{ {made} }}}}; "
             f"const int64_t columns[] = {{{{ {columns} }}}}; "
-            f"hidet_dist::cuda::quantized::multiply{types}(left, weights, results, columns, left_rows, {first.depth});"
+            f"hidet_dist::cuda::quantized::multiply{types}"
+            f"(left, weights, results, columns, left_rows, {first.depth}, {multiprocessors});"
         )
         rows = math.prod(outer)
         digest = hashlib.sha256(f"{statement}\n{rows}\n{panels}".encode()).hexdigest()[:16]
@@ -58,13 +61,13 @@ class QuantizedMatmulOp(NativeCallOp):
         call = NativeCall(statement, headers, (str(native.include_dir()),), values={"left_rows": rows})
         inputs = {"a": a, **{f"b{number}": b for number, b in enumerate(weights)}}
         shape, *further = ([*outer, one.columns] for one in panels)
-        attributes = {"panels": tuple(panels)}
+        attributes = {"panels": tuple(panels), "multiprocessors": multiprocessors}
         super().__init__(f"hidet_dist_quantized_{digest}", inputs, shape, call, attributes, further=further)
         self.name = "QuantizedMatmul" if len(panels) == 1 else "JointQuantizedMatmul"
 
 
 def quantized_products(
-    graph: FlowGraph, weights: Mapping[str, Tensor], precisions: Mapping[str, StoredPrecision]
+    graph: FlowGraph, weights: Mapping[str, Tensor], precisions: Mapping[str, StoredPrecision], multiprocessors: int
 ) -> FlowGraph:
     """Replace the products by weights of few bits that nothing else reads; return ``graph`` itself if there are none.
 
@@ -76,6 +79,8 @@ def quantized_products(
         Its inputs that are weights, by name.
     precisions: mapping
         The lower precisions in which weights may be stored, by name.
+    multiprocessors: int
+        Those of the GPU.
     """
     wanted = {weights[name]: precision for name, precision in precisions.items() if precision.name in FEW_BITS}
     found: dict[Tensor, Panels] = {}
@@ -93,13 +98,14 @@ def quantized_products(
         if weight not in found or weight in excluded:
             return None
         left = op.inputs[0]
-        y: Tensor = QuantizedMatmulOp(replaced.get(left, left), [weight], [found[weight]]).outputs[0]
+        made = QuantizedMatmulOp(replaced.get(left, left), [weight], [found[weight]], multiprocessors)
+        y: Tensor = made.outputs[0]
         return y
 
-    return _joint(rewrite(graph, product))
+    return _joint(rewrite(graph, product), multiprocessors)
 
 
-def _joint(graph: FlowGraph) -> FlowGraph:
+def _joint(graph: FlowGraph, multiprocessors: int) -> FlowGraph:
     """Let products of one left operand, by weights of one precision, be one operator."""
     depth = depths(graph)
     groups: dict[Hashable, list[Operator]] = {}
@@ -113,7 +119,8 @@ def _joint(graph: FlowGraph) -> FlowGraph:
         left, weights = inputs[0][0], [weight for _, weight in inputs]
         key = (*(op.task.name for op in group), *map(str, left.shape))
         if key not in known:
-            known[key] = QuantizedMatmulOp(left, weights, [one for op in group for one in op.attrs["panels"]])
+            panels = [one for op in group for one in op.attrs["panels"]]
+            known[key] = QuantizedMatmulOp(left, weights, panels, multiprocessors)
             return [[y] for y in known[key].outputs]
         return [[y] for y in copy_operator(known[key], [left, *weights])]
 
@@ -161,7 +168,7 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
         if isinstance(op, QuantizedMatmulOp):
             key = op.task
             if key not in known:
-                known[key] = QuantizedMatmulOp(inputs[0], inputs[1:], op.attrs["panels"])
+                known[key] = QuantizedMatmulOp(inputs[0], inputs[1:], **op.attrs)
                 outputs = known[key].outputs
             else:
                 outputs = copy_operator(known[key], inputs)

@@ -157,7 +157,7 @@ class CudaTarget:
         from hidet_dist.compile.cuda.row_attention import row_attention_kernels
 
         guarded = row_attention_kernels(define_experts(guard_graph(program, ())), self.gpu.multiprocessors)
-        guarded = quantized_products(guarded, program.weight_placeholders, precisions)
+        guarded = quantized_products(guarded, program.weight_placeholders, precisions, self.gpu.multiprocessors)
         graph = blocks_in_place(fewer_launches(guarded), WIDEST_READ_BYTES)
         if not frugal:  # results that a neighbour would read as they are computed are held
             graph = apart_for_joining(graph, program.planned_sizes(), self.gpu.multiprocessors)

@@ -8,7 +8,7 @@
  * of a panel, one in each lane, and its warps take the groups in turns; so a weight is read once, in whole cache lines.
  *
  * Several weights that one matrix is multiplied by take one launch: a weight of few columns has fewer panels than a
- * device has multiprocessors. Each block finds its weight by its number. On tensor cores each weight has a launch.
+ * device has multiprocessors. Each block finds its weight by its number.
  */
 #pragma once
 #include <cuda_bf16.h>
@@ -54,19 +54,6 @@ __device__ inline void unpack(uint32_t word, float (&to)[32 / kBits]) {
   }
 }
 
-/* A weight, and the product by it; `first` is the first block of its panels. */
-template <class Element>
-struct Part {
-  const uint8_t *panels;
-  Element *result;
-  int64_t columns, first;
-};
-
-template <class Element, int kParts>
-struct Parts {
-  Part<Element> at[kParts];
-};
-
 template <class Element, int kBits, int kGroup, int kRows, int kParts>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const Element *left, const Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
@@ -76,11 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   float *const own = reinterpret_cast<float *>(quantized_memory) + warp * kRows * kGroup; /* a group of the rows */
   const int64_t first = int64_t(blockIdx.y) * kRows, groups = (depth + kGroup - 1) / kGroup;
-  Part<Element> part = parts.at[0];
-#pragma unroll
-  for (int p = 1; p < kParts; ++p) {
-    if (int64_t(blockIdx.x) >= parts.at[p].first) part = parts.at[p];
-  }
+  const Part<Element> part = parts.of(blockIdx.x);
   const int64_t number = int64_t(blockIdx.x) - part.first; /* of the panel */
   const uint8_t *const panel = part.panels + number * groups * kGroupBytes;
   float sums[kRows];
@@ -137,31 +120,24 @@ __global__ void __launch_bounds__(kThreads)
 template <class Element, int kBits, int kGroup, int kRows, int kParts>
 inline void launch(const Element *left, Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
   constexpr size_t kBytes = sizeof(float) * kWarps * kRows * (kGroup < kWarp ? kWarp : kGroup);
-  int64_t blocks = 0;
-  for (Part<Element> &part : parts.at) {
-    part.first = blocks;
-    blocks += divide_up(part.columns, kWarp);
-  }
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(rows, kRows)));
+  const dim3 grid(static_cast<unsigned>(parts.number(kWarp)), static_cast<unsigned>(divide_up(rows, kRows)));
   product_kernel<Element, kBits, kGroup, kRows, kParts><<<grid, kThreads, kBytes, stream()>>>(left, parts, rows, depth);
   check(cudaGetLastError(), "quantized product");
 }
 
-/* results[p][rows, columns[p]] = left[rows, depth] by a weight of [depth, columns[p]]. */
+/* results[p][rows, columns[p]] = left[rows, depth] by a weight of [depth, columns[p]], on so many multiprocessors. */
 template <class Element, int kBits, int kGroup, int kParts>
 inline void multiply(const Element *left, const uint8_t *const (&panels)[kParts], Element *const (&results)[kParts],
-                     const int64_t (&columns)[kParts], int64_t rows, int64_t depth) {
+                     const int64_t (&columns)[kParts], int64_t rows, int64_t depth, int64_t multiprocessors) {
+  Parts<Element, kParts> parts;
+  for (int p = 0; p < kParts; ++p) parts.at[p] = {panels[p], results[p], columns[p], 0};
   if constexpr (!std::is_same<Element, float>::value) {
     if (depth % 8 == 0) { /* a row begins at a multiple of 16 bytes */
-      for (int p = 0; p < kParts; ++p) {
-        in_tiles::multiply<Element, kBits, kGroup>(left, panels[p], results[p], rows, columns[p], depth);
-      }
+      in_tiles::multiply<Element, kBits, kGroup, kParts>(left, parts, rows, depth, multiprocessors);
       return;
     }
   }
   const int64_t most = int64_t(kMostGrid) * kMostRows;
-  Parts<Element, kParts> parts;
-  for (int p = 0; p < kParts; ++p) parts.at[p] = {panels[p], results[p], columns[p], 0};
   for (; rows > 0; rows -= most, left += most * depth) {
     const int64_t some = rows < most ? rows : most;
     if (some == 1) {

@@ -6,8 +6,8 @@
  * each 32 rows of the weight, a lane has 8 neighbouring ones of four neighbouring columns, as they lie in the panel. The
  * products of a group are summed by instructions from zero on, and the groups are then summed, each times its scale, in
  * their order. Where there are few rows, a block's warps take groups in turns, and its threads sum them up from shared
- * memory. Where there are many, a warp takes all groups. A result has the same bits in both cases, whatever rows are
- * beside it.
+ * memory. Where there are many, a warp takes all groups; so that it does where its blocks would leave multiprocessors
+ * idle, some rows are few. A result has the same bits in both cases, whatever rows are beside it.
  */
 #pragma once
 #include "hidet_dist/kernels/cuda/launch.h"
@@ -16,6 +16,40 @@
 namespace hidet_dist {
 namespace cuda {
 namespace quantized {
+
+/* A weight, and the product by it; `first` is the first block of its columns. */
+template <class Element>
+struct Part {
+  const uint8_t *panels;
+  Element *result;
+  int64_t columns, first;
+};
+
+template <class Element, int kParts>
+struct Parts {
+  Part<Element> at[kParts];
+
+  /* Number the blocks, each of so many columns of one weight; returns how many there are. */
+  int64_t number(int64_t columns) {
+    int64_t blocks = 0;
+    for (Part<Element> &part : at) {
+      part.first = blocks;
+      blocks += divide_up(part.columns, columns);
+    }
+    return blocks;
+  }
+
+  /* The weight of a block. */
+  __device__ Part<Element> of(int64_t block) const {
+    Part<Element> found = at[0];
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) {
+      if (block >= at[p].first) found = at[p];
+    }
+    return found;
+  }
+};
+
 namespace in_tiles {
 
 constexpr int kStep = 32;   /* rows of the weight that a lane has 8 of */
@@ -135,43 +169,77 @@ __device__ inline void clear(float (&sums)[kTiles][kPairs][4]) {
 __device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
 __device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
 
-constexpr int kWarpsOfFew = 8, kThreadsOfFew = kWarpsOfFew * kWarp;
-constexpr int kAtOnce = 128;                     /* rows of the weight that a warp has at once */
-constexpr int kSumStep = kWarp + kOfLane;        /* floats from one row of sums to the next: other banks */
+constexpr int kAtOnce = 128;              /* rows of the weight that a warp has at once */
+constexpr int kSumStep = kWarp + kOfLane; /* floats from one row of sums to the next: other banks */
 
-/* Blocks of a panel, whose warps take groups in turns. */
+/* Blocks of a panel and few rows, whose warps take groups in turns. */
 template <class Element, int kBits, int kGroup, int kTiles>
-__global__ void __launch_bounds__(kThreadsOfFew)
-    few_rows_kernel(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                    int64_t depth) {
-  typedef Panel<Element, kBits, kGroup> P;
-  constexpr int kGroups = kAtOnce / kGroup, kRows = kTiles * kBeside, kTogether = kWarpsOfFew * kGroups;
-  extern __shared__ float4 quantized_tiles[];
-  float *const sums = reinterpret_cast<float *>(quantized_tiles); /* of each group, row and column */
-  float *const scales = sums + kTogether * kRows * kSumStep;      /* of each group and column */
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t first = int64_t(blockIdx.y) * kRows;
-  const int groups = static_cast<int>((depth + kGroup - 1) / kGroup);
-  const int count = rows - first < kRows ? static_cast<int>(rows - first) : kRows;
-  const uint8_t *const panel = panels + int64_t(blockIdx.x) * groups * P::kGroupBytes;
+struct Few {
+  static constexpr int kRows = kTiles * kBeside;
+  static constexpr int kWarps = 16 / kTiles, kThreads = kWarps * kWarp;
+  static constexpr int kGroups = kAtOnce / kGroup; /* of a warp at once */
+  static constexpr int kTogether = kWarps * kGroups;
+  static constexpr size_t kBytes = sizeof(float) * kTogether * (kRows * kSumStep + kWarp);
+};
 
-  uint4 words[kGroups][P::kSteps][P::kVectors];
-  float own_scales[kGroups][kOfLane];
+template <class Element, int kBits, int kGroup, int kTiles, int kParts>
+__global__ void __launch_bounds__(Few<Element, kBits, kGroup, kTiles>::kThreads)
+    few_rows_kernel(const Element *left, const Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
+  typedef Panel<Element, kBits, kGroup> P;
+  typedef Few<Element, kBits, kGroup, kTiles> F;
+  constexpr int kGroups = F::kGroups;
+  extern __shared__ float4 quantized_tiles[];
+  float *const sums = reinterpret_cast<float *>(quantized_tiles);  /* of each group, row and column */
+  float *const scales = sums + F::kTogether * F::kRows * kSumStep; /* of each group and column */
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t first = int64_t(blockIdx.y) * F::kRows;
+  const int groups = static_cast<int>((depth + kGroup - 1) / kGroup);
+  const int count = rows - first < F::kRows ? static_cast<int>(rows - first) : F::kRows;
+  const Part<Element> part = parts.of(blockIdx.x);
+  const int64_t panel_number = int64_t(blockIdx.x) - part.first;
+  const uint8_t *const panel = part.panels + panel_number * groups * P::kGroupBytes;
+
+  uint4 next_words[kGroups][P::kSteps][P::kVectors];
+  float next_scales[kGroups][kOfLane];
   const auto load = [&](int group) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (group + g >= groups) continue;
       const uint8_t *const at = panel + int64_t(group + g) * P::kGroupBytes;
-      P::load_scales(own_scales[g], at, lane);
+      P::load_scales(next_scales[g], at, lane);
 #pragma unroll
-      for (int step = 0; step < P::kSteps; ++step) P::load(words[g][step], at, step, lane);
+      for (int step = 0; step < P::kSteps; ++step) P::load(next_words[g][step], at, step, lane);
     }
   };
   float total[kTiles];
   for (int t = 0; t < kTiles; ++t) total[t] = 0.0f;
   load(warp * kGroups);
-  for (int begin = 0; begin < groups; begin += kTogether) {
+  for (int begin = 0; begin < groups; begin += F::kTogether) {
     const int own = begin + warp * kGroups;
+    /* All of a round's rows, and the weights of the next one, are under way before the first is used. */
+    uint4 words[kGroups][P::kSteps][P::kVectors], of_rows[kGroups][P::kSteps][kTiles];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      for (int step = 0; step < P::kSteps; ++step) {
+        for (int v = 0; v < P::kVectors; ++v) words[g][step][v] = next_words[g][step][v];
+        const int64_t k = int64_t(own + g) * kGroup + step * kStep + lane % 4 * 8;
+        for (int t = 0; t < kTiles; ++t) {
+          const int row = t * kBeside + lane / 4;
+          of_rows[g][step][t] = make_uint4(0, 0, 0, 0);
+          if (row < count && k < depth) {
+            of_rows[g][step][t] = *reinterpret_cast<const uint4 *>(left + (first + row) * depth + k);
+          }
+        }
+      }
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        if (own + g >= groups) continue;
+        *reinterpret_cast<float4 *>(scales + (warp * kGroups + g) * kWarp + lane / 4 * kOfLane) =
+            make_float4(next_scales[g][0], next_scales[g][1], next_scales[g][2], next_scales[g][3]);
+      }
+    }
+    if (begin + F::kTogether < groups) load(own + F::kTogether);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (own + g >= groups) continue;
@@ -179,14 +247,10 @@ __global__ void __launch_bounds__(kThreadsOfFew)
       clear(of_group);
 #pragma unroll
       for (int step = 0; step < P::kSteps; ++step) {
-        const int64_t k = int64_t(own + g) * kGroup + step * kStep + lane % 4 * 8;
-        multiply_step<Element, kBits, kGroup, kTiles>(of_group, words[g][step], [&](int t) {
-          const int row = t * kBeside + lane / 4;
-          if (row >= count || k >= depth) return make_uint4(0, 0, 0, 0);
-          return *reinterpret_cast<const uint4 *>(left + (first + row) * depth + k);
-        });
+        multiply_step<Element, kBits, kGroup, kTiles>(of_group, words[g][step],
+                                                      [&](int t) { return of_rows[g][step][t]; });
       }
-      float *const to = sums + (warp * kGroups + g) * kRows * kSumStep + lane / 4 * kOfLane;
+      float *const to = sums + (warp * kGroups + g) * F::kRows * kSumStep + lane / 4 * kOfLane;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
         for (int j = 0; j < 2; ++j) {
@@ -196,30 +260,27 @@ __global__ void __launch_bounds__(kThreadsOfFew)
           *reinterpret_cast<float4 *>(to + row * kSumStep) =
               make_float4(own_sums[0][j], own_sums[0][2 + j], own_sums[1][j], own_sums[1][2 + j]);
         }
-      if (lane % 4 == 0) {
-        *reinterpret_cast<float4 *>(scales + (warp * kGroups + g) * kWarp + lane / 4 * kOfLane) =
-            make_float4(own_scales[g][0], own_scales[g][1], own_scales[g][2], own_scales[g][3]);
-      }
     }
-    if (begin + kTogether < groups) load(own + kTogether);
     __syncthreads();
-    const int together = groups - begin < kTogether ? groups - begin : kTogether;
+    const int together = groups - begin < F::kTogether ? groups - begin : F::kTogether;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int row = t * kBeside + warp;
-      if (row >= count) continue;
+      if (warp >= kBeside || row >= count) continue;
 #pragma unroll 8
       for (int g = 0; g < together; ++g) {
-        total[t] = fmaf(scales[g * kWarp + lane], sums[(g * kRows + row) * kSumStep + lane], total[t]);
+        total[t] = fmaf(scales[g * kWarp + lane], sums[(g * F::kRows + row) * kSumStep + lane], total[t]);
       }
     }
     __syncthreads();
   }
-  const int64_t column = int64_t(blockIdx.x) * kWarp + lane;
+  const int64_t column = panel_number * kWarp + lane;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const int row = t * kBeside + warp;
-    if (row < count && column < columns) put(result[(first + row) * columns + column], total[t]);
+    if (warp < kBeside && row < count && column < part.columns) {
+      put(part.result[(first + row) * part.columns + column], total[t]);
+    }
   }
 }
 
@@ -228,20 +289,21 @@ constexpr int kTilesOfMany = 8, kRowsOfMany = kTilesOfMany * kBeside;
 constexpr int kStage = 2;  /* steps whose rows are copied at once */
 constexpr int kStages = 3; /* of which one is used */
 
-/* Blocks of four panels and many rows: a warp has a panel, and all groups. */
-template <class Element, int kBits, int kGroup>
+/* Blocks of four panels of a weight and many rows: a warp has a panel, and all groups. */
+template <class Element, int kBits, int kGroup, int kParts>
 __global__ void __launch_bounds__(kThreadsOfMany)
-    many_rows_kernel(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                     int64_t depth) {
+    many_rows_kernel(const Element *left, const Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
   typedef Panel<Element, kBits, kGroup> P;
   constexpr int kElements = kRowsOfMany * kStep; /* of a step of the left operand, row by row */
   extern __shared__ float4 quantized_tiles[];
   Element *const tiles = reinterpret_cast<Element *>(quantized_tiles);
   const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
-  const int64_t first = int64_t(blockIdx.x) * kRowsOfMany, panel_number = int64_t(blockIdx.y) * kWarpsOfMany + warp;
+  const Part<Element> own_part = parts.of(blockIdx.y);
+  const int64_t columns = own_part.columns, first = int64_t(blockIdx.x) * kRowsOfMany;
+  const int64_t panel_number = (int64_t(blockIdx.y) - own_part.first) * kWarpsOfMany + warp;
   const int groups = static_cast<int>((depth + kGroup - 1) / kGroup), steps = groups * P::kSteps;
   const bool has_panel = panel_number * kWarp < columns;
-  const uint8_t *const panel = panels + (has_panel ? panel_number : 0) * groups * P::kGroupBytes;
+  const uint8_t *const panel = own_part.panels + (has_panel ? panel_number : 0) * groups * P::kGroupBytes;
   const uint32_t begin = tensor_cores::shared_address(tiles);
 
   /* A thread copies a part of every kApart-th row. */
@@ -317,7 +379,7 @@ __global__ void __launch_bounds__(kThreadsOfMany)
     for (int j = 0; j < 2; ++j) {
       const int64_t row = first + t * kBeside + lane % 4 * 2 + j;
       if (row >= rows) continue;
-      Element *const to = result + row * columns + column;
+      Element *const to = own_part.result + row * columns + column;
       if (columns % kOfLane == 0) {
         if (column >= columns) continue;
         const uint2 four = make_uint2(P::Half::pair(sums[t][0][j], sums[t][0][2 + j]),
@@ -331,36 +393,34 @@ __global__ void __launch_bounds__(kThreadsOfMany)
     }
 }
 
-template <class Element, int kBits, int kGroup, int kTiles>
-inline void launch_few(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                       int64_t depth) {
-  constexpr int kTogether = kWarpsOfFew * (kAtOnce / kGroup), kRows = kTiles * kBeside;
-  constexpr size_t kBytes = sizeof(float) * kTogether * (kRows * kSumStep + kWarp);
-  if (kBytes > kUsualSharedBytes) {
-    check(cudaFuncSetAttribute(few_rows_kernel<Element, kBits, kGroup, kTiles>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
+template <class Element, int kBits, int kGroup, int kTiles, int kParts>
+inline void launch_few(const Element *left, Parts<Element, kParts> parts, int64_t rows, int64_t depth) {
+  typedef Few<Element, kBits, kGroup, kTiles> F;
+  const auto kernel = few_rows_kernel<Element, kBits, kGroup, kTiles, kParts>;
+  if (F::kBytes > kUsualSharedBytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(F::kBytes)),
           "quantized product's shared memory");
   }
-  const dim3 grid(static_cast<unsigned>(divide_up(columns, kWarp)), static_cast<unsigned>(divide_up(rows, kRows)));
-  few_rows_kernel<Element, kBits, kGroup, kTiles>
-      <<<grid, kThreadsOfFew, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+  const dim3 grid(static_cast<unsigned>(parts.number(kWarp)), static_cast<unsigned>(divide_up(rows, F::kRows)));
+  kernel<<<grid, F::kThreads, F::kBytes, stream()>>>(left, parts, rows, depth);
 }
 
-/* result[rows, columns] = left[rows, depth] by a weight of [depth, columns]; the depth is a multiple of 8. */
-template <class Element, int kBits, int kGroup>
-inline void multiply(const Element *left, const uint8_t *panels, Element *result, int64_t rows, int64_t columns,
-                     int64_t depth) {
+/* Products of left[rows, depth] by weights of [depth, columns], on so many multiprocessors; the depth is a multiple of
+ * 8. */
+template <class Element, int kBits, int kGroup, int kParts>
+inline void multiply(const Element *left, Parts<Element, kParts> parts, int64_t rows, int64_t depth,
+                     int64_t multiprocessors) {
   if (rows <= 0) return;
+  const int64_t blocks = parts.number(kWarpsOfMany * kWarp), blocks_of_rows = divide_up(rows, kRowsOfMany);
   if (rows <= kBeside) {
-    launch_few<Element, kBits, kGroup, 1>(left, panels, result, rows, columns, depth);
-  } else if (rows <= kFewRows) {
-    launch_few<Element, kBits, kGroup, 2>(left, panels, result, rows, columns, depth);
+    launch_few<Element, kBits, kGroup, 1, kParts>(left, parts, rows, depth);
+  } else if (rows <= kFewRows || blocks * blocks_of_rows < multiprocessors) {
+    launch_few<Element, kBits, kGroup, 2, kParts>(left, parts, rows, depth);
   } else {
     constexpr size_t kBytes = sizeof(Element) * kStages * kStage * kRowsOfMany * kStep;
-    const dim3 grid(static_cast<unsigned>(divide_up(rows, kRowsOfMany)),
-                    static_cast<unsigned>(divide_up(columns, kWarpsOfMany * kWarp)));
-    many_rows_kernel<Element, kBits, kGroup>
-        <<<grid, kThreadsOfMany, kBytes, stream()>>>(left, panels, result, rows, columns, depth);
+    const dim3 grid(static_cast<unsigned>(blocks_of_rows), static_cast<unsigned>(blocks));
+    many_rows_kernel<Element, kBits, kGroup, kParts>
+        <<<grid, kThreadsOfMany, kBytes, stream()>>>(left, parts, rows, depth);
   }
   check(cudaGetLastError(), "quantized product");
 }
