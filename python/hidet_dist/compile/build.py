@@ -27,10 +27,12 @@ from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend, PackedWeight
 from hidet_dist.compile.cache import mark_used, prune
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
+from hidet_dist.compile.duplicates import merge_duplicates
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.kept import check_kept
 from hidet_dist.compile.launcher import Workspace, build_launcher
 from hidet_dist.compile.ordering import order_for_memory
+from hidet_dist.compile.permutations import cancel_permutations
 from hidet_dist.compile.renamings import renamings_in_place
 from hidet_dist.compile.states import run_before, updates_in_place
 from hidet_dist.compile.targets import default_backend
@@ -140,14 +142,16 @@ def optimize_program(
             f"{targets_with('keeps_states')}."
         )
     program = updates_in_place(program)
+    program = replace(program, graph=cancel_permutations(program.graph))
     with _hidet_options(target.optimizing(), frugal):
         rewritten = target.before_fusion(program, precisions, frugal)
         with _compile_errors(CompilationFailed):  # constants are computed
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
     with shared_tasks():
-        graph = target.after_fusion(renamings_in_place(fused), frugal)
-    check_kept(fused, graph)
+        once = fused if frugal else merge_duplicates(fused)  # what is merged is held for longer
+        graph = target.after_fusion(renamings_in_place(once), frugal)
+    check_kept(once, graph)
     return graph
 
 

@@ -163,7 +163,7 @@ class Projections(torch.nn.Module):
     ("name", "dtype"),
     [
         ("int4", "float32"),
-        ("int4", "float16"),
+        pytest.param("int4", "float16", marks=pytest.mark.slow),
         pytest.param("int8", "float32", marks=pytest.mark.slow),
         pytest.param("int8", "float16", marks=pytest.mark.slow),
     ],

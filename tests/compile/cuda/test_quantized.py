@@ -33,21 +33,38 @@ SMALL = CudaTarget(replace(GPUS["H100-SXM5-80GB"], multiprocessors=2))
 DEPTH, COLUMNS = 200, 72  # neither whole groups nor whole panels
 
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[..., torch.Tensor]
+
+
+class Sum(torch.nn.Module):
+    """A linear layer, and the sum of its result and another input."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self.linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.linear.weight.data = weight.float()
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """added + linear(x)"""
+        return added + self.linear(x)
 
 
 @pytest.fixture
-def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor, StoredPrecision], Product]:
-    """A product by a weight [columns, depth] of few bits: of any number of rows."""
+def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Product]:
+    """A product by a weight [columns, depth] of few bits: of any number of rows; with a sum if ``added``."""
     monkeypatch.setenv("CUDA_HOME", str(emulator.home))
 
-    def build(weight: torch.Tensor, precision: StoredPrecision) -> Product:
-        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False).eval()
-        linear.weight.data = weight.float()
+    def build(weight: torch.Tensor, precision: StoredPrecision, added: bool = False) -> Product:
+        module = Sum(weight).eval()
+        given = [torch.zeros(3, extent) for extent in weight.shape[::-1]]
         rows = torch.export.Dim("rows", min=1)
-        traced = hidet_dist.from_torch(linear, (torch.zeros(3, weight.shape[1]),), ({0: rows},))
-        dtype = str(weight.dtype).removeprefix("torch.")
-        graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
+        if added:
+            given = [x.to(weight.dtype) for x in given]
+            graph = normalize(hidet_dist.from_torch(module.to(weight.dtype), tuple(given), ({0: rows},) * 2))
+        else:
+            traced = hidet_dist.from_torch(module.linear, tuple(given[:1]), ({0: rows},))
+            dtype = str(weight.dtype).removeprefix("torch.")
+            graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
         storage = partial(SMALL.storage, precision, 2)
         graph = with_storages(graph, SMALL.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
@@ -58,18 +75,18 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[to
         assert (panels.precision, panels.group) == (precision.name, precision.group)
         held = packed(weight, panels).numpy()
 
-        def run(x: torch.Tensor) -> torch.Tensor:
-            values = {compiled.graph.inputs[0]: x.numpy()}
+        def run(*xs: torch.Tensor) -> torch.Tensor:
+            values = {one: x.numpy() for one, x in zip(compiled.graph.inputs, xs, strict=False)}
             for node, kernel in zip(compiled.graph.nodes, compiled.kernel_of_node, strict=True):
                 (y,) = node.outputs
-                shape = [len(x), int(y.shape[-1])]
+                shape = [len(xs[0]), int(y.shape[-1])]
                 if node.share_map:
                     values[y] = values[node.inputs[0]].reshape(shape)
                     continue
                 given = [values.get(one, held) for one in node.inputs]
                 is_wide = y.dtype.name != "bfloat16"  # NumPy does not have it: its bits
                 empty = np.full(shape, np.nan, y.dtype.name) if is_wide else np.full(shape, -1, np.int16)
-                found = emulated.run(compiled.kernels[kernel], *given, empty, sizes={"rows": len(x)})
+                found = emulated.run(compiled.kernels[kernel], *given, empty, sizes={"rows": len(xs[0])})
                 values[y] = found[-1]
             (y,) = compiled.graph.outputs
             return torch.from_numpy(values[y]).view(getattr(torch, y.dtype.name))
@@ -113,6 +130,16 @@ def test_products_are_those_of_the_rounded_weight_in_half_precision(
     """Rows in one block of few, in several, and in blocks of many: the same bits."""
     precision, weight = StoredPrecision(name, group), random(dtype)
     check(product(weight, precision), weight, precision, (1, 9, 32, 33, 70))
+
+
+def test_a_sum_behind_a_product_is_written_by_it(product: Callable[..., Product]) -> None:
+    precision, weight = StoredPrecision("int4", 128), random(torch.float16)
+    alone, summed = product(weight, precision), product(weight, precision, added=True)
+    generator = torch.Generator().manual_seed(2)
+    x, other = (torch.randn(70, extent, generator=generator).half() for extent in weight.shape[::-1])
+    expected = other + alone(x.float()).half()
+    for count in (1, 70):
+        assert torch.equal(summed(x[:count], other[:count]), expected[:count])
 
 
 @pytest.mark.slow

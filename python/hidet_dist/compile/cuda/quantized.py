@@ -1,8 +1,9 @@
 """Products by weights of few bits: kernels read their panels; see ``hidet_dist/kernels/cuda/quantized_product.h``.
 
 A product becomes such a kernel before operators are fused, as it takes part in no fusion. Products of one left operand
-by several weights are one launch (:mod:`hidet_dist.patterns.joint_products`). A weight is the program's until
-:func:`pack_weights` puts panels in the place of it.
+by several weights are one launch (:mod:`hidet_dist.patterns.joint_products`), and a sum with a tensor of the product's
+shape, such as a residual sum, is a part of it. A weight is the program's until :func:`pack_weights` puts panels in the
+place of it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.arithmetic import AddOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 
 from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.joining import depths, in_parts, join
-from hidet_dist.rewriting import copy_operator, rewrite
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.rewriting import Build, Repeated, Uses, copy_operator, only_user, replace_operators, rewrite
+from hidet_dist.spec.extents import extents_of, same_extent
 from hidet_dist.weights.panels import FEW_BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
 
 _ELEMENTS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -40,30 +43,64 @@ class QuantizedMatmulOp(NativeCallOp):
         The arrangement of each; they have depth, precision and group in common.
     multiprocessors: int
         Those of the GPU: where tiles of many rows would leave some idle, rows are taken a few at a time.
+    added: Tensor, optional
+        What is added to the product by the only weight, of its shape and dtype.
     """
 
-    def __init__(self, a: Tensor, weights: Sequence[Tensor], panels: Sequence[Panels], multiprocessors: int):
+    def __init__(
+        self,
+        a: Tensor,
+        weights: Sequence[Tensor],
+        panels: Sequence[Panels],
+        multiprocessors: int,
+        added: Tensor | None = None,
+    ):
+        assert added is None or len(panels) == 1
         outer = extents_of(a)[:-1]
         element, first = _ELEMENTS[a.dtype.name], panels[0]
-        types = f"<{element}, {FEW_BITS[first.precision].bits}, {first.group}>"
-        given, made = (", ".join([f"({kind} *)({{}})"] * len(panels)) for kind in ("const uint8_t", element))
-        columns = ", ".join(str(one.columns) for one in panels)
+        bits, count = FEW_BITS[first.precision].bits, len(panels)
+        inputs = {"a": a, **{f"b{number}": b for number, b in enumerate(weights)}}
+        pointers = ["left", *(f"panels{number}" for number in range(count))]
+        if added is not None:
+            inputs["added"] = added
+            pointers.append("added0")
+        pointers += [f"result{number}" for number in range(count)]
+        parts = [
+            f"{{{{(const uint8_t *)panels{number}, "
+            f"{'nullptr' if added is None else f'(const {element} *)added0'}, ({element} *)result{number}, "
+            f"{one.columns}, 0}}}}"
+            for number, one in enumerate(panels)
+        ]
         statement = (
-            f"const {element} *left = (const {element} *)({{}}); "
-            f"const uint8_t *const weights[] = {{{{ {given} }}}}; {element} *const results[] = {{{{ {made} }}}}; "
-            f"const int64_t columns[] = {{{{ {columns} }}}}; "
-            f"hidet_dist::cuda::quantized::multiply{types}"
-            f"(left, weights, results, columns, left_rows, {first.depth}, {multiprocessors});"
+            f"{' '.join(f'void *{name} = (void *)({{}});' for name in pointers)} "
+            f"hidet_dist::cuda::quantized::Parts<{element}, {count}> parts = {{{{ {{{{ {', '.join(parts)} }}}} }}}}; "
+            f"hidet_dist::cuda::quantized::multiply<{element}, {bits}, {first.group}>"
+            f"((const {element} *)left, parts, left_rows, {first.depth}, {multiprocessors});"
         )
         rows = math.prod(outer)
         digest = hashlib.sha256(f"{statement}\n{rows}\n{panels}".encode()).hexdigest()[:16]
         headers = ("hidet_dist/kernels/cuda/quantized_product.h",)
         call = NativeCall(statement, headers, (str(native.include_dir()),), values={"left_rows": rows})
-        inputs = {"a": a, **{f"b{number}": b for number, b in enumerate(weights)}}
         shape, *further = ([*outer, one.columns] for one in panels)
         attributes = {"panels": tuple(panels), "multiprocessors": multiprocessors}
         super().__init__(f"hidet_dist_quantized_{digest}", inputs, shape, call, attributes, further=further)
-        self.name = "QuantizedMatmul" if len(panels) == 1 else "JointQuantizedMatmul"
+        self.name = "QuantizedMatmul" if count == 1 else "JointQuantizedMatmul"
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights, or the bytes of their panels."""
+        count = len(self.attrs["panels"])
+        return list(self.inputs[1 : 1 + count])
+
+    @property
+    def added(self) -> Tensor | None:
+        """What is added to the product."""
+        count = len(self.attrs["panels"])
+        return self.inputs[1 + count] if len(self.inputs) > 1 + count else None
+
+    def of(self, a: Tensor, weights: Sequence[Tensor], added: Tensor | None = None) -> QuantizedMatmulOp:
+        """The same product of other tensors, and its sum with ``added`` if that is given."""
+        return QuantizedMatmulOp(a, weights, self.attrs["panels"], self.attrs["multiprocessors"], added)
 
 
 def quantized_products(
@@ -102,7 +139,7 @@ def quantized_products(
         y: Tensor = made.outputs[0]
         return y
 
-    return _joint(rewrite(graph, product), multiprocessors)
+    return _sums(_joint(rewrite(graph, product), multiprocessors))
 
 
 def _joint(graph: FlowGraph, multiprocessors: int) -> FlowGraph:
@@ -125,6 +162,44 @@ def _joint(graph: FlowGraph, multiprocessors: int) -> FlowGraph:
         return [[y] for y in copy_operator(known[key], [left, *weights])]
 
     return join(graph, in_parts(groups.values()), depth, make)
+
+
+def _sums(graph: FlowGraph) -> FlowGraph:
+    """Let a product that is only added to a tensor of its shape write the sum."""
+    repeated = Repeated()
+
+    def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
+        if not isinstance(op, AddOp):
+            return None
+        for product, added in (op.inputs, op.inputs[::-1]):
+            made = product.op
+            if (
+                isinstance(made, QuantizedMatmulOp)
+                and len(made.outputs) == 1
+                and made.added is None
+                and only_user(product, uses) is op
+                and _alike(product, added)
+            ):
+                return [*made.inputs, added], partial(_summed, repeated, made)
+        return None
+
+    return replace_operators(graph, replaced)
+
+
+def _summed(repeated: Repeated, made: QuantizedMatmulOp, inputs: Sequence[Tensor]) -> Tensor:
+    """The product of the first two inputs as ``made`` computes it, and its sum with the third."""
+
+    def build() -> list[Tensor]:
+        left, weight, added = inputs
+        return list(made.of(left, [weight], added).outputs)
+
+    return repeated(made.attrs["panels"], inputs, build)[0]
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have the same dtype and shape."""
+    shapes = extents_of(x), extents_of(y)
+    return x.dtype == y.dtype and len(shapes[0]) == len(shapes[1]) and all(map(same_extent, *shapes))
 
 
 def _panels_of(op: Operator, weight: Tensor, precision: StoredPrecision) -> Panels | None:
@@ -152,7 +227,7 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
         weight: own
         for op in graph.nodes
         if isinstance(op, QuantizedMatmulOp)
-        for weight, own in zip(op.inputs[1:], op.attrs["panels"], strict=True)
+        for weight, own in zip(op.weights, op.attrs["panels"], strict=True)
     }
     packed = {
         name: PackedWeight(hidet.symbol(list(panels[x].shape), "uint8", x.device), panels[x])
@@ -168,7 +243,7 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
         if isinstance(op, QuantizedMatmulOp):
             key = op.task
             if key not in known:
-                known[key] = QuantizedMatmulOp(inputs[0], inputs[1:], **op.attrs)
+                known[key] = op.of(inputs[0], inputs[1 : 1 + len(op.weights)], *inputs[1 + len(op.weights) :])
                 outputs = known[key].outputs
             else:
                 outputs = copy_operator(known[key], inputs)

@@ -28,13 +28,6 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kMostRows = 8;     /* of a block: with more, sums would not be in registers */
 constexpr int kMostGrid = 65535; /* blocks along the second dim of a grid */
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(__half x) { return __half2float(x); }
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ inline void put(float &to, float x) { to = x; }
-__device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
-__device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
-
 /* The weight's rows whose elements one word has. A variable, as device code calls no function of the host. */
 template <int kBits>
 constexpr int kRowsOfWord = 32 / kBits;
@@ -113,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = first + r, column = number * kWarp + lane;
     float sum = 0.0f;
     for (int w = 0; w < kWarps; ++w) sum += all[(w * kRows + r) * kWarp + lane];
-    if (row < rows && column < part.columns) put(part.result[row * part.columns + column], sum);
+    if (row < rows && column < part.columns) part.write(row * part.columns + column, sum);
   }
 }
 
@@ -125,12 +118,10 @@ inline void launch(const Element *left, Parts<Element, kParts> parts, int64_t ro
   check(cudaGetLastError(), "quantized product");
 }
 
-/* results[p][rows, columns[p]] = left[rows, depth] by a weight of [depth, columns[p]], on so many multiprocessors. */
+/* parts.at[p].result[rows, columns] = left[rows, depth] by a weight of [depth, columns], on so many multiprocessors. */
 template <class Element, int kBits, int kGroup, int kParts>
-inline void multiply(const Element *left, const uint8_t *const (&panels)[kParts], Element *const (&results)[kParts],
-                     const int64_t (&columns)[kParts], int64_t rows, int64_t depth, int64_t multiprocessors) {
-  Parts<Element, kParts> parts;
-  for (int p = 0; p < kParts; ++p) parts.at[p] = {panels[p], results[p], columns[p], 0};
+inline void multiply(const Element *left, Parts<Element, kParts> parts, int64_t rows, int64_t depth,
+                     int64_t multiprocessors) {
   if constexpr (!std::is_same<Element, float>::value) {
     if (depth % 8 == 0) { /* a row begins at a multiple of 16 bytes */
       in_tiles::multiply<Element, kBits, kGroup, kParts>(left, parts, rows, depth, multiprocessors);
@@ -149,7 +140,10 @@ inline void multiply(const Element *left, const uint8_t *const (&panels)[kParts]
     } else {
       launch<Element, kBits, kGroup, kMostRows, kParts>(left, parts, some, depth);
     }
-    for (Part<Element> &part : parts.at) part.result += most * part.columns;
+    for (Part<Element> &part : parts.at) {
+      part.result += most * part.columns;
+      if (part.added != nullptr) part.added += most * part.columns;
+    }
   }
 }
 

@@ -10,6 +10,9 @@
  * idle, some rows are few. A result has the same bits in both cases, whatever rows are beside it.
  */
 #pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "hidet_dist/kernels/cuda/launch.h"
 #include "hidet_dist/kernels/cuda/tensor_cores.h"
 
@@ -17,12 +20,29 @@ namespace hidet_dist {
 namespace cuda {
 namespace quantized {
 
-/* A weight, and the product by it; `first` is the first block of its columns. */
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline void put(float &to, float x) { to = x; }
+__device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
+__device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
+
+/* A weight, and the product by it, to which `added` is added unless that is null; `first` is the first block of its
+ * columns. */
 template <class Element>
 struct Part {
   const uint8_t *panels;
+  const Element *added;
   Element *result;
   int64_t columns, first;
+
+  /* Write an element. The product is rounded before the sum is, as by kernels of their own. */
+  __device__ void write(int64_t at, float product) const {
+    Element y;
+    put(y, product);
+    if (added != nullptr) put(y, to_float(y) + to_float(added[at]));
+    result[at] = y;
+  }
 };
 
 template <class Element, int kParts>
@@ -166,9 +186,6 @@ __device__ inline void clear(float (&sums)[kTiles][kPairs][4]) {
       for (int e = 0; e < 4; ++e) sums[t][i][e] = 0.0f;
 }
 
-__device__ inline void put(__half &to, float x) { to = __float2half_rn(x); }
-__device__ inline void put(__nv_bfloat16 &to, float x) { to = __float2bfloat16_rn(x); }
-
 constexpr int kAtOnce = 128;              /* rows of the weight that a warp has at once */
 constexpr int kSumStep = kWarp + kOfLane; /* floats from one row of sums to the next: other banks */
 
@@ -279,7 +296,7 @@ __global__ void __launch_bounds__(Few<Element, kBits, kGroup, kTiles>::kThreads)
   for (int t = 0; t < kTiles; ++t) {
     const int row = t * kBeside + warp;
     if (warp < kBeside && row < count && column < part.columns) {
-      put(part.result[(first + row) * part.columns + column], total[t]);
+      part.write((first + row) * part.columns + column, total[t]);
     }
   }
 }
@@ -379,15 +396,15 @@ __global__ void __launch_bounds__(kThreadsOfMany)
     for (int j = 0; j < 2; ++j) {
       const int64_t row = first + t * kBeside + lane % 4 * 2 + j;
       if (row >= rows) continue;
-      Element *const to = own_part.result + row * columns + column;
-      if (columns % kOfLane == 0) {
+      const int64_t at = row * columns + column;
+      if (columns % kOfLane == 0 && own_part.added == nullptr) {
         if (column >= columns) continue;
         const uint2 four = make_uint2(P::Half::pair(sums[t][0][j], sums[t][0][2 + j]),
                                       P::Half::pair(sums[t][1][j], sums[t][1][2 + j]));
-        *reinterpret_cast<uint2 *>(to) = four;
+        *reinterpret_cast<uint2 *>(own_part.result + at) = four;
       } else {
         for (int c = 0; c < kOfLane; ++c) {
-          if (column + c < columns) put(to[c], sums[t][c / 2][c % 2 * 2 + j]);
+          if (column + c < columns) own_part.write(at + c, sums[t][c / 2][c % 2 * 2 + j]);
         }
       }
     }
