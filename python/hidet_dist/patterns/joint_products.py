@@ -10,13 +10,13 @@ if there are fewer *waves* of tiles: a wave is as many as there are multiprocess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
-from hidet_dist.rewriting import Uses, only_user
+from hidet_dist.rewriting import Uses, longest_paths, only_user
 from hidet_dist.traits import traits_of
 
 TILE = 128
@@ -72,10 +72,8 @@ def kept_in_memory(graph: FlowGraph, uses: Uses, shape: Shape, multiprocessors: 
     multiprocessors: int
         Those of the GPU.
     """
-    depth: dict[Tensor, int] = {}
-    for op in graph.nodes:
-        below = 1 + max((depth.get(x, 0) for x in op.inputs), default=0)
-        depth.update(dict.fromkeys(op.outputs, below))
+    before = {op: [x.op for x in op.inputs if x.op is not None] for op in graph.nodes}
+    depth = longest_paths(before, dict.fromkeys(graph.nodes, 1))
     kept: list[Tensor] = []
     for group in of_one_operand(graph.nodes):
         results = {product.outputs[0] for product in group}
@@ -86,12 +84,12 @@ def kept_in_memory(graph: FlowGraph, uses: Uses, shape: Shape, multiprocessors: 
     return kept
 
 
-def _end(y: Tensor, others: set[Tensor], depth: dict[Tensor, int], uses: Uses) -> Tensor | None:
+def _end(y: Tensor, others: set[Tensor], depth: Mapping[Operator, int], uses: Uses) -> Tensor | None:
     """Find the tensor whose reader would be fused with a product although it needs the result of another one.
 
     None if there is no such reader.
     """
-    level, x = depth[y], y
+    level, x = depth[y.op], y
     while (user := only_user(x, uses)) is not None:
         position = next(number for number, one in enumerate(user.inputs) if one is x)
         if isinstance(user, NOT_FUSIBLE) or user.task.inputs[position] not in user.task.inverse_map:
@@ -101,7 +99,7 @@ def _end(y: Tensor, others: set[Tensor], depth: dict[Tensor, int], uses: Uses) -
             read = waiting.pop()
             if read in others:
                 return x
-            if read not in seen and read.op is not None and depth.get(read, 0) > level:
+            if read not in seen and read.op is not None and depth[read.op] > level:
                 waiting += read.op.inputs
             seen.add(read)
         x = user.outputs[0]

@@ -60,22 +60,22 @@ class QuantizedMatmulOp(NativeCallOp):
         element, first = _ELEMENTS[a.dtype.name], panels[0]
         bits, count = FEW_BITS[first.precision].bits, len(panels)
         inputs = {"a": a, **{f"b{number}": b for number, b in enumerate(weights)}}
-        pointers = ["left", *(f"panels{number}" for number in range(count))]
+        # Not the names of the kernel's parameters.
+        pointers = ["of_left", *(f"of_panels{number}" for number in range(count))]
         if added is not None:
             inputs["added"] = added
-            pointers.append("added0")
-        pointers += [f"result{number}" for number in range(count)]
+            pointers.append("of_added")
+        pointers += [f"of_result{number}" for number in range(count)]
+        other = "nullptr" if added is None else f"(const {element} *)of_added"
         parts = [
-            f"{{{{(const uint8_t *)panels{number}, "
-            f"{'nullptr' if added is None else f'(const {element} *)added0'}, ({element} *)result{number}, "
-            f"{one.columns}, 0}}}}"
+            f"{{{{(const uint8_t *)of_panels{number}, {other}, ({element} *)of_result{number}, {one.columns}, 0}}}}"
             for number, one in enumerate(panels)
         ]
         statement = (
             f"{' '.join(f'void *{name} = (void *)({{}});' for name in pointers)} "
             f"hidet_dist::cuda::quantized::Parts<{element}, {count}> parts = {{{{ {{{{ {', '.join(parts)} }}}} }}}}; "
             f"hidet_dist::cuda::quantized::multiply<{element}, {bits}, {first.group}>"
-            f"((const {element} *)left, parts, left_rows, {first.depth}, {multiprocessors});"
+            f"((const {element} *)of_left, parts, left_rows, {first.depth}, {multiprocessors});"
         )
         rows = math.prod(outer)
         digest = hashlib.sha256(f"{statement}\n{rows}\n{panels}".encode()).hexdigest()[:16]
