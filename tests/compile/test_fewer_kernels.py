@@ -8,7 +8,7 @@ import hidet
 import numpy as np
 import pytest
 from hidet import ops
-from hidet.graph import FlowGraph, Tensor
+from hidet.graph import FlowGraph
 from hidet.ir.expr import symbol_var
 
 from hidet_dist.compile import optimize_program
