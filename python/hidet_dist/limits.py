@@ -50,8 +50,13 @@ MOST_HEADER_BYTES = 100_000_000
 MOST_GGUF_HEADER_BYTES = 2**28
 """The header of a GGUF file: a vocabulary of 260,000 tokens and its merges have about 20 MB."""
 
-MOST_GGUF_ENTRIES = 2**24
-"""Keys, tensors, or elements of one list in such a header: the largest vocabularies have 2**18 tokens."""
+MOST_GGUF_ENTRIES = 2**22
+"""Keys, tensors, and elements of all lists in such a header: the largest vocabularies have 2**18 tokens, each with a
+score and a type, and 2**19 merges. Each takes up to 60 bytes beside its text."""
+
+MOST_TOKEN_CHARACTERS = 2**30
+"""The squares of the lengths of all tokens of a vocabulary in a GGUF file, summed, in characters: merges are found by
+cutting each token in two at each place. Vocabularies of 2**18 tokens have about 2**24."""
 
 MOST_TOKENIZER_BYTES = 2**28
 """The tokenizer.json of a language model: that of a vocabulary of 260,000 tokens has 33 MB."""

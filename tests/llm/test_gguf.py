@@ -97,7 +97,7 @@ def test_any_region_is_that_of_the_dequantized_tensor(tmp_path: Path, code: int)
         ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
         ({"llama.attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv is 8.0"),
         ({"llama.attention.value_length": 8}, "value_length is 8"),
-        ({"llama.block_count": 0}, "block_count must be a positive"),
+        ({"llama.block_count": 0}, "block_count must be a whole number of at least 1; it is 0"),
         ({"llama.block_count": -3.5}, "block_count must be of type int"),
         ({"llama.attention.head_count": "four"}, "head_count must be of type"),
         ({"general.type": "adapter"}, "not a whole model"),

@@ -8,6 +8,7 @@ key or a tensor that is not known to be without effect is refused by name: left 
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -163,12 +164,20 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
 ARCHITECTURES = tuple(_ARCHITECTURES)
 """The architectures that are read."""
 
+_REAL = (
+    *("attention.layer_norm_rms_epsilon", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa"),
+)
+"""Keys of the above whose values are not whole numbers."""
+_ZERO = ("attention.sliding_window", "expert_count", "expert_used_count")
+"""Keys of the above that files have as 0 where a model lacks what they are of."""
 _READ_APART = (
     *("vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"),
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
     "rope.scaling.finetuned",  # whether the scaling was trained, which changes nothing
 )
 _FREQUENCIES = "rope_freqs.weight"
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(\w+)", re.ASCII)
+"""The names of the tensors of a layer: its number, written in one way alone, and what the tensor is."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FACTOR_TOLERANCE = 1e-4  # relative, of factors in float32
 
@@ -192,16 +201,17 @@ def configuration_of(file: GgufFile) -> Fields:
                 f"{name} is not known."
             )
     for key, entry in known.items():
-        value = file.value(f"{name}.{key}", (int, float))
+        least = 0 if key in _ZERO else 1
+        value = _real(file, f"{name}.{key}") if key in _REAL else _count(file, f"{name}.{key}", least)
         if value is not None:
-            fields[entry] = _shortest(value)
+            fields[entry] = value
     for key in ("block_count", "embedding_length", "attention.head_count"):
-        if file.value(f"{name}.{key}", int, 0) < 1:
-            raise WeightsError(f"{file.path}: {name}.{key} must be a positive whole number.")
+        if known[key] not in fields:
+            raise WeightsError(f"{file.path} has no {name}.{key}, which must be a positive whole number.")
     fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
     fields["head_dim"] = _head_size(file, name, fields)
     fields["rope_parameters"] = _rotation(file, name, fields["head_dim"])
-    vocabulary = file.value(f"{name}.vocab_size", int)
+    vocabulary = _count(file, f"{name}.vocab_size")
     fields["vocab_size"] = vocabulary or len(file.value("tokenizer.ggml.tokens", list, ()))
     fields["tie_word_embeddings"] = "output.weight" not in file.tensors
     for token in ("bos", "eos"):
@@ -223,7 +233,7 @@ def weights_of(file: GgufFile) -> dict[str, Tensor]:
     blocks = file.value(f"{name}.block_count", int, 0)
     weights: dict[str, Tensor] = {}
     pending = {key: tensor for key, tensor in file.tensors.items() if key != _FREQUENCIES}
-    for parameter, stacked, shape, dtype in _experts(file, pending):
+    for parameter, stacked, shape, dtype in _experts(file, pending, blocks):
         weights[parameter] = weight_of(parameter, stacked, shape, dtype)
     for key, tensor in pending.items():
         known = _parameter(architecture, key, blocks)
@@ -242,6 +252,22 @@ def weights_of(file: GgufFile) -> dict[str, Tensor]:
             data, dtype = Shifted(tensor, -architecture.norm_offset), "float32"
         weights[known] = weight_of(known, data, shape, dtype)
     return weights
+
+
+def _count(file: GgufFile, key: str, least: int = 1) -> int | None:
+    """Return a whole number of at least ``least``, or None if there is none. Raises WeightsError for others."""
+    value: int | None = file.value(key, int)
+    if value is not None and value < least:
+        raise WeightsError(f"{file.path}: {key} must be a whole number of at least {least}; it is {value}.")
+    return value
+
+
+def _real(file: GgufFile, key: str) -> float | None:
+    """Return a positive number as it was before it became a float32, or None. Raises WeightsError for others."""
+    value: float | None = file.value(key, float)
+    if value is not None and not 0 < value < math.inf:
+        raise WeightsError(f"{file.path}: {key} must be a positive number; it is {value}.")
+    return None if value is None else _shortest(value)
 
 
 def _architecture(file: GgufFile) -> tuple[_Architecture, str]:
@@ -265,20 +291,22 @@ def _parameter(architecture: _Architecture, key: str, blocks: int) -> str | None
         return None
     if name in _OUTER:
         return f"{_OUTER[name]}.{suffix}"
-    block, _, rest = name.removeprefix("blk.").partition(".")
-    is_block = name.startswith("blk.") and block.isdecimal() and int(block) < blocks
-    if not is_block or rest not in architecture.tensors:
+    found = _BLOCK.fullmatch(name)
+    if found is None or int(found[1]) >= blocks or found[2] not in architecture.tensors:
         return None
-    return f"model.layers.{int(block)}.{architecture.tensors[rest]}.{suffix}"
+    return f"model.layers.{found[1]}.{architecture.tensors[found[2]]}.{suffix}"
 
 
-def _experts(file: GgufFile, pending: dict[str, GgufTensor]) -> Iterator[tuple[str, Any, tuple[int, ...], str]]:
+def _experts(
+    file: GgufFile, pending: dict[str, GgufTensor], blocks: int
+) -> Iterator[tuple[str, Any, tuple[int, ...], str]]:
     """Take the stacked matrices of experts from ``pending``, and yield transformers' parameters made of them."""
     for key in [key for key in pending if key.endswith(".ffn_down_exps.weight")]:
-        block = key.removesuffix(".ffn_down_exps.weight")
-        number = block.removeprefix("blk.")
-        gate, up = (pending.get(f"{block}.ffn_{part}_exps.weight") for part in ("gate", "up"))
-        if not number.isdecimal() or gate is None or up is None:
+        found = _BLOCK.fullmatch(key.removesuffix(".weight"))
+        if found is None or int(found[1]) >= blocks:
+            continue
+        gate, up = (pending.get(f"blk.{found[1]}.ffn_{part}_exps.weight") for part in ("gate", "up"))
+        if gate is None or up is None:
             continue
         if gate.shape != up.shape or len(gate.shape) != 3 or gate.dtype != up.dtype:
             raise WeightsError(
@@ -287,7 +315,7 @@ def _experts(file: GgufFile, pending: dict[str, GgufTensor]) -> Iterator[tuple[s
             )
         down = pending.pop(key)
         del pending[gate.name], pending[up.name]
-        prefix = f"model.layers.{int(number)}.mlp.experts"
+        prefix = f"model.layers.{found[1]}.mlp.experts"
         shape = (gate.shape[0], 2 * gate.shape[1], gate.shape[2])
         yield f"{prefix}.gate_up_proj", Joined((gate, up), (gate.shape[1], up.shape[1]), 1), shape, gate.dtype
         yield f"{prefix}.down_proj", down, down.shape, down.dtype
@@ -306,9 +334,9 @@ def _pairs_apart(file: GgufFile, tensor: GgufTensor, heads: int) -> torch.Tensor
 
 def _head_size(file: GgufFile, name: str, fields: Fields) -> int:
     """Return the size of a head. Raises WeightsError if keys and values have two sizes, or not all of it is rotated."""
-    rotated = file.value(f"{name}.rope.dimension_count", int)
+    rotated = _count(file, f"{name}.rope.dimension_count")
     default = fields["hidden_size"] // fields["num_attention_heads"]
-    size = file.value(f"{name}.attention.key_length", int) or rotated or default
+    size = _count(file, f"{name}.attention.key_length") or rotated or default
     for key in ("attention.value_length", "rope.dimension_count"):
         value = file.value(f"{name}.{key}", int, size)
         if value != size:
@@ -320,16 +348,16 @@ def _head_size(file: GgufFile, name: str, fields: Fields) -> int:
 
 def _rotation(file: GgufFile, name: str, size: int) -> Fields:
     """Return transformers' ``rope_parameters``. Raises WeightsError for a scaling that is not known."""
-    theta = file.value(f"{name}.rope.freq_base", float)
+    theta = _real(file, f"{name}.rope.freq_base")
     rope: Fields = {"rope_type": "default"}
     if theta is not None:
-        rope["rope_theta"] = _shortest(theta)
+        rope["rope_theta"] = theta
     prefix = f"{name}.rope.scaling"
     kind = file.value(f"{prefix}.type", str, "none")
-    factor = file.value(f"{prefix}.factor", float)
-    original = file.value(f"{prefix}.original_context_length", int)
+    factor = _real(file, f"{prefix}.factor")
+    original = _count(file, f"{prefix}.original_context_length")
     if kind in ("linear", "yarn") and factor is not None:
-        rope.update(rope_type=kind, factor=_shortest(factor))
+        rope.update(rope_type=kind, factor=factor)
         if original is not None:
             rope["original_max_position_embeddings"] = original
     elif kind != "none":
@@ -349,7 +377,7 @@ def _llama3(file: GgufFile, stored: GgufTensor, theta: float, size: int) -> Fiel
     lengths = 2 * math.pi * theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
     smooth = ((context / lengths - low) / (high - low)).clamp(0, 1)
     expected = 1 / ((1 - smooth) / factor + smooth)
-    if not math.isfinite(factor) or (factors / expected - 1).abs().max() > _FACTOR_TOLERANCE:
+    if not (math.isfinite(factor) and (factors / expected - 1).abs().max() <= _FACTOR_TOLERANCE):  # NaN is no factor
         raise WeightsError(
             f"{file.path}: {_FREQUENCIES} has factors of frequencies that are not those of LLaMA 3's scaling, which "
             "are not supported."
@@ -359,8 +387,6 @@ def _llama3(file: GgufFile, stored: GgufTensor, theta: float, size: int) -> Fiel
 
 def _shortest(value: float) -> float:
     """Return the number of the fewest digits that has the same value in float32, in which the file has it."""
-    if isinstance(value, int):
-        return value
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
+from hidet_dist.limits import MOST_TOKEN_CHARACTERS
 from hidet_dist.llm.tokenizer import SPACE, CheckpointTokenizer
 from hidet_dist.weights.gguf_file import GgufFile
 
@@ -143,6 +144,11 @@ def _check_lists(file: GgufFile, tokens: list[Any]) -> None:
             )
         if key == "merges" and not all(0 < merge.find(" ", 1) < len(merge) - 1 for merge in values):
             raise WeightsError(f"{file.path}: tokenizer.ggml.merges must have two tokens with a space between in each.")
+    if sum(len(token) ** 2 for token in tokens) > MOST_TOKEN_CHARACTERS:
+        raise WeightsError(
+            f"{file.path}: tokenizer.ggml.tokens has tokens of up to {max(map(len, tokens))} characters; the squares "
+            f"of their lengths may add up to {MOST_TOKEN_CHARACTERS}."
+        )
     if len(set(tokens)) != len(tokens):
         raise WeightsError(f"{file.path}: tokenizer.ggml.tokens has a token twice.")
 
@@ -166,6 +172,6 @@ def _surround(file: GgufFile, library: Any, tokens: list[str], begins: bool, end
         number = _id(file, name)
         if number is None:
             raise WeightsError(f"{file.path} adds a token {name} to texts, and has no tokenizer.ggml.{name}_token_id.")
-        form.insert(place, tokens[number])
-        used.append((tokens[number], number))
+        form.insert(place, name)  # the library would take some tokens' own texts, such as "$A", for something else
+        used.append({"id": name, "ids": [number], "tokens": [tokens[number]]})
     library.post_processor = processors.TemplateProcessing(single=form, special_tokens=used)

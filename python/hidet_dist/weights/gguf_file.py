@@ -9,17 +9,18 @@ file; so headers are read here.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from hidet_dist.checks import shown
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, state
 from hidet_dist.limits import MOST_GGUF_ENTRIES, MOST_GGUF_HEADER_BYTES
@@ -284,8 +285,8 @@ class GgufFile:
         ------
         WeightsError
             When the file is missing, is no GGUF file of version 2 or 3 and little endian, is truncated, has counts,
-            sizes or offsets that lead out of it, has a key or a tensor twice, or a tensor in an encoding that is not
-            one of :data:`ENCODINGS`.
+            sizes or offsets that lead out of it, has a key or a tensor twice, two tensors in the same bytes, or a
+            tensor in an encoding that is not one of :data:`ENCODINGS`.
         """
         path = Path(path)
         try:
@@ -307,8 +308,9 @@ class GgufFile:
         value = self.metadata.get(key)
         if value is None:
             return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            names = " or ".join(x.__name__ for x in (kind if isinstance(kind, tuple) else (kind,)))
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = " or ".join(x.__name__ for x in kinds)
             raise WeightsError(f"{self.path}: {key} must be of type {names}; it is {shown(value)}.")
         return value
 
@@ -321,6 +323,7 @@ class _Header:
         self.size = size
         self.data = bytearray()
         self.position = 0
+        self.entries = 0
 
     def take(self, count: int) -> int:
         """Make the next ``count`` bytes available, and return where they begin in ``data``. Raises ValueError."""
@@ -352,8 +355,14 @@ class _Header:
     def count(self, what: str, least_bytes: int) -> int:
         """Read a number of entries, each of which has at least so many bytes."""
         (count,) = self.numbers("Q")
-        if count > min(MOST_GGUF_ENTRIES, (self.size - self.position) // least_bytes):
-            raise ValueError(f"it counts {count} {what}, more than its {self.size} bytes hold, or than are read")
+        if count > (self.size - self.position) // least_bytes:
+            raise ValueError(f"it counts {count} {what}, more than its {self.size} bytes hold")
+        self.entries += count
+        if self.entries > MOST_GGUF_ENTRIES:
+            raise ValueError(
+                f"it counts {count} {what}, which makes {self.entries} entries of its header; at most "
+                f"{MOST_GGUF_ENTRIES} are read"
+            )
         return int(count)
 
     def value(self, key: str) -> Any:
@@ -396,8 +405,10 @@ def _opened(path: Path, file: Any) -> GgufFile:
         _once(found, name, "tensor")
         found[name] = _entry(header, name)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
-    if isinstance(alignment, bool) or not isinstance(alignment, int) or not 0 < alignment <= _MOST_ALIGNMENT:
-        raise ValueError(f"general.alignment must be from 1 to {_MOST_ALIGNMENT}; it is {shown(alignment)}")
+    if not is_whole(alignment, 1, _MOST_ALIGNMENT) or alignment & (alignment - 1):
+        raise ValueError(
+            f"general.alignment must be a power of two from 1 to {_MOST_ALIGNMENT}; it is {shown(alignment)}"
+        )
     data = -(-header.position // alignment) * alignment
     tensors = {}
     for name, (code, shape, offset) in found.items():
@@ -407,8 +418,25 @@ def _opened(path: Path, file: Any) -> GgufFile:
                 f"the tensor {shown(name)} is at the bytes {tensor.begin} to {tensor.begin + tensor.nbytes}, and the "
                 f"file has {status.st_size}"
             )
+        if offset % alignment:
+            raise ValueError(
+                f"the tensor {shown(name)} is at {offset} bytes behind the header, which is no multiple of the "
+                f"alignment, {alignment}"
+            )
         tensors[name] = tensor
+    _check_apart(tensors.values())
     return GgufFile(path, metadata, tensors)
+
+
+def _check_apart(tensors: Iterable[GgufTensor]) -> None:
+    """Raise ValueError if two tensors share bytes."""
+    ordered = sorted(tensors, key=lambda tensor: tensor.begin)
+    for before, tensor in itertools.pairwise(ordered):
+        if tensor.begin < before.begin + before.nbytes:
+            raise ValueError(
+                f"the tensors {shown(before.name)} and {shown(tensor.name)} share bytes: the first one ends at byte "
+                f"{before.begin + before.nbytes}, and the second one begins at byte {tensor.begin}"
+            )
 
 
 def _entry(header: _Header, name: str) -> tuple[int, tuple[int, ...], int]:
