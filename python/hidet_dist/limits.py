@@ -64,8 +64,23 @@ MOST_TOKENIZER_BYTES = 2**28
 MOST_PROMPT_CHARACTERS = 2**26
 """A prompt made by a chat template: the longest contexts have some million tokens."""
 
+MOST_CONFINED_BYTES = 2**31
+"""The address space of a process that renders chat templates or tries grammars: four prompts of the most characters."""
+
+MOST_CONFINED_SECONDS = 3.0
+"""The processor time of one such task: templates of a million tokens take about 0.1 s, grammars of tools 0.1 s."""
+
+MOST_GRAMMAR_CHARACTERS = 2**17
+"""A JSON schema, regular expression or grammar of an answer: OpenAI's interface takes schemas of 120,000 characters."""
+
 MOST_BODY_BYTES = 2**25
 """The body of a request over HTTP: a prompt of a million tokens, as numbers, has about 7 MB."""
+
+MOST_BODY_VALUES = 2**21
+"""The values of JSON in such a body: a prompt of a million tokens, as numbers, has 2**20."""
+
+MOST_HEAD_BYTES = 2**16
+"""The request line and the headers of a request over HTTP: those of clients have less than 2**13."""
 
 MOST_MACHINE_BYTES = 2**20
 """A machine file has a few kilobytes: one device, and a link for each mesh axis."""

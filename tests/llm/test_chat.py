@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import pytest
@@ -63,16 +64,52 @@ def test_a_template_that_refuses_messages_says_why():
         "{% for i in range(1000000) %}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{{ 'a'.ljust(10000000000) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        *(
+            pytest.param(source, marks=pytest.mark.slow)
+            for source in (
+                "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+                "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+                "{% set n = namespace(x=3) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}",
+                "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+                "{{ lipsum(n=1000000) }}",
+            )
+        ),
     ],
 )
-def test_a_hostile_template_is_stopped(source: str):
+def test_a_hostile_template_is_stopped_and_the_next_one_is_rendered(source: str):
+    before = resource.getrusage(resource.RUSAGE_SELF)
     with pytest.raises(InputError):
         ChatTemplate(source, {}).render(MESSAGES)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 1  # of this process, which goes on meanwhile
+    assert ChatTemplate("{{ messages | length }}", {}).render(MESSAGES) == str(len(MESSAGES))
+
+
+@pytest.mark.slow
+def test_a_template_that_takes_too_much_to_compile_is_refused():
+    with pytest.raises(ConfigError, match="cannot be compiled: it takes more than 3 s"):
+        ChatTemplate("{{ 1 | round(99999999, 'ceil') }}", {})
 
 
 def test_a_malformed_template_is_refused():
     with pytest.raises(ConfigError, match="malformed"):
         ChatTemplate("{% for x in %}", {})
+
+
+def test_messages_are_nested_up_to_a_bound():
+    nested: list = []
+    for _ in range(300):
+        nested = [nested]
+    with pytest.raises(InputError, match="lists and objects in one another"):
+        ChatTemplate("{{ messages }}", {}).render([{"role": "user", "content": nested}])
+
+
+def test_halves_of_surrogate_pairs_and_large_texts_pass_through():
+    text = "\ud83d" + "é€🙂" * 100_000
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": text}]) == text
 
 
 def test_messages_are_values_of_json():

@@ -354,6 +354,49 @@ def test_answers_follow_a_schema_or_an_expression():
             assert caught.value.parameter == "response_format"
 
 
+def _rules(count: int) -> str:
+    return "start: x0\n" + "\n".join(f'x{i}: "a" x{i + 1}' for i in range(count)) + f'\nx{count}: "b"'
+
+
+def _references(count: int) -> str:
+    forms: dict = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(count)}
+    return json.dumps({"$ref": "#/$defs/a0", "$defs": {**forms, f"a{count}": {"type": "string"}}})
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar("lark", _rules(5000)), "too deeply nested"),  # they overflow llguidance's stack
+        (Grammar("json_schema", _references(2500)), "too deeply nested"),
+        (Grammar("json_schema", '{"$ref": "#"}'), "malformed or too complex"),
+        (Grammar("json_schema", '{"$ref": "file:///etc/passwd"}'), "malformed or too complex"),
+        (Grammar("json_schema", json.dumps({"enum": ["x" * 200_000]})), "characters; at most 131072"),
+        (Grammar("json_schema", json.dumps({"enum": [f"value {i}" for i in range(7000)]} | {"x": 1})), ""),
+        (Grammar("regex", "(" * 2000 + "a" + ")" * 2000), "malformed or too complex"),
+        (Grammar("xml", "a"), "There is no grammar 'xml'"),
+        pytest.param(
+            Grammar("lark", "start: A\nA: " + " & ".join(f"/(.*a.{{{i % 40}}})*/" for i in range(60))),
+            "more than 3 s",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Grammar("regex", "a?" * 30000 + "a" * 30000), "more than 3 s", marks=pytest.mark.slow),
+        pytest.param(Grammar("regex", "((a{1000}){1000}){1000}"), "more than 3 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_hostile_grammar_is_refused_or_answered_and_others_are_served(grammar: Grammar, said: str):
+    pytest.importorskip("llguidance")
+    with Engine(History(sizes_for(LETTERS)), LETTERS) as engine:
+        try:
+            list(engine.submit(Request((1, 2), max_tokens=3, grammar=grammar)))
+            assert not said
+        except RequestError as error:
+            assert said and said in str(error)
+            assert error.parameter == "response_format"
+            assert len(str(error)) < 1000
+        ask = Request((1, 2), max_tokens=9, grammar=Grammar("regex", "(ab){3}"))
+        assert [answer.text for answer in engine.submit(ask).answers()] == ["ababab"]
+
+
 @pytest.mark.parametrize(
     ("changes", "parameter"),
     [

@@ -5,6 +5,7 @@ At each place it says which tokens can go on: all others are left out of the cho
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import EngineError, RequestError
+from hidet_dist.limits import MOST_GRAMMAR_CHARACTERS
+from hidet_dist.llm.confined import Confined, ExceededError
+from hidet_dist.llm.confined.grammars import KINDS, compiled
 from hidet_dist.llm.engine.request import Grammar
 from hidet_dist.llm.text import Tokenizer
+
+_TRIAL = Confined("hidet_dist.llm.confined.grammars")
+
+
+@functools.lru_cache(maxsize=64)
+def _problem_of(kind: str, text: str) -> str:
+    """Say what is wrong with a grammar, after it was compiled in a process with bounds. Raises ExceededError."""
+    return str(_TRIAL.call({"kind": kind, "text": text}))
 
 
 class _Tokens:
@@ -57,6 +70,16 @@ class Grammars:
         RequestError
             When the grammar is malformed or too complex, or llguidance is not installed.
         """
+        if grammar.kind not in KINDS:
+            raise RequestError(
+                f"There is no grammar {grammar.kind!r}; give one of {', '.join(KINDS)}.", "response_format"
+            )
+        if len(grammar.text) > MOST_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"The {grammar.kind} of the answer has {len(grammar.text)} characters; at most "
+                f"{MOST_GRAMMAR_CHARACTERS} are taken.",
+                "response_format",
+            )
         try:
             import llguidance
         except ImportError as error:
@@ -68,6 +91,14 @@ class Grammars:
                 "This model's tokenizer has no token that ends an answer, so that none can end where a grammar does.",
                 "response_format",
             )
+        try:
+            problem = _problem_of(grammar.kind, grammar.text)
+        except ExceededError as error:
+            problem = str(error)
+        if problem:
+            raise RequestError(
+                f"The {grammar.kind} of the answer is malformed or too complex: {shown(problem)}", "response_format"
+            )
         with self._lock:
             if self._prepared is None:
                 self._prepared = llguidance.LLTokenizer(
@@ -75,23 +106,10 @@ class Grammars:
                     n_vocab=max(self._vocabulary, self._tokenizer.vocabulary),
                     eos_token=sorted(self._tokenizer.end),
                 )
-        try:
-            text = {
-                "json_schema": llguidance.LLMatcher.grammar_from_json_schema,
-                "regex": llguidance.LLMatcher.grammar_from_regex,
-                "lark": llguidance.LLMatcher.grammar_from_lark,
-            }[grammar.kind](grammar.text)
-        except KeyError:
-            raise RequestError(
-                f"There is no grammar {grammar.kind!r}; give json_schema, regex or lark.", "response_format"
-            ) from None
-        except ValueError as error:
-            raise RequestError(f"The schema is malformed: {error}", "response_format") from error
-        matcher = llguidance.LLMatcher(self._prepared, text, log_level=0)
+        matcher = compiled(grammar.kind, grammar.text, self._prepared)
         if matcher.is_error():
             raise RequestError(
-                f"The {grammar.kind} of the answer is malformed or too complex: {matcher.get_error()}",
-                "response_format",
+                f"The {grammar.kind} of the answer is too complex: {shown(matcher.get_error())}", "response_format"
             )
         return Matcher(matcher, self._vocabulary)
 

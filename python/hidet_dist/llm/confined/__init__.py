@@ -1,0 +1,137 @@
+"""Work on data from outside that may take any time or memory, or crash, in a process of its own with bounds of both.
+
+Chat templates are programs, and grammars may be too complex to compile. Neither Jinja nor llguidance has bounds that
+hold for all of them; the operating system has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import IO, Any
+
+from hidet_dist.limits import MOST_CONFINED_BYTES, MOST_CONFINED_SECONDS
+
+_LENGTH_BYTES = 8
+_END_SECONDS = 5.0
+
+
+class ExceededError(Exception):
+    """The process ended: what it was given takes more time or memory than it may, or crashed it."""
+
+
+class Confined:
+    """A process that answers one request at a time. It is started by the first request, and again after it ended.
+
+    Parameters
+    ----------
+    module: str
+        What the process runs: a module that calls :func:`answer_requests`.
+    """
+
+    def __init__(self, module: str):
+        self._module = module
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # the process that started it: a fork of that one must not use its pipes
+
+    def call(self, request: Any) -> Any:
+        """Return the answer to a request, both of them values of JSON.
+
+        Raises
+        ------
+        ExceededError
+            When the process ends before it has answered.
+        """
+        data = json.dumps(request).encode()
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                _write(process.stdin, data)
+                answer = _read(process.stdout)
+            except OSError:
+                answer = None
+            if answer is None:
+                self._process = None
+                process.kill()
+                raise ExceededError(_why(process.wait()))
+        return json.loads(answer)  # noqa: TID251 - written by this package, from a request with bounds
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            command = [sys.executable, "-m", self._module]
+            # In a session of its own, so that a signal of the terminal does not reach it: it ends with its input.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._owner = os.getpid()
+            weakref.finalize(self, _end, self._process, self._owner)
+        return self._process
+
+
+def answer_requests(handle: Callable[[Any], Any]) -> None:
+    """Answer requests of the process that started this one, until it closes the pipe, within the bounds.
+
+    The bound of time is one of processor time, and for each request. A thread with a stack a fourth of the main one's
+    handles them: what is handled here will not overflow the stack there.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_CONFINED_BYTES, MOST_CONFINED_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    threading.stack_size(2**21)
+    thread = threading.Thread(target=_answer, args=(handle, sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
+
+
+def _answer(handle: Callable[[Any], Any], requests: IO[bytes], answers: IO[bytes]) -> None:
+    while (request := _read(requests)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, MOST_CONFINED_SECONDS)  # the process ends when it is over
+        answer = json.dumps(handle(json.loads(request))).encode()  # noqa: TID251 - of a caller that has bounds
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(answers, answer)
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    file.write(data)
+    file.flush()
+
+
+def _read(file: IO[bytes]) -> bytes | None:
+    """Read what :func:`_write` wrote; None at the end of the file."""
+    head = file.read(_LENGTH_BYTES)
+    size = int.from_bytes(head, "little")
+    data = file.read(size) if len(head) == _LENGTH_BYTES else b""
+    return data if len(head) == _LENGTH_BYTES and len(data) == size else None
+
+
+def _why(status: int) -> str:
+    if status == -signal.SIGPROF:
+        return f"it takes more than {MOST_CONFINED_SECONDS:g} s of processor time"
+    return f"it takes more than {MOST_CONFINED_BYTES} bytes of memory, or is too deeply nested (status {status})"
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
