@@ -49,6 +49,14 @@ def test_texts_nested_too_deeply_are_refused_before_they_are_parsed(opening: str
             parse_json((opening * levels + "1" + closing * levels).encode())
 
 
+@pytest.mark.parametrize("part", ["0", "[]", "{}", '""', '{"a":0}'])
+def test_values_are_counted_before_they_are_parsed(part: str) -> None:
+    assert len(parse_json(f"[{','.join([part] * 100)}]", 400)) == 100
+    with pytest.raises(ValueError, match="more than 100 values"):
+        parse_json(f"[{','.join([part] * 101)}]", 100)
+    assert parse_json(json.dumps([",[{:" * 1000]), 3) == [",[{:" * 1000]
+
+
 def test_a_string_that_never_ends_is_read_once() -> None:
     with pytest.raises(ValueError, match="Unterminated string"):
         parse_json('"' + '\\"' * 10**6 + "[" * 300)

@@ -122,19 +122,32 @@ def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
 # longer than its length.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _OPENS, _CLOSES = b"[{", b"]}"
+_BETWEEN = ",:[{"  # at least one of them is before each value but the first
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, most_values: int | None = None) -> Any:
     """Parse a JSON text.
+
+    Parameters
+    ----------
+    text: str or bytes
+        The text.
+    most_values: int, optional
+        The most values that it may have, with the names in its objects: each takes up to 64 bytes, an empty list
+        in a text of three.
 
     Raises
     ------
     ValueError
-        When it is none, or is nested more deeply than :data:`hidet_dist.limits.MOST_NESTED`: Python's parser calls
-        itself for each level, and ends the process where the thread's stack ends.
+        When it is none, has more values, or is nested more deeply than :data:`hidet_dist.limits.MOST_NESTED`: Python's
+        parser calls itself for each level, and ends the process where the thread's stack ends.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
+    if most_values is not None and sum(map(text.count, _BETWEEN)) >= most_values:
+        outside = _STRING.sub("", text)
+        if sum(map(outside.count, _BETWEEN)) >= most_values:
+            raise ValueError(f"it has more than {most_values} values")
     if text.count("[") + text.count("{") > MOST_NESTED and _depth(text) > MOST_NESTED:
         raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
     return json.loads(text)  # noqa: TID251 - bounded
@@ -145,8 +158,9 @@ def _depth(text: str) -> int:
     import numpy as np  # the command does without for most of what it does
 
     outside = np.frombuffer(_STRING.sub("", text).encode("utf-8", "surrogatepass"), np.uint8)
-    steps = np.isin(outside, list(_OPENS)).astype(np.int32) - np.isin(outside, list(_CLOSES))
-    return int(steps.cumsum().max(initial=0))
+    brackets = outside[np.isin(outside, list(_OPENS + _CLOSES))]
+    steps = np.where(np.isin(brackets, list(_OPENS)), np.int8(1), np.int8(-1))
+    return int(steps.cumsum(dtype=np.int32).max(initial=0))
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:

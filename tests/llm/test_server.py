@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,6 +273,82 @@ def test_a_malformed_body_is_refused(served: Served, content: bytes, status: int
     answer = served.call("POST", COMPLETE, content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "entries", "parameter"),
+    [
+        (COMPLETE, "prompt", "null", "prompt"),
+        (COMPLETE, "prompt", "[]", "prompt"),
+        (COMPLETE, "prompt", '[""]', "prompt"),
+        (COMPLETE, "stop", "0", "stop"),
+        (COMPLETE, "stop", '"a"', "stop"),
+        (COMPLETE, "stop_token_ids", "-1", "stop_token_ids"),
+        (COMPLETE, "logit_bias", '"%d": ""', "logit_bias"),
+        (COMPLETE, "", '"%d": 0', "0"),
+        (CHAT, "metadata", '"%d": 0', "metadata"),
+        (CHAT, "messages", "0", "messages"),
+        (CHAT, "messages", "{}", "messages"),
+        (CHAT, "tools", "0", "tools"),
+        ("/detokenize", "tokens", '""', "tokens"),
+    ],
+)
+def test_many_wrong_entries_make_one_error_and_take_little_memory(
+    served: Served, path: str, field: str, entries: str, parameter: str
+):
+    many = ",".join(entries % i if "%" in entries else entries for i in range(MANY))
+    rest = {"prompt": "a"} if path == COMPLETE else {"messages": USER} if path == CHAT else {}
+    rest.pop(field, None)
+    given = f'"{field}": {{{many}}}' if "%" in entries else f'"{field}": [{many}]'
+    content = json.dumps({"model": "tiny", **rest})[:-1] + f", {given if field else many}}}"
+    tracemalloc.start()
+    try:
+        answer = served.call("POST", path, content=content, headers={"content-type": "application/json"})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].split(".")[0] == parameter
+    assert len(answer.content) < 1000
+    assert peak < 50 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (COMPLETE, {"model": "x" * 10**6, "prompt": "a"}, 404),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "y" * 10**6: 1}, 400),
+        (CHAT, {"model": "tiny", "messages": [{"role": "z" * 10**6, "content": "a"}]}, 400),
+        (CHAT, {"model": "tiny", "messages": [{"role": ["user"], "content": "a"}]}, 400),
+        (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "seed": 2**64}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "temperature": 10**400}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "logit_bias": {"1": 10**400}}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "n": 2**63}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "a", "max_tokens": -(2**63)}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": [2**70]}, 400),
+        (COMPLETE, {"model": "tiny", "prompt": "\ud800"}, 400),
+        (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "\ud800"}]}, 400),
+    ],
+)
+def test_an_odd_value_is_refused_and_not_repeated_at_length(served: Served, path: str, body: dict, status: int):
+    answer = served.call("POST", path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e308", "true", '"1"', "[]"])
+def test_no_number_of_a_wrong_kind_or_size_is_taken(served: Served, field: str, number: str):
+    content = f'{{"model": "tiny", "prompt": "a", "{field}": {number}}}'
+    answer = served.call("POST", COMPLETE, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
 
 
 def test_a_large_body_is_refused(served: Served):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hidet_dist.errors import RequestError
 from hidet_dist.files import parse_json
-from hidet_dist.limits import MOST_BODY_BYTES
+from hidet_dist.limits import MOST_BODY_BYTES, MOST_BODY_VALUES
 from hidet_dist.llm.server.answers import token_text
 from hidet_dist.llm.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from hidet_dist.llm.server.chats import chat
@@ -42,6 +42,7 @@ from hidet_dist.llm.server.responses import (
 from hidet_dist.llm.server.service import Service
 
 _OPEN_PATHS = ("/health",)
+_MOST_TOLD = 2**20  # tokens in one answer, of about 10 MB
 
 
 class _BoundedRequest(Request):
@@ -64,9 +65,9 @@ class _BoundedRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
             try:
-                self._json = parse_json(await self.body())
+                self._json = parse_json(await self.body(), MOST_BODY_VALUES)
             except ValueError as error:
-                raise HTTPException(400, f"The body is no JSON: {error}.") from error
+                raise HTTPException(400, f"The body is no JSON that can be read: {error}.") from error
         return self._json
 
 
@@ -212,6 +213,8 @@ def _tokens(service: Service, body: TokenizeBody) -> dict[str, Any]:
     if body.prompt is not None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         tokens = encode(engine, body.prompt, special, "prompt")
+        if len(tokens) > _MOST_TOLD:
+            raise RequestError(f"The prompt has {len(tokens)} tokens; at most {_MOST_TOLD} are told.", "prompt")
     else:
         assert body.messages is not None
         tokens = chat_prompt(service, body.messages, body.tools, body.add_generation_prompt, body.chat_template_kwargs)

@@ -8,21 +8,37 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from hidet_dist.errors import RequestError
 from hidet_dist.llm.engine import Grammar, Sampling
+from hidet_dist.llm.engine.request import MOST_STOPS
 
 _MOST_PROMPTS = 1024
 _MOST_MESSAGES = 65536
+_MOST_ENTRIES = 1024  # of a bias, or of metadata
 _JSON_OBJECT = json.dumps({"type": "object"})
 
+
+def _few_entries(value: Any) -> Any:
+    """Refuse a large object before its entries are checked: each that is wrong takes a kilobyte."""
+    if isinstance(value, dict) and len(value) > _MOST_ENTRIES:
+        raise PydanticCustomError(
+            "too_long", "It has {count} entries; give at most {most}", {"count": len(value), "most": _MOST_ENTRIES}
+        )
+    return value
+
+
+# Of a list, the first entry that is wrong is told alone: of all of them, a body would make gigabytes.
 Token = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Texts = (
     str
-    | Annotated[list[Token], Field(min_length=1)]
-    | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
-    | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    | Tokens
+    | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
 )
 """One text or several, each as a text or as tokens."""
 
@@ -35,6 +51,16 @@ class Body(BaseModel):
     """A body of JSON. Values of other types are refused: false is no number, and "1" neither."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, value: Any) -> Any:
+        """Leave one of the parameters that are not known: each of them would be an error of a kilobyte."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        if isinstance(value, dict) and len(value) > len(known):
+            unknown = next(name for name in value if name not in known)
+            value = {**{name: entry for name, entry in value.items() if name in known}, unknown: None}
+        return value
 
     @field_validator("*", mode="after")
     @classmethod
@@ -98,12 +124,12 @@ class Generation(Body):
 
     model: str
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_entries)] = None
     max_tokens: int | None = Field(None, ge=0)
     n: int | None = Field(None, ge=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=100)
@@ -114,7 +140,7 @@ class Generation(Body):
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    stop_token_ids: list[Token] | None = None
+    stop_token_ids: Annotated[list[Token], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -177,14 +203,14 @@ class CompletionBody(Generation):
 class ChatBody(Generation):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    messages: Objects = Field(min_length=1, max_length=_MOST_MESSAGES)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=0)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_few_entries)] = None
     store: Literal[False] | None = None
     # Beyond OpenAI's interface, by the names that other servers use.
     add_generation_prompt: bool = True
@@ -210,8 +236,8 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = Field(None, min_length=1, max_length=_MOST_MESSAGES)
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects | None = Field(None, min_length=1, max_length=_MOST_MESSAGES)
+    tools: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -221,4 +247,4 @@ class DetokenizeBody(Body):
     """The body of ``/detokenize``."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]

@@ -13,6 +13,7 @@ from hidet_dist.errors import BusyError, EngineError, InputError, RequestError
 from hidet_dist.llm.server.service import Service, Unavailable, UnknownModel
 
 _RETRY_SECONDS = 1
+_MOST_NAME = 200  # characters of the name of a parameter in an error
 _INVALID = "invalid_request_error"
 
 
@@ -61,7 +62,7 @@ def add_handlers(app: FastAPI, service: Service) -> None:
         if first["type"] == "json_invalid":
             message, parameter = f"The body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}.", None
         else:
-            parameter = ".".join(where) or None
+            parameter = ".".join(where)[:_MOST_NAME] or None
             message = f"{parameter or 'The body'} is wrong: {first['msg']}."
         code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
         return response(400, error_object(message, _INVALID, parameter, code))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import InputError, RequestError
 from hidet_dist.llm.engine import Engine
 from hidet_dist.llm.engine.embedding import EmbeddingEngine
@@ -22,7 +23,7 @@ def check_model(service: Service, name: str | None) -> None:
         When it names another one.
     """
     if name is not None and name != service.name:
-        raise UnknownModel(f"The model {name!r} is not served here; {service.name!r} is.")
+        raise UnknownModel(f"The model {shown(name)} is not served here; {service.name!r} is.")
 
 
 def encode(engine: Engine | EmbeddingEngine, text: str, special: bool, parameter: str) -> list[int]:
@@ -70,7 +71,7 @@ def _plain(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     where = f"messages.{number}"
     role = message.get("role")
     if role not in _ROLES:
-        raise RequestError(f"{where}.role is {role!r}; give one of {', '.join(_ROLES)}.", f"{where}.role")
+        raise RequestError(f"{where}.role is {shown(role)}; give one of {', '.join(_ROLES)}.", f"{where}.role")
     content = message.get("content")
     if isinstance(content, list):
         texts = []

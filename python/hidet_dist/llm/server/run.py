@@ -18,6 +18,7 @@ from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.llm.engine import Engine
 from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.server.app import create_app, is_loopback
+from hidet_dist.llm.server.protocol import bounded_protocol
 from hidet_dist.llm.server.service import Service
 
 _BACKLOG = 2048
@@ -38,6 +39,8 @@ class ServerOptions:
         How long requests that run may take after a signal to stop.
     send_seconds: float
         How long a client may take to read what it was sent.
+    receive_seconds: float
+        How long a request may take to arrive.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +48,7 @@ class ServerOptions:
     api_key: str | None = None
     drain_seconds: float = 30.0
     send_seconds: float = 120.0
+    receive_seconds: float = 60.0
 
     def check(self) -> None:
         """Check the values.
@@ -63,7 +67,7 @@ class ServerOptions:
                 f"{self.host} is no loopback address, so that other machines can call the server: give an API key, "
                 "or listen on 127.0.0.1."
             )
-        for name in ("drain_seconds", "send_seconds"):
+        for name in ("drain_seconds", "send_seconds", "receive_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give seconds from 0 on.")
 
@@ -134,6 +138,8 @@ def serve(
         access_log=False,
         lifespan="off",
         server_header=False,
+        http=bounded_protocol(options.receive_seconds),
+        ws="none",
         timeout_graceful_shutdown=math.ceil(options.drain_seconds) + 1,
     )
     server = _Server(config, service, options.drain_seconds)
