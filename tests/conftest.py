@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hidet_dist import native
 from hidet_dist.compat.cpu_build import compiler_with
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.compile.cpu.arch import NATIVE, arch_of
@@ -47,7 +48,8 @@ def quick_reference_kernels() -> Iterator[None]:
     gold, where it is there, links in a fraction of the time.
     """
     linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") is not None else []
-    compiler = compiler_with([*arch_of(NATIVE).flags, *linker], (), ())
+    headers = ("hidet_dist/kernels/runtime.h",)
+    compiler = compiler_with([*arch_of(NATIVE).flags, *linker], [str(native.include_dir())], headers)
     if shutil.which("g++") is not None:
         compiler().precompile()
     with replaced(importlib.import_module("hidet.backend.build"), {"GCC": compiler}):

@@ -9,7 +9,7 @@ MOST_DEVICES = 2**14
 """Devices of a mesh: a build writes a file for each of them, and all ranks of a program connect to one store."""
 
 MOST_CACHE_BYTES = 2**31
-"""The cache of compiled code: a kernel takes 100 KB, and precompiled headers 60 MB for each choice of flags."""
+"""The cache of compiled code: a kernel takes 100 KB, and precompiled headers 27 MB for each choice of flags."""
 
 MOST_MANIFEST_BYTES = 2**26
 """A manifest has about 200 bytes a kernel launch and 150 a file; that of 16384 ranks and 100,000 launches fits."""

@@ -5,7 +5,8 @@ While :func:`compiled_with` is active:
 * The flags are the given ones. hidet's are ``-march`` of what the compiler calls the running machine, which is an older
   one where it does not know the machine, and ``-ffast-math``. That takes it that nothing is infinite or not a number,
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
-* What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
+* hidet's headers, which take longer to compile than most kernels, are left out. Kernels include others in their place,
+  which are compiled once, and not once a kernel, where :func:`precompile_headers` was called.
 * Passes for CUDA's tensor cores are left out.
 * Kernels are cached apart for each compiler, choice of flags, headers, and version of the Python sources that generate
   them: the key of hidet's cache has none of these.
@@ -60,8 +61,21 @@ def compiler_version(path: str) -> str:
     return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> type[GCC]:
-    """Make hidet's compiler for the CPU with other ``flags``; ``headers`` are those that all kernels include."""
+def compiler_with(
+    flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str], large: Sequence[str] = ()
+) -> type[GCC]:
+    """Make hidet's compiler for the CPU with other ``flags``.
+
+    Parameters
+    ----------
+    flags, include_dirs: sequence of str
+        The flags, and the folders with the headers.
+    headers: sequence of str
+        The headers that all kernels include, in place of those of hidet's runtime.
+    large: sequence of str
+        Headers that few kernels include, and that take the compiler long. They are precompiled with the others, for the
+        first kernel that has one, if the others are.
+    """
     common, directories = (*_COMMON, *flags), list(include_dirs)
 
     class Compiler(GCC):
@@ -82,9 +96,15 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
             object_files: Sequence[str] = (),
         ) -> None:
             included = [*self.include_dirs, *directories]
-            prelude = _prelude(included, headers)
             source = Path(src_path)
-            source.write_text(_without(source.read_text(), _text(headers)))
+            text = source.read_text()
+            prelude, added = _prelude(included, headers), [header for header in large if _include(header) in text]
+            if added:
+                precompiled, known = _compiled(prelude).exists(), [*headers, *added]
+                prelude = _prelude(included, known)
+                if precompiled:
+                    _precompile(self.command_prefix, included, known)
+            source.write_text(_without(text, headers))
             extra = [directory for directory in dict.fromkeys(include_dirs) if directory not in included]
             command = [
                 *self.command_prefix,
@@ -107,9 +127,13 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 
 @contextmanager
 def compiled_with(
-    flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str], generators: Sequence[str] = ()
+    flags: Sequence[str],
+    include_dirs: Sequence[str],
+    headers: Sequence[str],
+    generators: Sequence[str] = (),
+    large: Sequence[str] = (),
 ) -> Iterator[None]:
-    """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``.
+    """Let hidet compile for the CPU while the block runs; arguments as of :func:`compiler_with`.
 
     ``generators`` are the folders of the Python sources that generate kernels.
     """
@@ -117,7 +141,7 @@ def compiled_with(
     sources = (content_of(folder, ".py") for folder in generators)
     parts = [*_COMMON, *LIBRARIES, *flags, *headers, *map(content_of, include_dirs), *sources]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
-    compiler = compiler_with(flags, include_dirs, headers)
+    compiler = compiler_with(flags, include_dirs, headers, large)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
         hidet.option.cache_dir(str(cache))
@@ -130,13 +154,13 @@ def precompile_headers() -> None:
     _compiler.GCC().precompile()
 
 
-# The beginning of every source that hidet generates, except what only its launchers of graphs need: reading that,
-# compiled or not, takes longer than reading all of the others.
-_PLANNER = "#include <hidet/runtime/memory_planner.h>"
-_ALWAYS = (
+# The beginning of every source that hidet generates. The headers of its runtime include strings and streams of the C++
+# library, and only its launchers of graphs use the memory planner.
+_HIDETS = (
     "stdint.h",
     "math.h",
     "hidet/runtime/symbols.h",
+    "hidet/runtime/memory_planner.h",
     "hidet/runtime/cpu/context.h",
     "hidet/runtime/cpu/float32.h",
     "hidet/runtime/logging.h",
@@ -145,7 +169,7 @@ _ALWAYS = (
 
 
 def _prelude(include_dirs: Sequence[str], headers: Sequence[str]) -> Path:
-    """Write a header with all includes of kernels into hidet's cache."""
+    """Write a header that includes others into hidet's cache."""
     text = _text(headers)
     digest = hashlib.sha256("\n".join([text, *map(content_of, include_dirs)]).encode()).hexdigest()[:16]
     header = Path(hidet.option.get_cache_dir()) / "prelude" / digest / "prelude.h"
@@ -155,8 +179,12 @@ def _prelude(include_dirs: Sequence[str], headers: Sequence[str]) -> Path:
     return header
 
 
+def _include(header: str) -> str:
+    return f"#include <{header}>\n"
+
+
 def _text(headers: Sequence[str]) -> str:
-    return "".join(f"#include <{header}>\n" for header in [*_ALWAYS, *headers])
+    return "".join(map(_include, headers))
 
 
 def _compiled(header: Path) -> Path:
@@ -186,7 +214,7 @@ def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: S
             os.replace(result, _compiled(header))
 
 
-def _without(source: str, prelude: str) -> str:
-    """Remove the prelude's lines from a source: some of hidet's headers must not be included twice."""
-    known = {*prelude.splitlines(), _PLANNER}
-    return "".join(line for line in source.splitlines(keepends=True) if line.strip() not in known or not line.strip())
+def _without(source: str, headers: Sequence[str]) -> str:
+    """Remove hidet's headers from a source, and the others, which the compiler is told to include."""
+    known = set(map(_include, (*_HIDETS, *headers)))
+    return "".join(line for line in source.splitlines(keepends=True) if line not in known)

@@ -11,9 +11,8 @@
 #include <memory>
 #include <type_traits>
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "hidet_dist/kernels/halves.h"
+
 #ifdef __FAST_MATH__
 #error "functions.h counts on infinities, NaN and the order of operations: compile without -ffast-math"
 #endif
@@ -79,13 +78,11 @@ template <> struct To<f16> {
 HD_INLINE void load_run(const f16 *source, int64_t count, float *target) {
   int64_t i = 0;
 #if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16)
-    _mm512_storeu_ps(target + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(source + i))));
+  for (; i + 16 <= count; i += 16) sixteen_floats_of(source + i, target + i);
 #endif
 #if defined(__F16C__)
-  for (; i + 8 <= count; i += 8)
-    _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i))));
-  for (; i < count; ++i) target[i] = _cvtsh_ss(source[i].u);
+  for (; i + 8 <= count; i += 8) eight_floats_of(source + i, target + i);
+  for (; i < count; ++i) target[i] = float_of(source[i].u);
 #else
   for (; i < count; ++i) target[i] = load(source[i]);
 #endif
@@ -93,14 +90,11 @@ HD_INLINE void load_run(const f16 *source, int64_t count, float *target) {
 HD_INLINE void store_run(const float *source, int64_t count, f16 *target) {
   int64_t i = 0;
 #if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16)
-    _mm256_storeu_si256((__m256i *)(target + i),
-                        _mm512_cvtps_ph(_mm512_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
+  for (; i + 16 <= count; i += 16) sixteen_halves_of(source + i, target + i);
 #endif
 #if defined(__F16C__)
-  for (; i + 8 <= count; i += 8)
-    _mm_storeu_si128((__m128i *)(target + i), _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
-  for (; i < count; ++i) target[i].u = _cvtss_sh(source[i], _MM_FROUND_TO_NEAREST_INT);
+  for (; i + 8 <= count; i += 8) eight_halves_of(source + i, target + i);
+  for (; i < count; ++i) target[i].u = half_of(source[i]);
 #else
   for (; i < count; ++i) target[i] = To<f16>::from(source[i]);
 #endif

@@ -21,9 +21,7 @@
 #include <algorithm>
 #include <new>
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "hidet_dist/kernels/halves.h"
 
 namespace hidet_dist {
 namespace kernels {
@@ -47,7 +45,7 @@ inline float as_float(BFloat16 value) {
 
 inline float as_float(Float16 value) {
 #if defined(__F16C__)
-  return _cvtsh_ss(value.bits);
+  return hd::float_of(value.bits);
 #else
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;
@@ -79,10 +77,7 @@ inline void read_run(const float *source, int64_t count, float *target) {
 inline void read_run(const Float16 *source, int64_t count, float *target) {
   int64_t i = 0;
 #if defined(__F16C__)
-  for (; i + 8 <= count; i += 8) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i *>(source + i));
-    _mm256_storeu_ps(target + i, _mm256_cvtph_ps(bits));
-  }
+  for (; i + 8 <= count; i += 8) hd::eight_floats_of(source + i, target + i);
 #endif
   for (; i < count; ++i) target[i] = as_float(source[i]);
 }

@@ -3,15 +3,14 @@
 #ifndef HIDET_DIST_KERNELS_WORKSPACE_H
 #define HIDET_DIST_KERNELS_WORKSPACE_H
 
-#include <hidet/runtime/cpu/context.h>
-#include <hidet/runtime/logging.h>
 #include <string.h>
 
+#include "hidet_dist/kernels/runtime.h"
 #include "hidet_dist/workspace.h"
 
 inline void *hidet_dist_kernel_workspace(int64_t nbytes, bool require_clean) {
   void *memory = hidet_dist_workspace(nbytes);
-  if (memory == nullptr) throw HidetException("there is no memory for a kernel's workspace");
+  if (memory == nullptr) throw KernelError("there is no memory for a kernel's workspace");
   if (require_clean) memset(memory, 0, static_cast<size_t>(nbytes));
   return memory;
 }
