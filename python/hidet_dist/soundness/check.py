@@ -247,10 +247,12 @@ def reduced(op: str, parts: Sequence[Array]) -> Array:
 
 def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> list[Array]:
     """Apply a reduce function: compute every rank's result from all ranks' values."""
-    results = []
+    results, known = [], dict[tuple[int, ...], Array]()  # the sum of a group of ranks, and so on
     for rank in range(mesh.size):
         peers = mesh.peers(rank, fn.mesh_axes)
-        y = reduced(fn.op, [partial[peer] for peer in peers])
+        if peers not in known:
+            known[peers] = reduced(fn.op, [partial[peer] for peer in peers])
+        y = known[peers]
         if fn.dim is not None:
             begin, size = Split.of(mesh, fn.mesh_axes, fn.parts).interval(y.shape[fn.dim], mesh.coordinate(rank))
             y = y.take(range(begin, begin + size), axis=fn.dim)
@@ -275,6 +277,8 @@ def _compare(
             if shard.shape != local:
                 return f"output {number} of rank {rank} has the shape {shard.shape}, not {local}"
             got = shard[tuple(map(slice, expected.shape))]  # without padding, which may have any value
+            if (got == expected).all():  # most are, and are known to be in a tenth of the time
+                continue
             same = np.isclose(got, expected, rtol=rtol, atol=atol, equal_nan=True)
             if not same.all():
                 return f"output {number} of rank {rank} differs at {math.prod(got.shape) - int(same.sum())} elements"
