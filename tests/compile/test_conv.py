@@ -123,12 +123,12 @@ def convolutions(draw):
 
 
 @given(convolutions())
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_convolution_is_right(convolution):
     check(*convolution)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_normalization_residual_and_activation_are_part_of_the_convolution(batch):
     x, w, residual = random(batch, 8, 6, 7), random(16, 8, 3, 3), random(batch, 16, 6, 7)
     mean, scale, shift = random(16), random(16), random(16)

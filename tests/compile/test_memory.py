@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import hidet
 import numpy as np
 import pytest
@@ -20,13 +17,6 @@ from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[None]:
-    with hidet.option.context():
-        hidet.option.cache_dir(str(tmp_path))
-        yield
 
 
 def test_shards_of_inner_dims_are_placed_without_buffers() -> None:

@@ -28,7 +28,8 @@ SMALL, LARGE = list(PATTERNS), [name for name in MODELS if name != "resnet50"]
 @pytest.mark.parametrize(
     ("name", "mesh", "plans"),
     [
-        *((name, mesh, 2) for name in SMALL for mesh in ((2,), (2, 2))),
+        *((name, (2, 2), 2) for name in SMALL),
+        *(pytest.param(name, (2,), 2, marks=pytest.mark.slow) for name in SMALL),
         *((name, (2, 2), 1) for name in LARGE if name != "resnet18"),
         *(pytest.param(name, mesh, 3, marks=pytest.mark.slow) for name in LARGE for mesh in ((2,), (2, 2))),
     ],

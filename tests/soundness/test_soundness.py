@@ -37,9 +37,10 @@ def check(cls: type[hidet.Operator], seed: int, meshes: Iterable[tuple[int, ...]
         assert not checked.failures, "\n".join(map(str, checked.failures))
 
 
+@pytest.mark.parametrize("meshes", [((2, 3), (2, 2, 2)), pytest.param(((2,), (4,)), marks=pytest.mark.slow)])
 @every_class
-def test_every_choice_computes_what_the_whole_operator_does_on_meshes_of_any_rank(cls):
-    check(cls, 1, ((2,), (4,), (2, 3), (2, 2, 2)))
+def test_every_choice_computes_what_the_whole_operator_does_on_meshes_of_any_rank(cls, meshes):
+    check(cls, 1, meshes)
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def test_a_gathered_result_of_symbolic_dims_is_packed_at_the_most():
     assert held == 16 * 2048 * 4 + 16 * 16 * 4 + result + shard + result
 
 
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param((2,), marks=pytest.mark.slow), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_random_plans_hold_for_every_size(name, mesh):
     make, all_sizes = GRAPHS[name]

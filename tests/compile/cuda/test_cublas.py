@@ -89,7 +89,7 @@ def candidates(task, **options):
 def test_one_cublas_candidate_replaces_hidets_calls(toolkit, dtype):
     x, w = hidet.symbol([16, 64], dtype, "cpu"), hidet.symbol([64, 64], dtype, "cpu")
     task = product_in(normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.matmul(x, w)), [x, w])))
-    for space in (0, 1):
+    for space in (0, 1) if dtype == "float16" else (0,):  # of the other there are some hundred candidates
         without, with_one, usual = (candidates(task, space=space, cublas=cublas) for cublas in (False, True, None))
         assert len(with_one) == len(without) + 1
         assert len(usual) == len(with_one if dtype == "float32" else without)

@@ -69,9 +69,10 @@ def causal(queries, keys):
 @pytest.mark.parametrize(
     ("length", "dtype", "most"),
     [
-        (77, torch.float16, 1e-3),
+        (5000, torch.float16, 1e-3),
+        pytest.param(77, torch.float16, 1e-3, marks=pytest.mark.slow),
         pytest.param(128, torch.bfloat16, 1e-2, marks=pytest.mark.slow),
-        (5000, torch.float32, 1e-6),
+        pytest.param(5000, torch.float32, 1e-6, marks=pytest.mark.slow),
     ],
 )
 def test_softmax_is_one_kernel(run, length, dtype, most):
@@ -99,7 +100,7 @@ def test_unmatched_operators_are_left_to_hidet(run):
     assert not any("row_softmax" in name for name in names)
 
 
-@pytest.mark.parametrize("length", [33, 768])
+@pytest.mark.parametrize("length", [33, pytest.param(768, marks=pytest.mark.slow)])
 def test_a_norm_is_one_kernel_with_what_is_around_it(run, length):
     x, scale = random(2, 3, length, dtype=torch.float16, scale=3) + 5, random(length)
 
@@ -113,7 +114,12 @@ def test_a_norm_is_one_kernel_with_what_is_around_it(run, length):
 
 
 @pytest.mark.parametrize(
-    "power", [lambda x: x * x, ops.square, lambda x: ops.pow(x, hidet.from_torch(torch.tensor(2.0)))]
+    "power",
+    [
+        lambda x: ops.pow(x, hidet.from_torch(torch.tensor(2.0))),
+        pytest.param(lambda x: x * x, marks=pytest.mark.slow),
+        pytest.param(ops.square, marks=pytest.mark.slow),
+    ],
 )
 def test_a_root_mean_square_norm_is_one_kernel(run, power):
     """Also of elements whose squares float16 does not hold."""
