@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,16 @@ def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from _places(inner, (*place, key))
 
 
-def _ends_of_lists(places: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Of the places that differ only in their numbers within lists, the first one and the last one."""
-    alike: dict[tuple[Any, ...], dict[tuple[Any, ...], None]] = {}
-    for place in places:
-        kind = tuple(None if isinstance(key, int) else key for key in place)
-        alike.setdefault(kind, {})[place] = None
-    return [place for kind in alike.values() for place in dict.fromkeys((next(iter(kind)), next(reversed(kind))))]
+def _kinds(body: dict[str, Any]) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """The places of each kind: those of values of one type, whose keys differ only in numbers within lists."""
+    kinds: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for place in _places(body):
+        value = body
+        for key in place:
+            value = value[key]
+        fields = (None if isinstance(key, int) else key for key in place)
+        kinds.setdefault((*fields, type(value)), []).append(place)
+    return kinds
 
 
 def _others(value: Any) -> Iterator[Any]:
@@ -129,8 +132,12 @@ def test_every_change_of_every_field(name: str, builds: Any, tmp_path: Path) -> 
     folder, expected = builds[name]
     folder = Path(shutil.copytree(folder, tmp_path / "copy"))
     good = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    kinds = _kinds(good)
+    if name != "fixed":  # which has most of them
+        of_fixed = _kinds(json.loads((builds["fixed"][0] / "manifest.json").read_text(encoding="utf-8")))
+        kinds = {kind: places for kind, places in kinds.items() if kind not in of_fixed}
     refused = served = 0
-    for place in _ends_of_lists(_places(good)):
+    for place in [place for places in kinds.values() for place in dict.fromkeys((places[0], places[-1]))]:
         if place[0] in ("checksum", "format"):
             continue
         *path, last = place
@@ -159,7 +166,8 @@ def test_every_change_of_every_field(name: str, builds: Any, tmp_path: Path) -> 
                 served += 1
                 for y, z in zip(answer, expected, strict=True):
                     np.testing.assert_array_equal(y, z, err_msg=f"{place} = {other!r}")
-    assert refused > 300 and served > 0  # such as the version of the builder, and hashes of what nobody reads
+    assert refused > 30
+    assert served > 0 or name != "fixed"  # such as the version of the builder, and hashes of what nobody reads
 
 
 def _keys(value: Any) -> list[Any]:
