@@ -17,12 +17,11 @@ from typing import Any
 import hidet
 import numpy as np
 import pytest
+from tests.forked import ForkedProcess, Forks
 
 import hidet_dist
 from hidet_dist.launch import free_port
 from hidet_dist.runtime.store import StoreClient
-
-from .forked import ForkedProcess, Forks
 
 INTERPRETER = [sys.executable]
 """The program of a rank that is not forked."""
@@ -169,7 +168,7 @@ def _without_ranks() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """The process that ranks are forked from."""
-    process = Forks(_without_ranks())
+    process = Forks(Path(__file__).with_name("rank.py"), _without_ranks())
     yield process
     process.end()
 

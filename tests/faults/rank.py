@@ -1,7 +1,7 @@
 """A rank under remote control: reads one command a line, in JSON, and answers each with a line.
 
 It imports what a serving process would: neither hidet nor PyTorch. With the number of a socket as its argument,
-it is the process that ranks are forked from (``forked.py``).
+it is the process that ranks are forked from (``tests/forked.py``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from forked import await_fork
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import hidet_dist
+from forked import await_fork
 from hidet_dist import native
 from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError

@@ -1,15 +1,21 @@
-"""A rank on the stand-ins for CUDA and NCCL: ``serve_on_stand_ins.py MODE ARTIFACTS``; prints what it found."""
+"""A rank on the stand-ins for CUDA and NCCL: ``serve_on_stand_ins.py MODE ARTIFACTS``; prints what it found.
+
+With the number of a socket instead, the process that such ranks are forked from (``tests/forked.py``).
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from on_device import OnDevice
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import hidet_dist
+from forked import await_fork
 from hidet_dist.errors import InputError
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.partition import LoadedPartition
@@ -119,6 +125,8 @@ MODES: dict[str, Callable[[LoadedPartition], object]] = {
 
 
 def main() -> None:
+    if len(sys.argv) == 2:
+        await_fork(int(sys.argv[1]))
     mode, artifacts = sys.argv[1:]
     if mode in ("product", "calls", "timed"):
         CudaMemory.number = 0  # the kernels are the host's

@@ -10,9 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from unittest.mock import patch
+
+from tests.forked import Forks
 
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compile.cpu.target import CpuTarget
@@ -124,6 +128,12 @@ def run_on_one_gpu(
     return subprocess.CompletedProcess(command, done.status, done.output, done.errors)
 
 
+@lru_cache(None)
+def _forks() -> Forks:
+    """The process that ranks are forked from; it ends with this one."""
+    return Forks(SERVE, dict(os.environ))
+
+
 def serve(
     stand_ins: Path, mode: str, folder: Path, ranks: int = 1, each: Sequence[Mapping[str, str]] = (), **more: str
 ) -> list[Any]:
@@ -134,12 +144,16 @@ def serve(
     running = []
     for rank in range(ranks):
         place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, str(SERVE), mode, str(folder)]
         own = each[rank] if each else {}
         environment = {**os.environ, **place, **doubles(stand_ins, exchange), **more, **own}
-        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        said = TemporaryFile()  # noqa: SIM115 - closed below, once its rank has ended
+        running.append((_forks().fork(environment, [mode, str(folder)], said.fileno()), said))
     results = []
-    for process in running:
-        out, err = process.communicate(timeout=1000)
-        results.append(json.loads(out)["result"] if process.returncode == 0 else err.decode())
+    for process, said in running:
+        process.stdin.close()
+        with process.stdout, said:
+            out = process.stdout.read()
+            status = process.wait(1000)
+            said.seek(0)
+            results.append(json.loads(out)["result"] if status == 0 else said.read().decode())
     return results

@@ -1,6 +1,8 @@
 """Ranks that are forked from a process which has imported what they import: that takes half a second of CPU time each.
 
-A rank forked so is a child of the process that asked for it, as one started by ``subprocess`` is.
+A rank forked so is a child of the process that asked for it, as one started by ``subprocess`` is. Its environment is
+its own, except for what libraries read when they are imported. The programs of such ranks are files that, given the
+number of a socket as their only argument, call :func:`await_fork` behind their imports.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,13 +57,13 @@ class ForkedProcess:
 
 
 class Forks:
-    """A process that has imported ``rank.py``, and forks ranks from there on."""
+    """A process that has imported what a program does, and forks ranks from there on."""
 
-    def __init__(self, environment: dict[str, str]):
+    def __init__(self, program: Path, environment: dict[str, str]):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("rank.py")), str(theirs.fileno())],
+                [sys.executable, str(program), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -70,12 +72,18 @@ class Forks:
             )
         self._socket = ours
 
-    def fork(self, environment: dict[str, str]) -> ForkedProcess:
-        """Fork a rank with this environment, its standard input and output being pipes to this process."""
+    def fork(
+        self, environment: dict[str, str], arguments: Sequence[str] = (), errors: int | None = None
+    ) -> ForkedProcess:
+        """Fork a rank with this environment and these arguments.
+
+        Its standard input and output are pipes to this process; what it says of errors goes to a file by its number.
+        """
         their_input, our_input = os.pipe()
         our_output, their_output = os.pipe()
+        given = [their_input, their_output] if errors is None else [their_input, their_output, errors]
         with _reaping_orphans():
-            socket.send_fds(self._socket, [json.dumps(environment).encode()], [their_input, their_output])
+            socket.send_fds(self._socket, [json.dumps([environment, list(arguments)]).encode()], given)
             pid = int(self._socket.recv(64))
         os.close(their_input)
         os.close(their_output)
@@ -106,7 +114,7 @@ def await_fork(descriptor: int) -> None:
     requests = socket.socket(fileno=descriptor)
     gc.freeze()  # what a collection does not look at stays shared
     while True:
-        request, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+        request, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not request:
             sys.exit(0)
         reader, writer = os.pipe()
@@ -128,5 +136,6 @@ def await_fork(descriptor: int) -> None:
     for target, source in enumerate(descriptors):
         os.dup2(source, target)
         os.close(source)
+    environment, sys.argv[1:] = json.loads(request)
     os.environ.clear()
-    os.environ.update(json.loads(request))
+    os.environ.update(environment)
