@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -101,19 +102,29 @@ SOLVERS_IN = {"search/ilp/solvers.py", "search/budget/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 
-def imports(path: Path, typing: bool = True) -> Iterator[tuple[int, str]]:
-    """The line and the full name of everything that a file imports; what is for type checkers only if ``typing``."""
-    tree = ast.parse(path.read_text())
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = set() if typing else {id(node) for block in blocks for part in block.body for node in ast.walk(part)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+@lru_cache(None)
+def every_import(path: Path) -> list[tuple[int, str, bool]]:
+    """The line and the full name of everything that a file imports, and whether it is for type checkers only."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    blocks = [
+        node
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    typing = {id(node) for block in blocks for part in block.body for node in ast.walk(part)}
+    found = []
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}:{node.lineno} imports relatively"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}", id(node) in typing) for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name, id(node) in typing) for alias in node.names]
+    return found
+
+
+def imports(path: Path, typing: bool = True) -> Iterator[tuple[int, str]]:
+    """The line and the full name of everything that a file imports; what is for type checkers only if ``typing``."""
+    return ((line, name) for line, name, of_types in every_import(path) if typing or not of_types)
 
 
 def layer_of(path: Path, root: Path = ROOT) -> str:

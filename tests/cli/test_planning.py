@@ -24,6 +24,7 @@ from hidet_dist.cli.request import PlanRequest
 from hidet_dist.cli.summary import summarize
 from hidet_dist.report import Report
 from hidet_dist.report.measured import read_traces
+from hidet_dist.search import planner
 from hidet_dist.search.pairwise import load_problem, solve
 from hidet_dist.spec import Plan
 
@@ -379,27 +380,23 @@ def test_flags_that_say_nothing_are_refused_before_the_model_is_read(
     assert says in done.stderr
 
 
-def test_a_search_that_is_interrupted_ends_as_signals_do(model: Path) -> None:
+def test_a_search_that_is_interrupted_ends_as_signals_do(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The exit status of a shell for SIGINT, and no traceback."""
-    program = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it\n"
-        "from hidet_dist.search import planner\n"
-        "from hidet_dist.cli.app import app\n"
-        "def optimize(*arguments):\n"
-        "    print('searching', flush=True)\n"
-        "    while True: pass\n"
-        "planner.optimize = optimize\n"
-        "app(sys.argv[1:], prog_name='hidet-dist')\n"
-    )
-    command = [sys.executable, "-c", program, "plan", str(model), "--mesh", "2", "--seq", "8"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "searching\n"
-        process.send_signal(signal.SIGINT)
-        try:
-            _, said = process.communicate(timeout=100)
-        finally:
-            process.kill()
-    assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in said
+    searching = []
+
+    def optimize(*_: object) -> None:
+        searching.append(True)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planner, "optimize", optimize)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+    try:
+        with pytest.raises(SystemExit) as ended:
+            app(["plan", str(model), "--mesh", "2", "--seq", "8"], prog_name="hidet-dist")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert searching
+    assert ended.value.code == 128 + signal.SIGINT
+    assert "Traceback" not in "".join(capfd.readouterr())

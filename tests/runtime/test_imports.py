@@ -32,7 +32,10 @@ open(f"{sys.argv[2]}.{model.rank}", "w").write(json.dumps(answer))
 HEAVY = {"torch", "hidet", "pulp", "highspy", "hidet_dist.search", "hidet_dist.api", "hidet_dist.rules", "rich"}
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("hidet_dist.launch", 1), ("hidet_dist.launch", 2), ("torchrun", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [("hidet_dist.launch", 1), ("hidet_dist.launch", 2), pytest.param("torchrun", 2, marks=pytest.mark.slow)],
+)
 def test_serving_imports_no_compiler_no_search_and_no_pytorch(
     launcher: str, ranks: int, tmp_path: Path, no_launch_variables: None
 ) -> None:
