@@ -152,7 +152,7 @@ def configs(keys: list[str]) -> st.SearchStrategy[dict[Any, Any]]:
     return known | st.builds(lambda a, b: {**a, **b}, known, st.dictionaries(st.text() | st.integers(), odd_values()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs(DISTRIBUTED))
 def test_distributed_configs_are_taken_or_refused(config: dict[Any, Any]) -> None:
     try:
@@ -162,7 +162,7 @@ def test_distributed_configs_are_taken_or_refused(config: dict[Any, Any]) -> Non
     assert 1 <= parsed.mesh.size <= MOST_DEVICES and parsed.cluster.mesh == parsed.mesh
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(configs(OPTIMIZATION))
 def test_optimization_configs_are_taken_or_refused(config: dict[Any, Any]) -> None:
     try:

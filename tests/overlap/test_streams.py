@@ -147,7 +147,7 @@ def check(tasks: list[Task], found: Schedule) -> None:
     assert started - ran <= chained
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs(), st.one_of(st.none(), st.integers(0, 60)))
 def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[Task], room: int | None) -> None:
     found, plain = schedule(tasks, room), serial(tasks)
@@ -166,7 +166,7 @@ def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[Task]
     assert found == schedule(tasks, room)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs())
 def test_the_communicating_stream_never_lags_behind_its_launches(tasks: list[Task]) -> None:
     found = schedule(tasks)

@@ -75,7 +75,7 @@ def test_a_reduction_holds_its_input_and_its_result(fn: ReduceFn, most: int) -> 
 MESHES = (DeviceMesh((4,)), DeviceMesh((2, 3)), DeviceMesh((2, 2, 2)), DeviceMesh((2, 2), shares=((3, 1), (1, 1))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(MESHES),
     st.lists(st.sampled_from((1, 4, 6, 8, 13, 24)), min_size=1, max_size=3).map(tuple),

@@ -79,7 +79,7 @@ def run(step: Step, values: Sequence[np.ndarray], mesh: DeviceMesh) -> list[np.n
     return results
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(conversions())
 def test_the_steps_turn_any_layout_into_any_other(
     case: tuple[tuple[int, ...], DeviceMesh, Layout, TensorShardSpec],

@@ -227,7 +227,7 @@ def conversions(draw: st.DrawFn) -> tuple[tuple[int, ...], Cluster, Layout, Layo
     return shape, cluster, source, target
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(conversions())
 def test_the_steps_turn_any_layout_into_any_other(case: tuple[tuple[int, ...], Cluster, Layout, Layout]) -> None:
     shape, cluster, source, target = case
@@ -252,7 +252,7 @@ def test_the_steps_turn_any_layout_into_any_other(case: tuple[tuple[int, ...], C
         assert found.seconds <= greedy_seconds(shape, source, target, cluster) * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(tensors(), st.data())
 def test_a_detour_is_never_cheaper(case: tuple[tuple[int, ...], Cluster], data: st.DataObject) -> None:
     shape, cluster = case
@@ -281,7 +281,7 @@ def steps_on(mesh: DeviceMesh, ndim: int) -> list[Step]:
     return steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(tensors(), st.booleans(), st.data())
 def test_moves_are_the_steps_that_apply(
     case: tuple[tuple[int, ...], Cluster], uneven: bool, data: st.DataObject

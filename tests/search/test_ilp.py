@@ -52,7 +52,7 @@ def plans(problem: Problem) -> list[tuple[float, int]]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_the_solution_is_the_best_of_all_plans(problem: Problem) -> None:
     best = min(seconds for seconds, nbytes in plans(problem) if nbytes <= problem.budget)

@@ -76,7 +76,7 @@ def damage(data: st.DataObject, value: Any) -> None:
         del place[key]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_a_damaged_plan_is_a_plan_or_a_plan_error(data: st.DataObject) -> None:
     value = json.loads(planned().to_json())
@@ -88,7 +88,7 @@ def test_a_damaged_plan_is_a_plan_or_a_plan_error(data: st.DataObject) -> None:
         assert str(error)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_a_damaged_report_is_a_report_or_a_plan_error(data: st.DataObject) -> None:
     assert planned().stages[0].report is not None
@@ -101,7 +101,7 @@ def test_a_damaged_report_is_a_report_or_a_plan_error(data: st.DataObject) -> No
         assert str(error)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(st.one_of(st.text(), st.recursive(ODD, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))))
 def test_malformed_plans_raise_a_plan_error(value: Any) -> None:
     for text in (value if isinstance(value, str) else json.dumps(value), json.dumps({"format": 2, "stages": value})):

@@ -74,7 +74,7 @@ def least_of(total: Table, kept: tuple[int, ...]) -> Table:
     return least.transpose([sorted(kept).index(v) for v in kept])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(), st.booleans())
 def test_minimum_values_and_marginals_are_those_of_the_sum(case: Case, by_table: bool) -> None:
     total, store = case.sum(), TableStore(LIMIT)
@@ -92,7 +92,7 @@ def test_minimum_values_and_marginals_are_those_of_the_sum(case: Case, by_table:
             assert np.array_equal(line, least_of(total, (v,)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(), st.data())
 def test_least_sums_over_some_variables(case: Case, data: st.DataObject) -> None:
     kept = tuple(data.draw(st.permutations(range(len(case.sizes))))[: data.draw(st.integers(0, 3))])

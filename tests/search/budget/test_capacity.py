@@ -14,7 +14,7 @@ from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveIn
 FORBIDDEN = 1e6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.integers(-4, 4), st.tuples(st.integers(0, 30), st.integers(0, 30)))
 def test_plans_that_fit_keep_their_choices_and_their_costs(problem: Problem, more: int, held: tuple[int, int]) -> None:
     budget = problem.budget + more

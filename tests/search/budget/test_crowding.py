@@ -27,7 +27,7 @@ def stopped(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], i
     raise StoppedError("It found no plan.")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(), st.integers(-4, 4))
 def test_plans_that_fit_keep_their_choices_and_their_costs(problem: Problem, more: int) -> None:
     budget = problem.budget + more
@@ -54,7 +54,7 @@ def test_only_crowded_entities_are_looked_at() -> None:
     assert Crowding(problem).fitting(every, 4, FORBIDDEN) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(-2, 2), st.sampled_from((0, tuning.PEAK_CHOICES)))
 def test_prices_and_targets_alone_bound_the_least_memory(problem: Problem, more: int, few: int) -> None:
     least = min(peak(problem, picks) for picks in all_picks(problem))

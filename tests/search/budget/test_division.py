@@ -65,7 +65,7 @@ def nothing_but_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_but_parts")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.one_of(knapsacks(), problems()))
 @pytest.mark.slow
 def test_parts_told_apart_by_resident_bytes_include_the_best(problem: Problem) -> None:

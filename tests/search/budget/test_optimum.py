@@ -57,7 +57,7 @@ def test_tables_of_a_joint_peak_are_those_of_the_entities_left_open() -> None:
     assert eliminate(problem, [[0], [0, 1]], tables, prices).bound == 1.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
 def test_elimination_finds_the_optimum_at_any_prices_of_memory(
     problem: Problem, line: list[int], joint: tuple[int, int]
@@ -73,7 +73,7 @@ def test_elimination_finds_the_optimum_at_any_prices_of_memory(
     assert found.bound == pytest.approx(best)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(activations=False), st.integers(0, 5))
 def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price: int) -> None:
     own = Prices([price] + [0.0] * (problem.activations.points - 1))
@@ -82,7 +82,7 @@ def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price
     assert eliminate(problem, undominated(problem), Tables(), own).seconds == pytest.approx(best)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), points_of_a_peak)
 def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(
     problem: Problem, line: list[int], joint: tuple[int, int]
@@ -103,7 +103,7 @@ def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(
             assert bound <= min(cost for picks, cost in totals.items() if picks[entity] == k) + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(activations=False), st.integers(0, 5))
 def test_the_lower_bound_of_a_choice_never_exceeds_its_cost(problem: Problem, price: int) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
@@ -118,7 +118,7 @@ def test_the_lower_bound_of_a_choice_never_exceeds_its_cost(problem: Problem, pr
                 assert bound == pytest.approx(least)  # nothing was relaxed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem))
@@ -130,7 +130,7 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
 def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
     own = Prices(line[: problem.activations.points])
@@ -140,7 +140,7 @@ def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, 
         assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
 def test_tensors_are_exact_whose_readers_can_only_require_one_spec(problem: Problem, line: list[int]) -> None:
     own = Prices(line[: problem.activations.points])
@@ -173,7 +173,7 @@ def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions
         assert bound == pytest.approx(min(readers_, conversions + readers_ * 7 * price))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_the_optimum_within_the_budget_is_that_of_all_plans_and_of_the_integer_program(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
@@ -191,7 +191,7 @@ def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
     return replace(problem, cost=cost)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 @pytest.mark.slow
 def test_solutions_of_similar_problems_change_no_optimum(problem: Problem, factors: list[int]) -> None:
@@ -204,7 +204,7 @@ def test_solutions_of_similar_problems_change_no_optimum(problem: Problem, facto
     assert peak(other, found.choices) <= other.budget
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)

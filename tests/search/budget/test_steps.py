@@ -21,7 +21,7 @@ from hidet_dist.search.steps import STEPS
 OPTIONAL = [name for name, step in STEPS.items() if not step.needed]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(), st.sets(st.sampled_from(OPTIONAL), min_size=1))
 def test_without_some_steps_plans_fit_and_bounds_hold(problem: Problem, without: set[str]) -> None:
     found = optimize(problem, SolveOptions(solver_gap=1e-6, without=frozenset(without)))

@@ -64,7 +64,7 @@ def collectives(problem: Problem, choices: Sequence[int]) -> int:
     return count + sum(edge.collectives[s][d] for (_, s, d), edge in paid.items())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_of_the_plans_of_least_cost_one_with_the_fewest_collectives_is_found(problem: Problem) -> None:
     found = optimize(problem, SolveOptions(solver_gap=1e-3))
@@ -76,7 +76,7 @@ def test_of_the_plans_of_least_cost_one_with_the_fewest_collectives_is_found(pro
     assert found.gap <= 1e-3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.data())
 def test_a_descent_ends_where_no_single_change_is_better(problem: Problem, data: st.DataObject) -> None:
     groups = readers(problem)

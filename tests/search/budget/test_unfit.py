@@ -9,7 +9,7 @@ from hidet_dist.search.limits import Limits
 from hidet_dist.search.problem import Problem, held_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.data())
 def test_choices_of_plans_that_fit_at_a_point_are_kept(problem: Problem, data: st.DataObject) -> None:
     kept = [

@@ -18,7 +18,7 @@ from hidet_dist.search.problem.prices import Prices
 lines = st.lists(st.integers(0, 5), min_size=6, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), lines)
 def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
     own = Prices(line[: problem.activations.points])
@@ -41,7 +41,7 @@ def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
             assert bound <= min((cost for picks, cost in totals.items() if picks[entity] == k), default=math.inf) + 1e-9
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(), lines, st.sampled_from([0, 2, 9]), st.data())
 def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], paired: int, data: st.DataObject) -> None:
     problem.sharing.paired = paired
@@ -56,7 +56,7 @@ def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], pair
             assert minimized(problem, every, Tables(), own, (), limit).bound <= best + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), lines)
 def test_conversions_shared_from_each_spec_bound_plans_no_worse(problem: Problem, line: list[int]) -> None:
     own = Prices(line[: problem.activations.points])

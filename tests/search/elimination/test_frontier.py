@@ -62,7 +62,7 @@ def relaxable(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(relaxable(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.booleans())
 def test_a_frontier_begins_with_the_best_plan_below_the_limit(
     problem: Problem, line: list[int], limit: int, relaxed: bool
@@ -81,7 +81,7 @@ def test_a_frontier_begins_with_the_best_plan_below_the_limit(
         assert own.of(held_bytes(problem, groups, picks)) <= own.total * problem.budget * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     relaxable(),
     st.lists(st.integers(0, 5), min_size=6, max_size=6),
@@ -179,7 +179,7 @@ def test_the_whole_pareto_front_below_the_limit_is_listed(
     assert np.allclose(found, sorted(map(tuple, front)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     problems(),
     st.lists(st.integers(0, 5), min_size=6, max_size=6),
@@ -214,7 +214,7 @@ def test_too_many_partial_plans_lower_the_limit(
             assert evaluate(problem, picks) >= least * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.booleans())
 def test_frontiers_need_no_plan_that_fits_to_begin_with(problem: Problem, line: list[int], combine: bool) -> None:
     prices = Prices([float(price) for price in line[: problem.activations.points]])

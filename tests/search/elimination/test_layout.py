@@ -20,7 +20,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return tuple(draw(st.lists(tables, min_size=1, max_size=3)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.lists(recipes(), min_size=1, max_size=4),

@@ -68,7 +68,7 @@ def test_equal_tensors_of_all_layers_are_relaxed_together(monkeypatch: pytest.Mo
     assert relaxed.bound <= exact.seconds <= relaxed.seconds
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 30))
 def test_bounds_of_narrowed_graphs_hold(problem: Problem, line: list[int], most: int) -> None:
     prices = Prices([float(price) for price in line[: problem.activations.points]])

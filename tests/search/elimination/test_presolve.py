@@ -12,7 +12,7 @@ from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(), st.integers(-4, 4), st.lists(st.integers(0, 3).map(float), min_size=6, max_size=6))
 def test_a_similar_problem_shares_what_is_known_and_keeps_its_result(
     problem: Problem, more: int, at: list[float]

@@ -59,7 +59,7 @@ def least_cost(problem: PairwiseProblem) -> float:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     nodes=st.integers(1, 6),
