@@ -1,6 +1,6 @@
 # Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
-# bench-state, bench-llm, bench-experts, bench-devices, gpu-test, gpu-bench, gpu-decode, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# bench-state, bench-llm, bench-experts, bench-devices, gpu-test, gpu-bench, gpu-decode, gpu-rates, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts bench-devices gpu-test gpu-bench gpu-decode format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts bench-devices gpu-test gpu-bench gpu-decode gpu-rates format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -194,6 +194,10 @@ gpu-bench: $(if $(wildcard .gpu/setup.sh),,setup)
 # The steps of a language model on the same machine, beside transformers; the last line is JSON.
 gpu-decode: $(if $(wildcard .gpu/setup.sh),,setup)
 	tests/gpu/run.sh benchmarks/gpu/decode.py $(ARGS)
+
+# What a machine description says of a GPU, measured on the same machine by PyTorch; the last line is JSON.
+gpu-rates: $(if $(wildcard .gpu/setup.sh),,setup)
+	tests/gpu/run.sh benchmarks/gpu/rates.py $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -44,12 +44,10 @@ if ROOT not in sys.path:
 def quick_reference_kernels() -> Iterator[None]:
     """What tests have hidet compute by itself, to compare with, is built with precompiled headers and IEEE arithmetic.
 
-    hidet's own flags are several times as slow, and turn subnormal numbers off in the thread that loads a kernel. GNU
-    gold, where it is there, links in a fraction of the time.
+    hidet's own flags are several times as slow, and turn subnormal numbers off in the thread that loads a kernel.
     """
-    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") is not None else []
     headers = ("hidet_dist/kernels/runtime.h",)
-    compiler = compiler_with([*arch_of(NATIVE).flags, *linker], [str(native.include_dir())], headers)
+    compiler = compiler_with(arch_of(NATIVE).flags, [str(native.include_dir())], headers)
     if shutil.which("g++") is not None:
         compiler().precompile()
     with replaced(importlib.import_module("hidet.backend.build"), {"GCC": compiler}):

@@ -211,7 +211,7 @@ def test_tables_that_are_the_matrix_of_a_product_too_have_a_lower_precision_ther
     ("precision", "most"),
     [
         ("int8", 0.02),
-        ("int4", 0.2),
+        pytest.param("int4", 0.2, marks=pytest.mark.slow),
         ("uint4", 0.15),
         ("bfloat16", 0.01),
         pytest.param("float16", 1e-3, marks=pytest.mark.slow),

@@ -171,7 +171,14 @@ def check(case: Case) -> None:
         np.testing.assert_allclose(y.double().numpy(), kernel.wanted(x), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "odd sizes, pools of halves",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("values in keys", "parts")),
+    ],
+)
 def test_results_are_those_of_the_definition(name: str) -> None:
     check(CASES[name])
 

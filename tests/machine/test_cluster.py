@@ -80,11 +80,10 @@ def test_a_mesh_of_more_devices_than_the_machine_has_is_refused() -> None:
 
 
 def test_faster_machines_are_faster() -> None:
-    """The order in which the data sheets put them, so that no figure slips by a digit."""
+    """The order in which data sheets and measurements put them, so that no figure slips by a digit."""
     mesh = DeviceMesh((8,))
     half = {name: builtin(name, mesh).device.operator_seconds(10**15, 2, "bfloat16") for name in MACHINES}
-    assert half["dgx-h100"] == half["hgx-h200"]
-    order = ["dgx-h100", "pcie-h100", "pcie-l40s", "pcie-a100", "cpu"]
+    order = ["dgx-h100", "hgx-h200", "pcie-h100", "pcie-l40s", "pcie-a100", "cpu"]
     assert sorted(order, key=half.__getitem__) == order
     memory = {name: builtin(name, mesh).copy_seconds(10**10) for name in MACHINES}
     order = ["hgx-h200", "dgx-h100", "dgx-a100", "pcie-a100", "pcie-l40s", "cpu"]

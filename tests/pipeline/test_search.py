@@ -186,7 +186,7 @@ def test_a_budget_too_small_for_one_stage_is_met_by_several(graph: hidet.FlowGra
     assert len(found.stages) > 1
 
 
-@pytest.mark.parametrize("stages", [None, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("stages", [None, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))])
 def test_a_budget_that_is_said_to_suffice_suffices(graph: hidet.FlowGraph, stages: int | None) -> None:
     normal, options = normalize(graph), PipelineOptions("throughput", stages=stages)
     for budget in (500, 4600):  # the first is less than the weights of a device, the second less than what it holds

@@ -42,7 +42,7 @@ def encoder_plan(mesh: DeviceMesh, batch: SymbolSize, specs=(None, None), output
     return search(graph, builtin("cpu", mesh), input_specs=specs, output_specs=outputs, pins=pins, symbols=symbols)
 
 
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param((2,), marks=pytest.mark.slow), (2, 2)], ids=str)
 def test_concrete_dims_shard_as_ever(mesh):
     mesh = DeviceMesh(mesh)
     plan = encoder_plan(mesh, SymbolSize(16))
@@ -61,7 +61,7 @@ def test_concrete_dims_shard_as_ever(mesh):
         assert check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param((2,), marks=pytest.mark.slow), (2, 2)], ids=str)
 def test_a_declared_multiple_is_sharded(mesh):
     mesh = DeviceMesh(mesh)
     plan = encoder_plan(mesh, SymbolSize(16, 2), (S3, S4), (S3,))

@@ -27,7 +27,7 @@ def whole(graph: hidet.FlowGraph, file: Path, inputs: list[np.ndarray]) -> np.nd
         return np.asarray(model(*inputs))
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "llama"])
 def test_language_models(name: str, tmp_path: Path) -> None:
     config, graph, model = {
         "gpt": (GPT, shapes.gpt(GPT), torch_models.GPT(GPT)),

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import importlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -35,9 +36,12 @@ from hidet_dist.files import write_text
 _compiler: Any = importlib.import_module("hidet.backend.build")
 # No call sets errno, and no floating-point operation traps, so that loops of them can be vectorized.
 _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
+# GNU gold links a kernel in less time. Some installations lack it.
+_LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") is not None else ()
 # What kernels link to, besides the libraries of the call. That of C++ is left out, which takes the linker longer than
 # all of the rest: libhidet_runtime needs it, so that it is loaded with each kernel.
 LIBRARIES = (
+    *_LINKER,
     "-nodefaultlibs",
     "-Wl,--no-as-needed",
     "-lhidet_runtime",

@@ -10,8 +10,9 @@ Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets (half 
 Products of half precision do not reach these peaks, since the clock falls under their load:
 
 * H100 SXM5: the greatest rates of cuBLAS through PyTorch, measured on one, of 768 to 14336 rows and columns: 783
-  (bfloat16), 761 (float16), 51.3 (float32) TFLOP/s; a copy of 1 GiB moved 2949 GB/s. The H200 has the same GPU, and a
-  memory that was not measured.
+  (bfloat16), 761 (float16), 51.3 (float32) TFLOP/s; a copy of 1 GiB moved 2949 GB/s.
+* H200 SXM5: the same of 2048 to 28672 rows and columns, measured on one by ``make gpu-rates``: 739 (bfloat16), 743
+  (float16), 50.8 (float32) TFLOP/s, and 4125 GB/s.
 * A100: 271.2 (SXM4) and 252.9 (PCIe) TFLOP/s, the "maximum achievable matmul FLOPS" of S. Bekman's Machine Learning
   Engineering (compute/accelerator/benchmarks).
 * H100 PCIe and L40S were not measured. Their half-precision rates are the data sheet's times the share that the A100
@@ -31,7 +32,8 @@ GPU of a group. NVLink has 20.0 GB/s a link on A100 and 20.6 on H100 (``src/grap
 tables of corrections for trees are represented by their least entries: trees are chosen for sizes that have about
 those. In-network reduction (NVLS, SHARP) is not modelled.
 
-Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
+Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds. One that has nothing to do takes 1.2 in
+a CUDA graph on an H200, and kernels that write few bytes, such as norms of one row, 3 to 5.
 
 GPUs run collectives beside kernels, in a separate stream; that the two slow each other down is not modelled.
 """
@@ -69,7 +71,8 @@ _H100 = Device("H100-SXM5-80GB", _H100_RATES, 2949 * _GB, 80 * 10**9, _LAUNCH, T
 _H100_PCIE = Device(
     "H100-PCIE-80GB", _rates(756e12 * _UNMEASURED, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True
 )
-_H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
+_H200_RATES = {**_rates(739e12, 50.8e12, 34e12, 1979e12), "float16": 743e12}
+_H200 = Device("H200-SXM5-141GB", _H200_RATES, 4125 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device(
     "L40S-48GB",
     _rates(362e12 * _UNMEASURED, 91.6e12, 91.6e12 / 64, 733e12),

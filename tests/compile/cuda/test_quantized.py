@@ -132,6 +132,7 @@ def test_products_are_those_of_the_rounded_weight_in_half_precision(
     check(product(weight, precision), weight, precision, (1, 9, 32, 33, 70))
 
 
+@pytest.mark.slow
 def test_a_sum_behind_a_product_is_written_by_it(product: Callable[..., Product]) -> None:
     precision, weight = StoredPrecision("int4", 128), random(torch.float16)
     alone, summed = product(weight, precision), product(weight, precision, added=True)

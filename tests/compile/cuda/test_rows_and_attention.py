@@ -150,7 +150,7 @@ def heads(batch, count, length, size, dtype, seed):
 
 # Queries and keys that are no multiple of a tile's, fewer of one than of the other, and the longest head.
 ATTENTION = [
-    pytest.param(2, 3, 45, 150, 32, torch.float16, 2e-3, id="ragged"),
+    pytest.param(2, 3, 45, 150, 32, torch.float16, 2e-3, id="ragged", marks=pytest.mark.slow),
     pytest.param(1, 2, 1, 70, 16, torch.float16, 2e-3, id="a query", marks=pytest.mark.slow),
     pytest.param(1, 2, 80, 33, 128, torch.bfloat16, 2e-2, id="bfloat16", marks=pytest.mark.slow),
     pytest.param(2, 3, 45, 150, 48, torch.float32, 1e-5, id="float32"),
