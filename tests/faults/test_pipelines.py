@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -166,6 +169,25 @@ def test_all_stages_name_a_rank_that_stops_within_a_stream(start: Start, pipelin
             answer = rank.answer()
             assert_blames(answer, 1, "CommunicationError", "rank 1 stopped responding")
             assert ("waiting for" in answer["message"]) == ("which may be waiting itself" in answer["message"]), answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_all_stages_name_a_rank_that_is_stopped_at_any_moment(start: Start, pipeline: Path, seed: int) -> None:
+    """The stopped rank may hold up ranks that others wait for, and all of them have the same time-out."""
+    chance = random.Random(seed)
+    victim = seed % RANKS
+    ranks = start(RANKS)
+    load_all(ranks, pipeline, timeout=SHORT_SECONDS)
+    for rank in ranks:
+        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
+    for rank in ranks:
+        assert rank.answer()["result"] == "begun"
+    time.sleep(chance.uniform(0.0, 0.5))
+    ranks[victim].kill(signal.SIGSTOP)
+    answers = {number: rank.answer() for number, rank in enumerate(ranks) if number != victim}
+    for answer in answers.values():
+        assert_blames(answer, victim, "CommunicationError")
 
 
 @pytest.mark.slow
