@@ -47,6 +47,10 @@ MOST_TABLE_BYTES = 2**31
 MOST_HEADER_BYTES = 100_000_000
 """The header of a safetensors file: the bound of the safetensors library itself."""
 
+MOST_HEADER_VALUES = 2**23
+"""The values of JSON in such a header, or in an index of such files: a tensor has ten, and few models 100,000 tensors.
+Each takes up to 64 bytes."""
+
 MOST_GGUF_HEADER_BYTES = 2**28
 """The header of a GGUF file: a vocabulary of 260,000 tokens and its merges have about 20 MB."""
 
@@ -61,14 +65,22 @@ cutting each token in two at each place. Vocabularies of 2**18 tokens have about
 MOST_TOKENIZER_BYTES = 2**28
 """The tokenizer.json of a language model: that of a vocabulary of 260,000 tokens has 33 MB."""
 
+MOST_TOKENIZER_SECONDS = 30.0
+"""The processor time of reading one: that of a vocabulary of 260,000 tokens takes about 1 s."""
+
+MOST_PROMPT_TOKENS = 2**23
+"""A prompt: the longest contexts have some million tokens."""
+
 MOST_PROMPT_CHARACTERS = 2**26
 """A prompt made by a chat template: the longest contexts have some million tokens."""
 
 MOST_CONFINED_BYTES = 2**31
-"""The address space of a process that renders chat templates or tries grammars: four prompts of the most characters."""
+"""The address space of a process that renders chat templates, tries grammars or has a tokenizer: four prompts of the
+most characters."""
 
 MOST_CONFINED_SECONDS = 3.0
-"""The processor time of one such task: templates of a million tokens take about 0.1 s, grammars of tools 0.1 s."""
+"""The processor time of one such task: templates of a million tokens take about 0.1 s, grammars of tools 0.1 s, and the
+tokens of 5 MB of text 2 s."""
 
 MOST_GRAMMAR_CHARACTERS = 2**17
 """A JSON schema, regular expression or grammar of an answer: OpenAI's interface takes schemas of 120,000 characters."""

@@ -107,6 +107,7 @@ def test_scales_of_16_bits_that_float16_does_not_have_keep_their_own_range(tmp_p
     [
         ({**GPTQ, "bits": 3}, "bits is 3"),
         ({"quant_method": "gptq"}, "bits is None"),
+        ({**GPTQ, "bits": 4.0}, "bits is 4.0"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({**GPTQ, "dynamic": {"-:lm_head": {}}}, "dynamic gives layers other bits"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'"),
@@ -121,7 +122,7 @@ def test_scales_of_16_bits_that_float16_does_not_have_keep_their_own_range(tmp_p
         (compressed_config(4, True, 32, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
         (
             compressed_config(4, True, 32, config_groups={"g": {"weights": None, "format": "pack-quantized"}}),
-            "g.weights",
+            "config_groups['g'].weights",
         ),
         (compressed_config(4, True, 32, config_groups=[1]), "config_groups is"),
     ],

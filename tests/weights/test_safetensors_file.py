@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.limits import MOST_HEADER_BYTES, MOST_INDEX_BYTES
+from hidet_dist.limits import MOST_HEADER_BYTES, MOST_HEADER_VALUES, MOST_INDEX_BYTES
 from hidet_dist.spec import DeviceMesh, TensorPlan, TensorShardSpec
 from hidet_dist.weights import Layout, SafetensorsFiles, header, shard_blocks, write_safetensors
 from hidet_dist.weights.sources import Constant
@@ -135,6 +135,10 @@ ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"dtype": []}, r"has the dtype \[\]"),
         ({"shape": [True, 6]}, r"shape or offset \[True, 6\]"),
         ({"data_offsets": [0, 10**400]}, "does not fit"),
+        # Shapes of no elements, whose other dims have no number in the runtime.
+        ({"shape": [0, 10**400], "data_offsets": [0, 0]}, r"'w' has the invalid shape or offset \[0, 100000"),
+        ({"shape": [0, 2**40, 2**40], "data_offsets": [0, 0]}, "'w' has the invalid shape"),
+        ({"shape": [1] * 65}, "'w' has the invalid shape"),
     ],
 )
 def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: str) -> None:
@@ -146,6 +150,20 @@ def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: st
     for text in (b"[]", b"{", b"3", b'{"w": 3}', b"\xff", b"[" * 100_000, b'{"w": ' * 100_000):
         with pytest.raises(WeightsError, match="Its header is malformed"):
             header.parse(text, 100)
+
+
+def test_what_a_header_takes_has_a_bound() -> None:
+    """Products of many large extents take a time quadratic in their number, and empty lists 20 times their text."""
+    huge = json.dumps({"w": {**ENTRY, "shape": [2**62] * 200_000}}).encode()
+    with pytest.raises(WeightsError, match="'w' has the invalid shape"):
+        header.parse(huge, 8 + len(huge) + 24)
+    lists = b'{"w": [' + b"[]," * (MOST_HEADER_VALUES // 2) + b"[]]}"
+    with pytest.raises(WeightsError, match=f"more than {MOST_HEADER_VALUES} values"):
+        header.parse(lists, 100)
+    name = json.dumps({"w" * 10**6: {**ENTRY, "shape": [2]}}).encode()
+    with pytest.raises(WeightsError) as caught:
+        header.parse(name, 8 + len(name) + 24)
+    assert len(str(caught.value)) < 1000
 
 
 def test_bytes_of_a_file_are_of_one_tensor_each(tmp_path: Path) -> None:
@@ -209,14 +227,21 @@ def test_folders_indices_and_lists(tmp_path: Path) -> None:
         ('{"weight_map": {"a": "../model-1.safetensors"}}', "is not a file in its folder"),
         ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors cannot be read"),
         ('{"weight_map": {"a": "\\u0000"}}', "is not a file in its folder"),
+        ('{"weight_map": {"a": 1}}', "is not a file in its folder"),
+        ('{"weight_map": {"a": ".."}}', "cannot be read"),
+        (json.dumps({"weight_map": {"a": "x" * 10**5}}), "is not a file in its folder"),
+        ('{"weight_map": {"a": "model-1.safetensors", "c": "model-2.safetensors"}}', "both model-1.* the tensor 'a'"),
+        ('{"weight_map": [["a", "model-1.safetensors"]]}', "is not an index"),
         ("[" * 100_000, "nested more than"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, index: str, says: str) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    save_file({"a": torch.ones(2), "c": torch.ones(2)}, tmp_path / "model-2.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(WeightsError, match=says):
+    with pytest.raises(WeightsError, match=says) as caught:
         SafetensorsFiles.open(tmp_path)
+    assert len(str(caught.value)) < 1000
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from hidet.graph import Tensor
 
-from hidet_dist.checks import shown
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.weights.grouped_matrix import GroupedMatrix, PackedNumbers, places_in_order
 from hidet_dist.weights.named import stored_weight, weight_of, weights_from_safetensors
@@ -66,7 +66,12 @@ class _Parts:
         of_zeros = list(scales.shape) if zeros is None else list(zeros.shape)
         # What is packed is padded to whole words.
         fits = all(0 <= zero - scale < 32 for zero, scale in zip(of_zeros, scales.shape, strict=True))
-        if depth % groups or numbers.shape[1 - across] != scales.shape[1 - across] or not fits:
+        if (
+            not (depth and groups)
+            or depth % groups
+            or numbers.shape[1 - across] != scales.shape[1 - across]
+            or not fits
+        ):
             raise WeightsError(
                 f"{self.layer} has numbers of the shape {list(numbers.shape)}, scales of {list(scales.shape)} and zero "
                 f"points of {of_zeros}, which do not fit one another."
@@ -121,7 +126,7 @@ def weights_of_folder(folder: Path, config: Mapping[str, Any] | None) -> dict[st
 
 
 def _problems_of_gptq(config: Mapping[str, Any]) -> Iterator[str]:
-    if config.get("bits") not in _BITS:
+    if not is_whole(config.get("bits")) or config["bits"] not in _BITS:
         yield f"bits is {shown(config.get('bits'))}, and {_either(_BITS)} are read"
     if config.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
         yield f"checkpoint_format is {shown(config['checkpoint_format'])}, and gptq or gptq_v2 are read"
@@ -161,10 +166,10 @@ def _problems_of_compressed(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"config_groups is {shown(groups)}, and must be an object of objects"
         return
     for name, group in groups.items():
-        where, weights = f"config_groups.{name}", group.get("weights")
+        where, weights = f"config_groups[{shown(name)}]", group.get("weights")
         packing = group.get("format") or config.get("format")
         if packing != "pack-quantized":
-            yield f"the format of {name} is {shown(packing)}, and pack-quantized is read"
+            yield f"{where}.format is {shown(packing)}, and pack-quantized is read"
         if not isinstance(weights, Mapping):
             yield f"{where}.weights is {shown(weights)}, and must be an object"
             return

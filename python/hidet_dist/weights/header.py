@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.files import parse_json
+from hidet_dist.limits import MOST_BYTES, MOST_DIMS, MOST_HEADER_VALUES
 
 # hidet's names of the format's dtypes, in the order in which the library writes them, and the bytes of an element.
 _DTYPES = {
@@ -97,19 +98,22 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
         of several.
     """
     try:
-        header = parse_json(text)
+        header = parse_json(text, MOST_HEADER_VALUES)
         header.pop("__metadata__", None)
         data = LENGTH_BYTES + len(text)
         places = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            place = Place(_name(name, entry["dtype"]), tuple(entry["shape"]), data + begin)
-            if not all(is_whole(extent, 0) for extent in (*place.shape, begin, end)):
+            shape = tuple(entry["shape"])
+            if not all(is_whole(extent, 0) for extent in (*shape, begin, end)) or not _is_countable(shape):
                 raise WeightsError(
-                    f"The tensor {name!r} has the invalid shape or offset {shown(entry['shape'])}, {shown(begin)}."
+                    f"The tensor {shown(name)} has the invalid shape or offset {shown(entry['shape'])}, {shown(begin)}."
                 )
+            place = Place(_name(name, entry["dtype"]), shape, data + begin)
             if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
-                raise WeightsError(f"The size of the tensor {name!r} does not fit its bytes, {begin} to {end}.")
+                raise WeightsError(
+                    f"The size of the tensor {shown(name)} does not fit its bytes, {shown(begin)} to {shown(end)}."
+                )
             places[name] = place
         _check_gaps(places, data, file_bytes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -119,11 +123,22 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
     return places
 
 
+def _is_countable(shape: Sequence[int]) -> bool:
+    """Whether the runtime has a number for the elements of a shape, even without its dims of no elements.
+
+    A product of numbers without a bound would take a time quadratic in their count.
+    """
+    is_short = len(shape) <= MOST_DIMS and max(shape, default=0) <= MOST_BYTES
+    return is_short and math.prod(extent or 1 for extent in shape) <= MOST_BYTES
+
+
 def _check_gaps(places: Mapping[str, Place], begin: int, end: int) -> None:
     """Check that tensors fill ``begin`` to ``end`` one after the other, as the format has it. Raises WeightsError."""
     for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
         if place.begin != begin:
-            raise WeightsError(f"The tensor {name!r} begins at byte {place.begin}; the one before it ends at {begin}.")
+            raise WeightsError(
+                f"The tensor {shown(name)} begins at byte {place.begin}; the one before it ends at {begin}."
+            )
         begin += place.nbytes
     if begin != end:
         raise WeightsError(f"The tensors end at byte {begin} of {end}.")

@@ -20,12 +20,13 @@ import torch
 from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, parse_json, read_text, state
-from hidet_dist.limits import MOST_HEADER_BYTES, MOST_INDEX_BYTES
+from hidet_dist.limits import MOST_HEADER_BYTES, MOST_HEADER_VALUES, MOST_INDEX_BYTES
 from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT, Layout, arrange, parse
 
 _TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEMSIZE}
 
 _SHORT_RUN_BYTES = 4096  # a page: reading a shorter gap between two runs costs less than another call
+_MOST_FILE_NAME = 255  # characters: the most bytes of one in Linux's file systems
 _SPAN_BYTES = 2**24  # bytes that are read at once, gaps between runs included
 
 
@@ -154,7 +155,7 @@ class SafetensorsFiles:
         for path in paths:
             for name, tensor in _open(path).items():
                 if name in tensors:
-                    raise WeightsError(f"Both {tensors[name].file} and {tensor.file} have the tensor {name!r}.")
+                    raise WeightsError(f"Both {tensors[name].file} and {tensor.file} have the tensor {shown(name)}.")
                 tensors[name] = tensor
         return cls(tensors, ", ".join(map(str, paths)))
 
@@ -199,18 +200,27 @@ def _open(path: Path) -> dict[str, StoredTensor]:
 def _open_index(path: Path) -> dict[str, StoredTensor]:
     """Open the files of an index: its ``weight_map`` maps tensors to files in the same folder."""
     try:
-        places = parse_json(read_text(path, MOST_INDEX_BYTES))["weight_map"].items()
+        places = parse_json(read_text(path, MOST_INDEX_BYTES), MOST_HEADER_VALUES)["weight_map"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path} is not an index of safetensors files: {type(error).__name__}: {error}.") from error
     opened: dict[str, dict[str, StoredTensor]] = {}
+    owner: dict[str, str] = {}
     tensors = {}
     for name, file in places:
-        if not isinstance(file, str) or "\0" in file or Path(file).name != file:
-            raise WeightsError(f"{path} puts the tensor {name!r} in {shown(file)}, which is not a file in its folder.")
+        is_inside = isinstance(file, str) and "\0" not in file and Path(file).name == file
+        if not is_inside or len(file) > _MOST_FILE_NAME:
+            raise WeightsError(
+                f"{path} puts the tensor {shown(name)} in {shown(file)}, which is not a file in its folder."
+            )
         if file not in opened:
             opened[file] = _open_file(path.parent / file)
+            for own in opened[file]:
+                if owner.setdefault(own, file) != file:
+                    raise WeightsError(
+                        f"Of the files that {path} names, both {owner[own]} and {file} have the tensor {shown(own)}."
+                    )
         if name not in opened[file]:
-            raise WeightsError(f"{path} puts the tensor {name!r} in {file}, which lacks it.")
+            raise WeightsError(f"{path} puts the tensor {shown(name)} in {file}, which lacks it.")
         tensors[name] = opened[file][name]
     return tensors
 
