@@ -239,6 +239,15 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_malformed_chat_template_is_refused_before_a_model_is_made(tmp_path: Path):
+    """The configuration alone would be refused, too, which is read after it."""
+    folder = write_folder(
+        tmp_path / "model", byte_level(), {"chat_template": "{% for %}"}, config={"model_type": "vit"}
+    )
+    with pytest.raises(ConfigError, match="chat template of the model is malformed"):
+        load(folder, cache=tmp_path / "cache")
+
+
 def test_a_rank_that_dies_ends_open_requests_and_is_told_of(tmp_path: Path):
     model = load(checkpoint(tmp_path / "model", "llama"), ranks=2, cache=tmp_path / "cache", **SIZES)
     died: list[tuple[int, int]] = []

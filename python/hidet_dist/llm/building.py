@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from hidet_dist.api import auto_parallel
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm import ragged_encoder
+from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.checkpoint import Checkpoint
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.pooling import Pooling, longest_text
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 from hidet_dist.llm.step import StepSizes
 from hidet_dist.llm.stored import StoredModel
+from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.phases.values import Traced
 from hidet_dist.pipeline.state_cuts import stages_between_states
 from hidet_dist.weights.panels import STORED
@@ -53,6 +56,7 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         _build_encoder(checkpoint, name, options, folder)
         return
     tokenizer = checkpoint.tokenizer()
+    _check_template(tokenizer)
     context = 0
 
     def prepared(config: Any) -> None:
@@ -89,6 +93,13 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         optimization["stages"] = stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages)
     auto_parallel(graph, distributed, optimization, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer)
+
+
+def _check_template(tokenizer: CheckpointTokenizer) -> None:
+    """Raise ConfigError for a malformed chat template. Without Jinja it is not known, and no chat is possible."""
+    if tokenizer.chat_template is not None:
+        with suppress(ImportError):
+            ChatTemplate(tokenizer.chat_template, tokenizer.special_texts)
 
 
 def _with_weights_as_stored(

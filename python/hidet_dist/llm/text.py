@@ -34,10 +34,15 @@ class Tokenizer(Protocol):
 
         ``special`` adds the tokens that begin (and end) a text, as the tokenizer's files say. Names of special tokens
         in the text become these tokens either way.
+
+        Raises
+        ------
+        InputError
+            When the text is none that it takes.
         """
 
     def decode(self, tokens: Sequence[int], special: bool = True) -> str:
-        """Return the text of tokens. ``special`` keeps the names of special tokens."""
+        """Return the text of tokens. ``special`` keeps the names of special tokens. Raises InputError as encode."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text that goes before it: its UTF-8, or a part of a character's.

@@ -1,21 +1,23 @@
 """Tokenizers of checkpoints: of a transformers folder, and of the metadata of a GGUF file.
 
-The ``tokenizers`` library does the work. transformers, which takes seconds to import, is not needed for a folder.
+The ``tokenizers`` library does the work, in a process with bounds of time and memory: a tokenizer is data from outside.
+transformers, which takes seconds to import, is not needed for a folder.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.checks import is_whole, shown
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, InputError
 from hidet_dist.files import parse_json, read_text, write_text
-from hidet_dist.limits import MOST_CONFIGURATION_BYTES, MOST_TOKENIZER_BYTES
+from hidet_dist.limits import MOST_CONFIGURATION_BYTES, MOST_TOKENIZER_BYTES, MOST_TOKENIZER_SECONDS
+from hidet_dist.llm.confined import Confined, ExceededError
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SPACE = "\u2581"
@@ -48,6 +50,8 @@ class CheckpointTokenizer:
     ConfigError
         When the library cannot read it, or its decoder is none of byte-level, SentencePiece and WordPiece models, whose
         pieces of text are not known.
+    ImportError
+        When the library is not installed.
     """
 
     def __init__(
@@ -59,20 +63,17 @@ class CheckpointTokenizer:
         where: str = "the tokenizer",
         end_text: str | None = None,
     ):
-        library = importlib.import_module("tokenizers")
+        self._library = _Library(text)
         try:
-            self._library = library.Tokenizer.from_str(text)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # the library raises Exception, and a panic is a BaseException of its own
-            raise ConfigError(f"{where} is not a tokenizer that can be read: {_line(error)}.") from error
-        self._library.no_truncation()
-        self._library.no_padding()
-        self._kind = _kind_of(self._library.decoder, where)
-        added = self._library.get_added_tokens_decoder()
-        self._added = {int(token): str(entry.content) for token, entry in added.items()}
-        self.special = frozenset(int(token) for token, entry in added.items() if entry.special)
-        self.vocabulary = max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+            read = self._library.read()
+        except (ExceededError, _RefusedError) as error:
+            raise ConfigError(f"{where} is not a tokenizer that can be read: {shown(str(error))}.") from error
+        self._kind = _kind_of(read["decoders"], where)
+        self._tokens: dict[str, int] = read["vocabulary"]
+        self._texts = {token: text for text, token in self._tokens.items()}
+        self._added: dict[int, str] = {token: text for token, text, _ in read["added"]}
+        self.special = frozenset(token for token, _, is_special in read["added"] if is_special)
+        self.vocabulary = max(self._texts, default=-1) + 1
         self.special_texts: Mapping[str, str] = dict(special_texts)
         self.chat_template = chat_template
         own = None if end_text is None else self.token(end_text)
@@ -114,45 +115,100 @@ class CheckpointTokenizer:
     def save(self, folder: str | Path) -> None:
         """Write the files from which :meth:`of_folder` reads an equal tokenizer."""
         folder = Path(folder)
-        write_text(folder / "tokenizer.json", self._library.to_str())
+        write_text(folder / "tokenizer.json", self._library.text)
         settings = {**self.special_texts, **({"chat_template": self.chat_template} if self.chat_template else {})}
         write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=1))
         write_text(folder / "generation_config.json", json.dumps({"eos_token_id": sorted(self.end)}))
 
     def token(self, text: str) -> int | None:
         """Return the token that is written as ``text`` in the vocabulary, or None."""
-        token = self._library.token_to_id(text)
-        return None if token is None else int(token)
+        return self._tokens.get(text)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the tokens of a text. ``special`` adds those that begin (and end) a text, as the files say."""
-        return list(self._library.encode(text, add_special_tokens=special).ids)
+        """Return the tokens of a text. ``special`` adds those that begin (and end) a text, as the files say.
+
+        Raises
+        ------
+        InputError
+            When that takes more time or memory than it may, or the library cannot do it.
+        """
+        tokens: list[int] = self._asked({"text": text, "special": special}, len(text), "characters")["tokens"]
+        return tokens
 
     def decode(self, tokens: Sequence[int], special: bool = True) -> str:
-        """Return the text of tokens. ``special`` keeps the names of special tokens."""
-        return str(self._library.decode(list(tokens), skip_special_tokens=not special))
+        """Return the text of tokens. ``special`` keeps the names of special tokens. Raises InputError as encode."""
+        tokens = list(tokens)
+        return str(self._asked({"tokens": tokens, "special": special}, len(tokens), "tokens")["text"])
+
+    def _asked(self, request: Mapping[str, Any], count: int, unit: str) -> Any:
+        try:
+            return self._library.call(request)
+        except (ExceededError, _RefusedError) as error:
+            raise InputError(
+                f"The tokenizer of the model does not take {count} {unit}: {shown(str(error))}."
+            ) from error
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 - a tokenizer lives as long as its model
     def piece(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text before it; none for a number that is no token."""
         if token in self._added:
             return self._added[token].encode("utf-8")
-        text = self._library.id_to_token(token)
+        text = self._texts.get(token)
         if text is None:
             return b""
         if self._kind == "WordPiece":
-            return str(text).removeprefix(_CONTINUES).encode() if text.startswith(_CONTINUES) else f" {text}".encode()
+            return text.removeprefix(_CONTINUES).encode() if text.startswith(_CONTINUES) else f" {text}".encode()
         if self._kind == "ByteLevel":
             alphabet = _byte_alphabet()
             if all(character in alphabet for character in text):
                 return bytes(alphabet[character] for character in text)
-            return str(text).encode("utf-8")
+            return text.encode("utf-8")
         if len(text) == _BYTES_OF_TOKEN and text.startswith("<0x") and text.endswith(">"):
             try:
                 return bytes([int(text[3:-1], 16)])
             except ValueError:
                 pass
-        return str(text).replace(SPACE, " ").encode("utf-8")
+        return text.replace(SPACE, " ").encode("utf-8")
+
+
+class _RefusedError(Exception):
+    """The library refused what it was given; the message says why."""
+
+
+class _Library:
+    """The library's tokenizer, in a process with bounds of time and memory that reads it again after it ended.
+
+    Parameters
+    ----------
+    text: str
+        The tokenizer in the library's JSON form.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        self._lock = threading.Lock()
+        self._process = Confined("hidet_dist.llm.confined.tokenization")
+
+    def read(self) -> dict[str, Any]:
+        """Have the process read it, and return what it says. Raises ImportError, ExceededError and _RefusedError."""
+        return _accepted(self._process.call({"read": self.text}, MOST_TOKENIZER_SECONDS))
+
+    def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises ExceededError and _RefusedError."""
+        with self._lock:
+            answer = self._process.call(request)
+            if "unread" in answer:
+                self.read()
+                answer = self._process.call(request)
+        return _accepted(answer)
+
+
+def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
+    if "missing" in answer:
+        raise ImportError(f"No module named {answer['missing']!r}", name=answer["missing"])
+    if "wrong" in answer:
+        raise _RefusedError(answer["wrong"])
+    return answer
 
 
 @functools.cache
@@ -168,14 +224,8 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def _kind_of(decoder: Any, where: str) -> str:
-    """Return what a tokenizer's decoder takes tokens for: ByteLevel, WordPiece or SentencePiece. Raises ConfigError."""
-    pending = [] if decoder is None else [parse_json(decoder.__getstate__())]  # its part of the library's JSON form
-    kinds = []
-    for part in pending:
-        if isinstance(part, Mapping):
-            kinds.append(part.get("type"))
-            pending += part.get("decoders", ())
+def _kind_of(kinds: Sequence[str], where: str) -> str:
+    """Return what a tokenizer's decoders take tokens for: ByteLevel, WordPiece or SentencePiece. Raises ConfigError."""
     if "ByteLevel" in kinds:
         return "ByteLevel"
     if "WordPiece" in kinds:
@@ -247,7 +297,3 @@ def _ids(value: Any, where: str) -> list[int]:
     if not all(is_whole(token, 0) for token in tokens):
         raise ConfigError(f"{where}: eos_token_id must be a whole number or a list of them; got {shown(value)}.")
     return tokens
-
-
-def _line(error: BaseException) -> str:
-    return shown(str(error))

@@ -1,7 +1,7 @@
 """Work on data from outside that may take any time or memory, or crash, in a process of its own with bounds of both.
 
-Chat templates are programs, and grammars may be too complex to compile. Neither Jinja nor llguidance has bounds that
-hold for all of them; the operating system has.
+Chat templates are programs, grammars may be too complex to compile, and a tokenizer may make texts of any length of a
+short one. Neither Jinja nor llguidance nor tokenizers has bounds that hold for all of them; the operating system has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 from hidet_dist.limits import MOST_CONFINED_BYTES, MOST_CONFINED_SECONDS
@@ -41,16 +42,24 @@ class Confined:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: a fork of that one must not use its pipes
+        self._ending: weakref.finalize[Any, Any] | None = None
 
-    def call(self, request: Any) -> Any:
+    def call(self, request: Any, seconds: float = MOST_CONFINED_SECONDS) -> Any:
         """Return the answer to a request, both of them values of JSON.
+
+        Parameters
+        ----------
+        request:
+            The request.
+        seconds: float
+            The processor time that it may take.
 
         Raises
         ------
         ExceededError
             When the process ends before it has answered.
         """
-        data = json.dumps(request).encode()
+        data = json.dumps({"seconds": seconds, "request": request}).encode()
         with self._lock:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None
@@ -60,13 +69,15 @@ class Confined:
             except OSError:
                 answer = None
             if answer is None:
-                self._process = None
                 process.kill()
-                raise ExceededError(_why(process.wait()))
+                status = process.wait()
+                self._forget()
+                raise ExceededError(_why(status, seconds))
         return json.loads(answer)  # noqa: TID251 - written by this package, from a request with bounds
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self._forget()
             command = [sys.executable, "-m", self._module]
             # In a session of its own, so that a signal of the terminal does not reach it: it ends with its input.
             self._process = subprocess.Popen(
@@ -77,15 +88,23 @@ class Confined:
                 start_new_session=True,
             )
             self._owner = os.getpid()
-            weakref.finalize(self, _end, self._process, self._owner)
+            self._ending = weakref.finalize(self, _end, self._process, self._owner)
         return self._process
+
+    def _forget(self) -> None:
+        """Let go of a process that ended, or that is another process's, with its pipes."""
+        process, self._process = self._process, None
+        if self._ending is not None:
+            self._ending.detach()
+        if process is not None:
+            _close(process)
 
 
 def answer_requests(handle: Callable[[Any], Any]) -> None:
     """Answer requests of the process that started this one, until it closes the pipe, within the bounds.
 
-    The bound of time is one of processor time, and for each request. A thread with a stack a fourth of the main one's
-    handles them: what is handled here will not overflow the stack there.
+    The bound of time is one of processor time, and each request has its own. A thread with a stack a fourth of the main
+    one's handles them: what is handled here will not overflow the stack there.
     """
     resource.setrlimit(resource.RLIMIT_AS, (MOST_CONFINED_BYTES, MOST_CONFINED_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -98,8 +117,9 @@ def answer_requests(handle: Callable[[Any], Any]) -> None:
 
 def _answer(handle: Callable[[Any], Any], requests: IO[bytes], answers: IO[bytes]) -> None:
     while (request := _read(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, MOST_CONFINED_SECONDS)  # the process ends when it is over
-        answer = json.dumps(handle(json.loads(request))).encode()  # noqa: TID251 - of a caller that has bounds
+        call = json.loads(request)  # noqa: TID251 - of a caller that has bounds
+        signal.setitimer(signal.ITIMER_PROF, call["seconds"])  # the process ends when it is over
+        answer = json.dumps(handle(call["request"])).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, answer)
 
@@ -118,20 +138,25 @@ def _read(file: IO[bytes]) -> bytes | None:
     return data if len(head) == _LENGTH_BYTES and len(data) == size else None
 
 
-def _why(status: int) -> str:
+def _why(status: int, seconds: float) -> str:
     if status == -signal.SIGPROF:
-        return f"it takes more than {MOST_CONFINED_SECONDS:g} s of processor time"
+        return f"it takes more than {seconds:g} s of processor time"
     return f"it takes more than {MOST_CONFINED_BYTES} bytes of memory, or is too deeply nested (status {status})"
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:
         return
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    _close(process)
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not written yet is for a process that is no more
+                pipe.close()

@@ -32,13 +32,16 @@ def encode(engine: Engine | EmbeddingEngine, text: str, special: bool, parameter
     Raises
     ------
     RequestError
-        When it is no text that a tokenizer takes.
+        When it is no text that the tokenizer takes.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         raise RequestError(f"{parameter} has a half of a surrogate pair, which is no character.", parameter) from None
-    return engine.tokenizer.encode(text, special=special)
+    try:
+        return engine.tokenizer.encode(text, special=special)
+    except InputError as error:
+        raise RequestError(str(error), parameter) from error
 
 
 def chat_prompt(
