@@ -157,6 +157,15 @@ def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
         assert clock.now <= deadline + 2 * GRACE
 
 
+def test_at_any_deadline_axes_that_cannot_split_heads_split_something_else() -> None:
+    """Of 4x4 devices four have two of six heads each, so that what else is split decides how little a plan holds."""
+    graph = normalize(shapes.gpt(shapes.GPTConfig(2, 48, heads=6, vocabulary=101, batch=4, sequence=16)))
+    cluster, least = builtin("cpu", DeviceMesh((4, 4))), 30_148  # the bytes that a search of this mesh names
+    options = SearchOptions(mem_budget=least, solver_time_limit_seconds=1.0, clock=Clock())
+    plan = warned(lambda: find_plan(graph, cluster, options, report=False)).plan
+    assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
+
+
 def test_at_a_short_deadline_more_memory_makes_no_plan_slower() -> None:
     """The plan that holds least is known too, not only the first that fits, which computes much several times."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))

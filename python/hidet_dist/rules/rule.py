@@ -178,21 +178,30 @@ class Rule:
     def joint_choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
         """List the choices in which neighbouring mesh axes split one factor together, the replicated one first.
 
-        They are as many axes as the factor allows. Partial outputs are reduced over all of them at once. There are few
-        such choices whatever the mesh, and among them those that hold least.
+        They are as many axes as the factor allows, and other axes split another factor. Partial outputs are reduced
+        over all axes of the factor at once. Factors with partial outputs are also split by fewer axes, beside another
+        factor. There are few such choices whatever the mesh, and plans of nearly the least memory need no others.
         """
         by_spec: dict[OpShardSpec, Choice] = {}
         proofs: dict[Hashable, bool] = {}
+
+        def add(choices: Iterable[Choice]) -> bool:
+            found = tuple(choices)
+            for choice in found:
+                by_spec.setdefault(choice.spec, choice)
+            return bool(found)
+
         axes = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
-        for choice in self._assigned(mesh, {}, proofs):
-            by_spec.setdefault(choice.spec, choice)
+        lengths = range(len(axes), 0, -1)
+        runs = [axes[begin : begin + length] for length in lengths for begin in range(len(axes) - length + 1)]
+        add(self._assigned(mesh, {}, proofs))
         for factor in self.factors:
-            for length in range(len(axes), 0, -1):
-                runs = [axes[begin : begin + length] for begin in range(len(axes) - length + 1)]
-                found = [one for run in runs for one in self._joint(mesh, factor, run, proofs)]
-                by_spec.update((one.spec, one) for one in found if one.spec not in by_spec)
-                if found:
-                    break
+            longest = 0
+            for run in runs:
+                if len(run) >= longest and add(self._joint(mesh, factor, run, proofs)):
+                    longest = len(run)
+                if len(run) == longest or factor in self.reduce_ops:
+                    add(self._completed(mesh, factor, run, proofs))
         return tuple(by_spec.values())
 
     def _joint(
@@ -208,6 +217,15 @@ class Rule:
             ]
         for fns in itertools.product(*ways):
             yield from self._assigned(mesh, {factor: axes}, proofs, fns)
+
+    def _completed(
+        self, mesh: DeviceMesh, factor: Digit, run: tuple[int, ...], proofs: dict[Hashable, bool]
+    ) -> Iterator[Choice]:
+        """Yield the choices of a factor that some mesh axes split, and another one that all other axes do."""
+        others = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1 and axis not in run)
+        for other in self.factors if others else ():
+            if other != factor:
+                yield from self._assigned(mesh, {factor: run, other: others}, proofs)
 
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
         """Derive the choice with this ``spec``, without all others; None if the rule does not prove it.
