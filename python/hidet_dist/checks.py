@@ -22,6 +22,11 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def shortened(text: str, most: int = 1000) -> str:
+    """Leave out the middle of a text of more than ``most`` characters, which may have names from outside."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[len(text) - most // 2 :]}"
+
+
 def is_whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
     """Whether a value is an int, not a bool, between two bounds, both included."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -128,6 +128,19 @@ MOST_NODES = 2**16
 """Nodes of an ONNX model with its functions inlined: those of hundreds of layers have some 10,000, which take 1 ms and
 10 KB each."""
 
+MOST_ONNX_ENTRIES = 2**18
+"""Nodes, initializers, inputs, outputs and described values of an ONNX graph: four for each of the most nodes."""
+
+MOST_ONNX_MESSAGES = 2**20
+"""Nodes, attributes, tensors, types and the like of an ONNX file: a node has about 14, with the tensors that it reads
+and writes. Parsed and checked, one takes up to 700 bytes."""
+
+MOST_ONNX_FIELDS = 2**22
+"""Numbers, texts and messages in the messages of an ONNX file, without the elements of weights; four a message."""
+
+MOST_ONNX_NAME_BYTES = 2**16
+"""A name in an ONNX file: those of nodes that converters made of many join the names of all, in some thousand bytes."""
+
 MOST_OPERANDS = 2**12
 """Inputs or outputs of a node of an ONNX model: those of models join or add up to some hundred tensors."""
 

@@ -1,8 +1,7 @@
 """Initializers of ONNX files as weights whose data stays in the files.
 
-External data is read from its file. Other data is read from the model file, at an offset. A message of protocol buffers
-is a sequence of fields, each with a number, a wire type and a value (https://protobuf.dev/programming-guides/encoding).
-A scan of the outer messages therefore finds the offset without decoding the rest.
+External data is read from its file. Other data is read from the model file, at an offset that is found before the file
+is parsed (:mod:`hidet_dist.frontends.onnx.wire`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,17 +19,14 @@ from hidet.graph import Tensor
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import TraceError, WeightsError
-from hidet_dist.files import open_regular, read_up_to, state
+from hidet_dist.files import open_regular, state
+from hidet_dist.frontends.onnx.wire import read_text
 from hidet_dist.limits import MOST_BYTES, MOST_PROTOBUF_BYTES
 from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import held_weight, stored_weight
 from hidet_dist.weights.safetensors_file import StoredTensor
 
-# Field numbers of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
-_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
 _DATA_FIELDS = ("raw_data", *(f"{kind}_data" for kind in ("float", "double", "int32", "int64", "uint64", "string")))
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_VARINT_BYTES = 10
 _MOST_PATH = 4096  # PATH_MAX of Linux
 
 _BFLOAT16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
@@ -69,7 +64,7 @@ def dtype_name(element_type: int) -> str:
 
 
 class ModelFile:
-    """An ONNX file: its model, and the offsets of its initializers' data.
+    """An ONNX file: its model without the raw data of its graph's initializers, and the places of that data.
 
     Raises
     ------
@@ -81,10 +76,13 @@ class ModelFile:
         self.path = path
         try:
             with os.fdopen(open_regular(path), "rb") as file:
-                self.state = state(os.fstat(file.fileno()))
-                data = read_up_to(file, MOST_PROTOBUF_BYTES)
-            self.model = onnx.ModelProto.FromString(data)
-            self._offsets = dict(_raw_data_offsets(data)) if self.model.graph.initializer else {}
+                status = os.fstat(file.fileno())
+                self.state = state(status)
+                if status.st_size > MOST_PROTOBUF_BYTES:
+                    raise ValueError(f"it has {status.st_size} bytes, and at most {MOST_PROTOBUF_BYTES} are read")
+                text = read_text(file.fileno(), status.st_size)
+            self.model = onnx.ModelProto.FromString(text.message)
+            self._places = text.places
         except (OSError, ValueError) as error:
             raise TraceError(f"{path} cannot be read: {error}.") from error
         except Exception as error:
@@ -93,18 +91,15 @@ class ModelFile:
                 raise
             raise TraceError(f"{path} is not an ONNX model: {error}.") from error
 
-    def weight(self, proto: onnx.TensorProto, name: str, is_outermost: bool) -> Tensor:
+    def weight(self, proto: onnx.TensorProto, name: str) -> Tensor:
         """Make a weight from an initializer; its data stays in the file where that is possible.
 
         Parameters
         ----------
         proto: TensorProto
-            The initializer.
+            The initializer. The data of one of a subgraph is held in memory, unless it is external.
         name: str
             The name of the weight.
-        is_outermost: bool
-            Whether the initializer is of the model's graph, not of a subgraph. The data of a subgraph's initializer is
-            held in memory, unless it is external.
 
         Raises
         ------
@@ -117,10 +112,15 @@ class ModelFile:
         dtype, shape, nbytes = self._layout(proto)
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             return stored_weight(replace(self._external(proto, dtype, shape, nbytes), name=name))
-        offset = self._offsets.get(proto.name) if is_outermost else None
-        if offset is not None and len(proto.raw_data) == nbytes:
-            return stored_weight(StoredTensor(self.path, name, dtype, shape, offset, self.state))
-        return held_weight(name, tensor_of(self.values(proto)))
+        if (place := self._places.get(proto.raw_data)) is None:
+            return held_weight(name, tensor_of(self.values(proto)))
+        begin, length = place
+        if length != nbytes:
+            raise WeightsError(
+                f"The data of the initializer {proto.name!r} in {self.path} is malformed: {dtype}{shown(list(shape))} "
+                f"has {nbytes} bytes, not {length}."
+            )
+        return stored_weight(StoredTensor(self.path, name, dtype, shape, begin, self.state))
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
         """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
@@ -128,8 +128,15 @@ class ModelFile:
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             stored = self._external(proto, *self._layout(proto))
             return _array(stored.read([slice(0, size) for size in stored.shape]))
+        whole = proto
+        if (place := self._places.get(proto.raw_data)) is not None:
+            begin, length = place
+            data = StoredTensor(self.path, proto.name, "uint8", (length,), begin, self.state).read([slice(0, length)])
+            whole = onnx.TensorProto(
+                name=proto.name, data_type=proto.data_type, dims=proto.dims, raw_data=data.numpy().tobytes()
+            )
         try:
-            return np.array(onnx.numpy_helper.to_array(proto))
+            return np.array(onnx.numpy_helper.to_array(whole))
         except (TypeError, ValueError) as error:
             raise WeightsError(
                 f"The data of the initializer {proto.name!r} in {self.path} is malformed: {error}."
@@ -221,62 +228,3 @@ def _array(x: torch.Tensor) -> np.ndarray:
     is_bfloat16 = x.dtype == torch.bfloat16
     values: np.ndarray = x.view(torch.uint16).numpy() if is_bfloat16 else x.numpy()
     return values.view(_BFLOAT16) if is_bfloat16 else values
-
-
-def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the number and wire type of each field of the message in ``data[begin:end]``, and its value's offsets.
-
-    Raises
-    ------
-    ValueError
-        When the message is malformed.
-    """
-    offset = begin
-    while offset < end:
-        key, offset = _varint(data, offset, end)
-        wire_type = key & 7
-        if wire_type == _VARINT:
-            value, (_, stop) = offset, _varint(data, offset, end)
-        elif wire_type == _BYTES:
-            length, value = _varint(data, offset, end)
-            stop = value + length
-        elif wire_type in (_FIXED64, _FIXED32):
-            value, stop = offset, offset + (8 if wire_type == _FIXED64 else 4)
-        else:
-            raise ValueError(f"a field at byte {offset} has the wire type {wire_type}")
-        if stop > end:
-            raise ValueError(f"a field at byte {offset} is longer than its message")
-        yield key >> 3, wire_type, value, stop
-        offset = stop
-
-
-def _varint(data: bytes, offset: int, end: int) -> tuple[int, int]:
-    """Decode a number of 7 bits a byte, the lowest first; return it and the offset after it. Raises ValueError."""
-    value = 0
-    for position in range(_MOST_VARINT_BYTES):
-        if offset >= end:
-            break
-        byte = data[offset]
-        value |= (byte & 0x7F) << (7 * position)
-        offset += 1
-        if byte < 0x80:
-            return value, offset
-    raise ValueError(f"a number at byte {offset} does not end")
-
-
-def _raw_data_offsets(data: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the name of each initializer of a model's graph that has raw data, and the offset of the data."""
-    for field, kind, begin, end in _fields(data, 0, len(data)):
-        if (field, kind) != (_GRAPH, _BYTES):
-            continue
-        for number, wire_type, value_begin, value_end in _fields(data, begin, end):
-            if (number, wire_type) != (_INITIALIZER, _BYTES):
-                continue
-            name, offset = "", None
-            for part, _, first, last in _fields(data, value_begin, value_end):
-                if part == _NAME:
-                    name = data[first:last].decode()
-                elif part == _RAW_DATA:
-                    offset = first
-            if offset is not None:
-                yield name, offset

@@ -440,7 +440,7 @@ def _weights(node: Node, mode: str, size: int, coordinates: np.ndarray, factor: 
 
 # Recurrent layers
 
-_MOST_STEPS = 2**14  # each of which becomes operators of the graph
+_OPERATORS_OF_STEP = {"RNN": 5, "LSTM": 20, "GRU": 20}  # about: those of the activations vary
 
 
 class _Direction(NamedTuple):
@@ -465,12 +465,12 @@ def _directions(node: Node) -> list[_Direction]:
     """
     batch_first = bool(node.get("layout", 0))
     length = static(node.tensor(0), int(batch_first), "the length of a sequence")
-    bounded(length, "the steps of a recurrent layer", _MOST_STEPS)
     if node.value(4) is not None:
         lengths = node.value(4)
         if not isinstance(lengths, np.ndarray) or (lengths != length).any():
             raise Refused("a recurrent layer with sequences of different lengths is not supported")
     directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
+    node.unroll(length * directions * _OPERATORS_OF_STEP[node.operator])
 
     def part(position: int, direction: int, dim: int = 0) -> Tensor | None:
         x = node.optional(position)

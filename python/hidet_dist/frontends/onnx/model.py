@@ -16,7 +16,7 @@ import onnx
 from hidet.graph import FlowGraph, Tensor
 from onnx.reference import ReferenceEvaluator
 
-from hidet_dist.checks import is_whole, shown
+from hidet_dist.checks import is_whole, shortened, shown
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
 from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     arithmetic,
@@ -137,7 +137,7 @@ class _Lowerer:
         self.file = file
         self.dims = dims
         self.missing: list[MissingOperator] = []
-        self.lowered = 0  # nodes, those of each iteration of a loop among them
+        self.lowered = 0  # nodes, those of each iteration of a loop and of each step of a recurrent layer among them
         # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
         self.weights: dict[int, Tensor] = {}
         self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
@@ -255,7 +255,7 @@ class _Lowerer:
         if count == 0 or (count <= KNOWN_ELEMENTS and (_integral(proto) or count == 1)):
             return self.file.values(proto)
         if id(proto) not in self.weights:
-            weight = self.file.weight(proto, name if is_outermost else self._free_name(name), is_outermost)
+            weight = self.file.weight(proto, name if is_outermost else self._free_name(name))
             self.weights[id(proto)] = weight
             self.initializer_of[weight] = proto  # keeps the initializer alive, whose id is the key above
         return self.weights[id(proto)]
@@ -283,11 +283,7 @@ class _Lowerer:
             self._lower_node(number, proto, scope)
 
     def _lower_node(self, number: int, proto: onnx.NodeProto, scope: _Scope) -> None:
-        self.lowered += 1
-        if self.lowered > MOST_NODES:
-            raise TraceError(
-                f"{self.file.path} has loops with more than {MOST_NODES} nodes in all of their iterations."
-            )
+        self._count(1)
         outputs: Iterable[Any] = itertools.repeat(_UNSUPPORTED)
         try:
             outputs = self._outputs(proto, scope)
@@ -309,11 +305,22 @@ class _Lowerer:
             if name:
                 scope.values[name] = value
 
+    def _count(self, nodes: int) -> None:
+        """Count nodes that are lowered, and steps of recurrent layers. Raises TraceError for too many."""
+        self.lowered += nodes
+        if self.lowered > MOST_NODES:
+            raise TraceError(
+                f"{self.file.path} has loops or recurrent layers with more than {MOST_NODES} nodes in all of their "
+                "steps."
+            )
+
     def _refuse(self, number: int, proto: onnx.NodeProto, reason: str) -> None:
         domain = proto.domain if proto.domain not in STANDARD else "onnx"
         self.missing.append(
             MissingOperator(
-                f"{domain}.{proto.op_type}", reason, f"node {number}" + (f" {proto.name}" if proto.name else "")
+                f"{domain}.{proto.op_type}",
+                shortened(reason),
+                f"node {number}" + (f" {proto.name}" if proto.name else ""),
             )
         )
 
@@ -345,6 +352,7 @@ class _Lowerer:
             self.like,
             lambda body, values: self._lower_subgraph(body, values, scope),
             self._weight_values,
+            self._count,
         )
         outputs = lowering(node)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -56,6 +56,8 @@ class Node:
         Lowers a subgraph, given the values of its inputs; returns the values of its outputs.
     weight_values: callable
         Returns the values of a weight of the model; None for any other tensor.
+    unroll: callable
+        Counts operators that the node becomes beyond a few, before they are made. Raises TraceError for too many.
     """
 
     operator: str
@@ -66,6 +68,7 @@ class Node:
     like: Tensor
     lower_subgraph: Callable[[Any, Sequence[Value]], list[Value]]
     weight_values: Callable[[Tensor], np.ndarray | None]
+    unroll: Callable[[int], None]
 
     def value(self, position: int) -> Value:
         """Return an input; None if it is missing."""

@@ -15,7 +15,7 @@ import onnx.defs
 import onnx.shape_inference
 from hidet.graph import Tensor
 
-from hidet_dist.checks import shown
+from hidet_dist.checks import shortened, shown
 from hidet_dist.frontends.onnx.initializers import DTYPES, KNOWN_ELEMENTS
 from hidet_dist.frontends.onnx.nodes import Invalid
 from hidet_dist.limits import MOST_BYTES, MOST_DIMS
@@ -73,7 +73,7 @@ def describe(proto: onnx.NodeProto, opset: int, inputs: Sequence[Any]) -> list[D
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
-        raise Invalid(" ".join(str(error).split())) from error
+        raise Invalid(shortened(" ".join(str(error).split()))) from error
     found = {own.name: _described(own) for own in inferred.graph.output}
     outputs = [found[name] if name else Described(None, None) for name in proto.output]
     for own in outputs:

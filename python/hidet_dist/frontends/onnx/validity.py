@@ -11,6 +11,7 @@ import onnx
 import onnx.checker
 import onnx.inliner
 
+from hidet_dist.checks import shortened
 from hidet_dist.errors import TraceError
 from hidet_dist.frontends.onnx.initializers import ModelFile
 from hidet_dist.frontends.onnx.nodes import MICROSOFT
@@ -177,5 +178,6 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error of onnx that says anything."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of an error of onnx that says anything, shortened."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return shortened(line)
