@@ -23,14 +23,17 @@ MOST_INDEX_BYTES = 2**28
 MOST_CONFIGURATION_BYTES = 2**24
 """The config.json of a transformers model: one with the names of 20,000 labels has 2 MB."""
 
+MOST_CONFIGURATION_VALUES = 2**18
+"""The values of JSON in such a file, names included: one with the names of 20,000 labels has 80,000."""
+
 MOST_CONFIGURATION_DEPTH = 16
 """Objects and lists within one another in such a file: those of transformers' models have up to 6."""
 
 MOST_CONFIGURATION_FIELDS = 64
 """Fields of one object of such a file that are tried out to find the one to blame for an error."""
 
-MOST_LAYERS = 2**12
-"""Layers by a configuration: the deepest models have about a thousand."""
+MOST_LAYERS = 2**10
+"""Layers by a configuration: the deepest models have a thousand, which take half a minute to trace."""
 
 MOST_ENTRIES = 2**18
 """Labels, experts, heads and the like by a configuration: transformers makes lists of some of them first."""

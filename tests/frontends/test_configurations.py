@@ -37,6 +37,15 @@ CLIP = {
     "text_config": {**SIZES, "max_position_embeddings": 16},
     "vision_config": {**SIZES, "image_size": 16, "patch_size": 8},
 }
+MAMBA = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_heads": 4,
+    "head_dim": 8,
+    "state_size": 8,
+}
 
 
 class Reached(BaseException):
@@ -72,7 +81,7 @@ def written(folder: Path, fields: Any) -> Path:
 def message_of(folder: Path, fields: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         hidet_dist.from_transformers(written(folder, fields), seq=4)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 2000
     return str(caught.value)
 
 
@@ -198,7 +207,7 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
         ("{", "cannot be read|can be read"),
         (LLAMA | {"architectures": ["BertModel"]}, "BertModel takes a BertConfig, .* 'llama' .* a LlamaConfig"),
         (LLAMA | {"architectures": ["Trainer"]}, "no architecture 'Trainer'.* architectures"),
-        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than 4096"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than 1024"),
         (LLAMA | {"num_labels": 10**9}, "num_labels is 1000000000, which is more than"),
         (LLAMA | {"vocab_size": -7}, r"vocab_size is -7, and transformers says RuntimeError: .*negative dimension -7"),
         (LLAMA | {"hidden_act": "loud"}, r"hidden_act is 'loud', and transformers says KeyError"),
@@ -215,11 +224,25 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
             "intermediate_size is 0, and The weight 'model.layers.0.mlp.gate_proj.weight'",
         ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
+        (MAMBA | {"n_groups": -7}, "n_groups is -7, and .* groups must be a positive integer"),
+        # Names are of the file, too.
+        (LLAMA | {"id2label": {"1.5": "a"}}, r"id2label\.1\.5 is 'a', and"),
+        (LLAMA | {"a\nb": {"quantization_config": 5}}, r"a\\nb\.quantization_config is 5, which"),
+        (LLAMA | {"a" * 10**5: {"quantization_config": 5}}, r"aaa\.\.\.aaa.*\.quantization_config is 5, which"),
+        (f"[{'[],' * 2**18}[]]", "more than 262144 values"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, fields: Any, message: str):
     assert re.search(message, message_of(tmp_path, fields))
+
+
+def test_images_of_any_size_have_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pretrained, "from_torch", lambda _, inputs, *__, **___: inputs)
+    fields = {"model_type": "vit", **SIZES, "image_size": 2**16, "patch_size": 2**12}
+    inputs: Any = hidet_dist.from_transformers(written(tmp_path, fields), batch=2**6)
+    assert inputs["pixel_values"].is_meta
+    assert inputs["pixel_values"].shape == (2**6, 3, 2**16, 2**16)
 
 
 def test_the_command_prints_one_line(tmp_path: Path):

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib
 import json
+import math
 import re
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from hidet_dist.limits import (
     MOST_CONFIGURATION_BYTES,
     MOST_CONFIGURATION_DEPTH,
     MOST_CONFIGURATION_FIELDS,
+    MOST_CONFIGURATION_VALUES,
     MOST_ENTRIES,
     MOST_LAYERS,
 )
@@ -167,8 +169,8 @@ class Configuration:
         return self._blamed(_one_line(error), trial)
 
     def _blamed(self, said: str, trial: Callable[[Any], object]) -> str:
-        path = self._to_blame(said, lambda fields: trial(self._object(fields)))
-        return f"{self.where}: {path} is {shown(_value_at(self.fields, path))}, and" if path else ""
+        path, value = self._to_blame(said, lambda fields: trial(self._object(fields)))
+        return f"{self.where}: {_shown_path('.'.join(path))} is {shown(value)}, and" if path else ""
 
     def _object(self, fields: Mapping[str, Any]) -> Any:
         """Make the configuration object, with these fields."""
@@ -182,8 +184,8 @@ class Configuration:
             file.write_text(json.dumps(fields, default=str))
             return config.from_pretrained(file, local_files_only=True, trust_remote_code=False)
 
-    def _to_blame(self, said: str, attempt: Callable[[Mapping[str, Any]], object]) -> str:
-        """Find the field, as a path such as ``text_config.vocab_size``, that alone leads to an error of ``attempt``."""
+    def _to_blame(self, said: str, attempt: Callable[[Mapping[str, Any]], object]) -> tuple[list[str], Any]:
+        """Find the field that alone leads to an error of ``attempt``: its names, the outermost first, and its value."""
         path: list[str] = []
         fields: Any = self.fields
         with warnings.catch_warnings():
@@ -194,7 +196,7 @@ class Configuration:
                     break
                 path.append(field)
                 fields = fields[field]
-        return ".".join(path)
+        return path, fields
 
 
 def _succeeds(attempt: Callable[[Mapping[str, Any]], object], fields: Mapping[str, Any], path: list[str]) -> bool:
@@ -217,26 +219,26 @@ def _succeeds(attempt: Callable[[Mapping[str, Any]], object], fields: Mapping[st
 
 
 def _suspects(fields: Mapping[str, Any], said: str) -> list[str]:
-    """Order fields, those to blame for an error first: those that it names, then those whose value it has."""
+    """Order fields, those to blame for an error first: those that it names, those whose value it has, odd numbers."""
 
     words = said.replace(" ", "_")
     values = set(re.findall(r"'[^']*'|-?[\w.]+", said))
 
-    def innocence(name: str) -> tuple[bool, bool, bool, int]:
+    def innocence(name: str) -> tuple[bool, bool, bool, bool, int]:
         value = fields[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_size = not is_number or 0 < value < math.inf
         size = abs(value) if isinstance(value, int) else 0
         # Without its architecture a model is a smaller one, which may lack the part that raises the error.
-        return name == "architectures", name not in words, shown(value) not in values, -size
+        return name == "architectures", name not in words, shown(value) not in values, is_size, -size
 
     names = [name for name in fields if name not in ("model_type", "transformers_version")]
     return sorted(names, key=innocence)[:MOST_CONFIGURATION_FIELDS]
 
 
-def _value_at(fields: Mapping[str, Any], path: str) -> Any:
-    value: Any = fields
-    for name in path.split("."):
-        value = value[name]
-    return value
+def _shown_path(path: str) -> str:
+    """Show the names of a field on one line; they are text from outside, too."""
+    return shown(path)[1:-1]
 
 
 def _one_line(error: Exception) -> str:
@@ -248,7 +250,7 @@ def _one_line(error: Exception) -> str:
 def _read(file: Path) -> dict[str, Any]:
     """Read a configuration file. Raises ConfigError."""
     try:
-        fields = parse_json(read_text(file, MOST_CONFIGURATION_BYTES))
+        fields = parse_json(read_text(file, MOST_CONFIGURATION_BYTES), MOST_CONFIGURATION_VALUES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not a configuration that can be read: {error}.") from error
     if not isinstance(fields, dict):
@@ -296,7 +298,7 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
                 (f"is more than {most}" for names, most in _COUNTS if value > most and names.search(name)), ""
             )
         if problem:
-            raise ConfigError(f"{where}: {path} is {shown(value)}, which {problem}.")
+            raise ConfigError(f"{where}: {_shown_path(path)} is {shown(value)}, which {problem}.")
 
 
 def _texts(value: Any) -> list[str]:

@@ -166,8 +166,8 @@ def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, 
 
     * A text model gets token ids ``[batch, seq]``; one that attends in both directions, a mask as well.
     * A model with an encoder and a decoder gets token ids for both.
-    * A model of images or sound gets images or spectrograms of the sizes in its configuration; one of images and
-      texts, token ids as well.
+    * A model of images or sound gets images or spectrograms of the sizes in its configuration, without data; one of
+      images and texts, token ids as well.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, 
         return {"pixel_values": _images(config if vision is None else vision, batch, module.dtype)}
     if main == "input_features" and hasattr(config, "num_mel_bins"):
         frames = 2 * config.max_source_positions
-        features = torch.zeros(batch, config.num_mel_bins, frames, dtype=module.dtype)
+        features = torch.zeros(batch, config.num_mel_bins, frames, dtype=module.dtype, device="meta")
         has_decoder = config.is_encoder_decoder and hasattr(module, "get_decoder")
         return {"input_features": features, **({"decoder_input_ids": ids} if has_decoder else {})}
     if main != "input_ids":
@@ -204,7 +204,7 @@ def _is_causal(module: torch.nn.Module) -> bool:
 def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
     size = getattr(config, "image_size", 224)
     height, width = (size, size) if isinstance(size, int) else tuple(size)
-    return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype)
+    return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype, device="meta")
 
 
 def class_of(config: Any, architecture: str | None) -> Any:

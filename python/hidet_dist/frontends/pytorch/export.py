@@ -335,8 +335,8 @@ class _Placeholders:
         return _empty(x) if x.device.type == "meta" or is_repeated else x
 
 
-def _empty(x: torch.Tensor) -> torch.Tensor:
-    """Make a tensor on the CPU with the shape, strides and dtype of ``x`` and without memory."""
+def _empty(x: torch.Tensor, what: str = "A tensor") -> torch.Tensor:
+    """Make a tensor on the CPU with the shape, strides and dtype of ``x`` and without memory. Errors say what it is."""
     nbytes = x.untyped_storage().nbytes()
     if nbytes > _ALLOCATED:
         # Addresses alone: no memory is reserved for them, and none is used as long as nothing is written.
@@ -344,7 +344,7 @@ def _empty(x: torch.Tensor) -> torch.Tensor:
             pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         except (OSError, OverflowError, ValueError) as error:
             raise TraceError(
-                f"A tensor of the shape {list(x.shape)} has {nbytes} bytes, for which this process gets no addresses "
+                f"{what} of the shape {list(x.shape)} has {nbytes} bytes, for which this process gets no addresses "
                 f"({error}): make the model smaller, or raise the limit of the process's memory (ulimit -v)."
             ) from error
         return torch.frombuffer(pages, dtype=torch.uint8).view(x.dtype).as_strided(x.shape, x.stride())
@@ -361,13 +361,14 @@ def _without_memory(module: torch.nn.Module) -> Iterator[None]:
     """
     changed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
     stand_ins: dict[int, torch.Tensor] = {}
-    for part in module.modules():
+    for place, part in module.named_modules():
         for tensors in (part._parameters, part._buffers):
             for name, x in list(tensors.items()):
                 if x is None or x.device.type != "meta":
                     continue
                 if id(x) not in stand_ins:
-                    is_parameter, empty = isinstance(x, torch.nn.Parameter), _empty(x)
+                    is_parameter = isinstance(x, torch.nn.Parameter)
+                    empty = _empty(x, f"The weight {'.'.join(filter(None, (place, name)))!r}")
                     stand_ins[id(x)] = torch.nn.Parameter(empty, requires_grad=False) if is_parameter else empty
                 changed.append((part, name, x))
                 setattr(part, name, stand_ins[id(x)])  # recurrent layers update their list of weights then
