@@ -235,6 +235,8 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path):
         load(tmp_path, cache=tmp_path / "cache")
     with pytest.raises(ConfigError, match="trained with sequences of 128"):
         LoadOptions(context=129).context_of(128)
+    with pytest.raises(ConfigError, match="max_position_embeddings gives sequences -7 tokens"):
+        LoadOptions().context_of(-7)
     assert LoadOptions().context_of(128) == 128 and LoadOptions().context_of(10**6) == 4096
 
 

@@ -107,8 +107,10 @@ class LoadOptions:
         Raises
         ------
         ConfigError
-            When more are asked for, or they do not fit in the pools.
+            When more are asked for, they do not fit in the pools, or the number is none of tokens.
         """
+        if trained is not None and not is_whole(trained, 0):
+            raise ConfigError(f"max_position_embeddings gives sequences {shown(trained)} tokens: it must be above 0.")
         if trained is not None and self.context is not None and self.context > trained:
             raise ConfigError(f"context is {self.context}; the model was trained with sequences of {trained} tokens.")
         context = self.context or min(trained or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
