@@ -189,6 +189,37 @@ def test_results_are_those_of_the_definition_at_each_level_of_processors(name: s
     check(LEVELS[name])
 
 
+REAL = {
+    "LLaMA 3 8B": Case(32, 8, 128, 128, page=12, dtype="bfloat16", pool="bfloat16"),
+    "Gemma 2 9B": Case(16, 8, 256, 256, page=12, softcap=50.0, dtype="bfloat16", pool="bfloat16"),
+    "gpt-oss 20B": Case(64, 8, 64, 64, page=12, sinks=True, dtype="bfloat16", pool="bfloat16"),
+    "DeepSeek-V2-Lite": Case(16, 1, 576, 512, page=12, values_in_keys=True, dtype="bfloat16", pool="bfloat16"),
+    "DeepSeek-V3": Case(128, 1, 576, 512, page=12, values_in_keys=True, dtype="bfloat16", pool="bfloat16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_results_are_right_at_the_sizes_of_models(name: str) -> None:
+    """Beside a computation for each token by PyTorch, in double precision."""
+    case = REAL[name]
+    x = step(case, [[1], [300], [127, 128, 129], [700]])
+    y = Kernel(case)(x)
+    query, keys = x[0].double(), x[1].double()
+    values = keys[..., : case.size_v] if case.values_in_keys else x[2].double()
+    table, sequences, begins, ends = x[-4 - case.sinks : len(x) - case.sinks]
+    sinks = x[-1].double() if case.sinks else torch.full((case.heads,), -math.inf)
+    for t in range(len(query)):
+        seen = torch.arange(int(begins[t]), int(ends[t]))
+        rows = table[int(sequences[t])].long()[seen // case.page] * case.page + seen % case.page
+        grouped = query[t].reshape(case.groups, -1, case.size_k)
+        scores = 0.35 * torch.einsum("ghk,rgk->ghr", grouped, keys[rows])
+        scores = case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
+        weights = torch.cat([scores, sinks.reshape(case.groups, -1, 1)], -1).softmax(-1)[..., :-1]
+        wanted = torch.einsum("ghr,rgv->ghv", weights, values[rows]).reshape(case.heads, case.size_v)
+        np.testing.assert_allclose(y[t].double().numpy(), wanted.numpy(), rtol=2e-2, atol=2e-2)
+
+
 def test_a_tokens_result_has_the_same_bits_whatever_is_beside_it() -> None:
     """Alone, among other tokens of its sequence, beside other sequences, and with a wider table and any rest in it."""
     kernel = Kernel(PLAIN)

@@ -11,6 +11,7 @@ import numpy as np
 from hidet import ops
 from hidet.graph import FlowGraph, Tensor
 
+from hidet_dist.operators.row_attention import attention_over_rows
 from hidet_dist.operators.states import replace_state, shift_state, write_rows
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.weights.states import state
@@ -105,9 +106,71 @@ def two_writes(rng: Rng) -> Stateful:
     )
 
 
+def row_attention(rng: Rng) -> Stateful:
+    """Rows are written to two pools, and read by an operator of two groups of heads, with a window and sinks."""
+    heads, groups, size, page, pages, sequences, columns = 4, 2, 3, 2, 6, 2, 3
+    width, tokens = heads * size, hidet.symbol_var("tokens")
+    x, table = hidet.symbol([tokens, width], "float32", "cpu"), hidet.symbol([sequences, columns], "int64", "cpu")
+    slots, own, lengths = (hidet.symbol([tokens], "int64", "cpu") for _ in range(3))
+    q, k, v = (
+        ops.reshape(ops.matmul(x, _weight(rng, width, count * size)), [tokens, count, size])
+        for count in (heads, groups, groups)
+    )
+    pool = [page * pages, groups, size]
+    keys, values = (write_rows(state(name, pool), slots, new) for name, new in (("keys", k), ("values", v)))
+    y = attention_over_rows(
+        q, keys, values, table, own, lengths, scale=0.6, page=page, window=5, sinks=_weight(rng, heads)
+    )
+    y = ops.matmul(ops.reshape(y, [tokens, width]), _weight(rng, width, width))
+
+    def draw(rng: Rng) -> list[Array]:
+        count = _of_tokens(rng)
+        return [
+            rng.uniform(-1, 1, (count, width)),
+            rng.integers(-1, page * pages + 1, count),
+            rng.integers(0, pages, (sequences, columns)),
+            rng.integers(0, sequences, count),
+            rng.integers(0, page * columns + 1, count),
+        ]
+
+    graph = hidet.trace_from([y, keys, values], [x, slots, table, own, lengths])
+    return Stateful(graph, draw, {"tokens": SymbolSize(4)})
+
+
+def latent_attention(rng: Rng) -> Stateful:
+    """One pool in parts, whose rows are the keys of all heads, and the first elements of which are the values."""
+    heads, size, value, page, parts, pages, sequences, columns = 4, 5, 3, 2, 2, 3, 2, 2
+    width, tokens = heads * size, hidet.symbol_var("tokens")
+    x = hidet.symbol([tokens, width], "float32", "cpu")
+    table = hidet.symbol([sequences, parts, columns], "int64", "cpu")
+    part, slots, own, lengths = (hidet.symbol([tokens], "int64", "cpu") for _ in range(4))
+    q, new = (
+        ops.reshape(ops.matmul(x, _weight(rng, width, count * size)), [tokens, count, size]) for count in (heads, 1)
+    )
+    latents = write_rows(state("latents", [parts, page * pages, 1, size]), [part, slots], new, [0, 1])
+    y = attention_over_rows(q, latents, None, table, own, lengths, scale=0.6, page=page, value_size=value)
+    y = ops.matmul(ops.reshape(y, [tokens, heads * value]), _weight(rng, heads * value, width))
+
+    def draw(rng: Rng) -> list[Array]:
+        count = _of_tokens(rng)
+        return [
+            rng.uniform(-1, 1, (count, width)),
+            rng.integers(0, parts, count),
+            rng.integers(-1, page * pages + 1, count),
+            rng.integers(0, pages, (sequences, parts, columns)),
+            rng.integers(0, sequences, count),
+            rng.integers(0, page * parts * columns + 1, count),
+        ]
+
+    graph = hidet.trace_from([y, latents], [x, part, slots, table, own, lengths])
+    return Stateful(graph, draw, {"tokens": SymbolSize(4)})
+
+
 STATEFUL: dict[str, Callable[[Rng], Stateful]] = {
     "paged_attention": paged_attention,
     "recurrent": recurrent,
     "window": window,
     "two_writes": two_writes,
+    "row_attention": row_attention,
+    "latent_attention": latent_attention,
 }
