@@ -126,6 +126,12 @@ const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many 
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
 const float kNothing = -FLT_MAX;
 
+/* How many of so many queries are next: the most, but no pass is of one where two are possible. */
+inline int64_t of_a_pass(int64_t queries) {
+  if (queries == kQueries + 1) return queries / 2;
+  return queries < kQueries ? queries : kQueries;
+}
+
 inline int64_t padded(int64_t size) { return divide_up(size, 16) * 16; }
 
 /*
@@ -454,13 +460,15 @@ class Worker {
 
   template <class E>
   void all_dots(const float *query, int64_t count, const E *const *rows, int64_t size, float *scores, Ahead &ahead) {
-    int64_t q = 0;
-    for (; q + kQueries <= count; q += kQueries)
-      dots<kQueries>(query + q * step_k_, step_k_, rows, size, scores + q * kChunk, ahead);
-    const float *const rest = query + q * step_k_;
-    if (count - q == 3) dots<3>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
-    if (count - q == 2) dots<2>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
-    if (count - q == 1) dots<1>(rest, step_k_, rows, size, scores + q * kChunk, ahead);
+    int64_t some;
+    for (int64_t q = 0; q < count; q += some) {
+      some = of_a_pass(count - q);
+      const float *const from = query + q * step_k_;
+      if (some == kQueries) dots<kQueries>(from, step_k_, rows, size, scores + q * kChunk, ahead);
+      if (some == 3 && kQueries > 3) dots<3>(from, step_k_, rows, size, scores + q * kChunk, ahead);
+      if (some == 2) dots<2>(from, step_k_, rows, size, scores + q * kChunk, ahead);
+      if (some == 1) dots<1>(from, step_k_, rows, size, scores + q * kChunk, ahead);
+    }
   }
 
   void convert(const Pool *const *rows, int64_t size, int64_t step, const float **wide) {
@@ -533,11 +541,15 @@ class Worker {
   template <class E>
   void all_whole(const float *weights, int64_t q, int64_t end, const E *const *rows, int64_t size, float *y,
                  Ahead &ahead) {
-    for (; q + kQueries <= end; q += kQueries)
-      mix<kQueries>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
-    if (end - q == 3) mix<3>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
-    if (end - q == 2) mix<2>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
-    if (end - q == 1) mix<1>(weights + q * kChunk, rows, size, y + q * step_v_, step_v_, ahead);
+    int64_t some;
+    for (; q < end; q += some) {
+      some = of_a_pass(end - q);
+      const float *const from = weights + q * kChunk;
+      if (some == kQueries) mix<kQueries>(from, rows, size, y + q * step_v_, step_v_, ahead);
+      if (some == 3 && kQueries > 3) mix<3>(from, rows, size, y + q * step_v_, step_v_, ahead);
+      if (some == 2) mix<2>(from, rows, size, y + q * step_v_, step_v_, ahead);
+      if (some == 1) mix<1>(from, rows, size, y + q * step_v_, step_v_, ahead);
+    }
   }
 
   HIDET_DIST_NOINLINE void finish(const Block &block, Seen state, void *y) {
