@@ -151,13 +151,13 @@ def test_a_dump_without_a_folder_to_write_to_is_refused(tmp_path: Path, monkeypa
 
 
 class Budgeted:
-    """A graph whose programs hold 100 bytes more than predicted, and that has no plan below a number of bytes."""
+    """A graph whose programs hold more bytes than predicted, or fewer, and that has no plan below a number of bytes."""
 
     cluster = builtin("cpu", DeviceMesh((2,)))
     mem_budget = 1000
 
-    def __init__(self, least: int):
-        self.least = least
+    def __init__(self, least: int, more: int = 100):
+        self.least, self.more = least, more
         self.built: list[int] = []
 
     def plan(self, _: object = None) -> int:
@@ -170,15 +170,24 @@ class Budgeted:
 
     def build(self, predicted: int) -> int:
         self.built.append(predicted)
-        if predicted + 100 > self.mem_budget:
-            raise OverBudgetError("too much", predicted + 100, 100)
-        return predicted + 100
+        if predicted + self.more > self.mem_budget:
+            raise OverBudgetError("too much", predicted + self.more, self.more)
+        return predicted + self.more
 
 
 def test_a_program_that_holds_too_much_is_planned_again_with_room_for_what_was_not_predicted() -> None:
     graph = Budgeted(least=850)
     assert build_within_budget(graph, graph.build) == 1000
     assert graph.built == [1000, 900]
+
+
+def test_a_refusal_names_what_the_program_of_the_plan_of_least_memory_holds() -> None:
+    graph = Budgeted(least=1200, more=-100)
+    with pytest.raises(OverBudgetError) as caught:
+        build_within_budget(graph, graph.build)
+    assert caught.value.least_budget == 1100
+    graph.mem_budget = 1100
+    assert build_within_budget(graph, graph.build) == 1100
 
 
 def test_a_budget_that_no_program_fits_is_refused_with_one_that_does() -> None:

@@ -42,7 +42,7 @@ def build_within_budget(
 
     What the program of a plan holds beside what was predicted is left free by the next plan, and the last one is the
     plan of least memory. Its program decides where no plan is predicted to fit, too: programs differ from predictions
-    by what kernels are fused.
+    by what kernels are fused. So a refusal names what this program holds, mostly less than was predicted of its plan.
 
     Parameters
     ----------
@@ -76,6 +76,6 @@ def build_within_budget(
             return build(planned)
         except OverBudgetError as error:
             if unfit is not None:  # this was the plan of least memory
-                raise unfit if error.least_budget <= unfit.least_budget else error from None
+                raise error from None
             over = error
             allowed = max(1, budget - error.excess_bytes) if tries < _MOST_TRIES else 1

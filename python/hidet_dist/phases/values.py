@@ -509,7 +509,7 @@ class Partitioned:
                     task.advance,
                     None if overlap is None else self.planned.cluster_of(number),
                     None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
-                    fits=partial(self._check_held, number, beside[number] if beside else 0),
+                    fits=partial(self._check_held, number, beside),
                     fused=partial(self._write_fused, number),
                     in_rows=in_rows[number] if in_rows else (),
                     **write,
@@ -528,26 +528,44 @@ class Partitioned:
         meshes = [program.mesh for program in self.programs]
         write_weights(folder, number, [(self.programs[number], layouts)], meshes)
 
-    def _check_held(self, number: int, beside: int, own: int) -> None:
+    def _check_held(self, number: int, beside: Sequence[int], own: int) -> None:
         """Compare the bytes that a device of a stage holds, for its program and ``beside``, with the memory budget.
 
         Raises
         ------
         OverBudgetError
-            When they are more, by more than ``_TOLERATED``.
+            When they are more, by more than ``_TOLERATED``. It names a budget that is predicted to suffice for the
+            stages behind this one, too: each is compiled after the one before it.
         """
-        nbytes, plan, cluster = own + beside, self.planned.plan, self.planned.cluster_of(number)
-        stage, budget = plan.stages[number], memory_budget(cluster, self.planned.prepared.mem_budget)
-        if plan.pipeline is not None and plan.pipeline.is_buffered:
-            nbytes += sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)  # of the next micro-batch
+        besides = beside or [0] * len(self.programs)
+        budget = memory_budget(self.planned.cluster_of(number), self.planned.prepared.mem_budget)
+        nbytes = own + besides[number] + self._next_input_bytes(number)
         if nbytes <= budget:
             return
-        view = self.planned.proven[number].view
-        predicted = beside + max(live_bytes(view, stage, cluster.device.places_shards))
-        said = f"The program holds {nbytes} bytes a device, where {predicted} were predicted; mem_budget is {budget}."
+        predicted = [self._predicted_bytes(n) + besides[n] for n in range(number, len(self.programs))]
+        said = (
+            f"The program holds {nbytes} bytes a device, where {predicted[0]} were predicted; mem_budget is {budget}."
+        )
         if nbytes > budget * (1 + _TOLERATED):
-            raise OverBudgetError(f"{said} Give at least {nbytes} bytes, or more devices.", nbytes, nbytes - predicted)
+            enough = max([nbytes, *predicted[1:]])
+            raise OverBudgetError(
+                f"{said} Give at least {enough} bytes, or more devices.", enough, nbytes - predicted[0]
+            )
         warnings.warn(said, MemoryBudgetWarning, stacklevel=2)
+
+    def _predicted_bytes(self, number: int) -> int:
+        """Return the bytes that a device of a stage holds for its plan, as predicted."""
+        view, device = self.planned.proven[number].view, self.planned.cluster_of(number).device
+        held = max(live_bytes(view, self.planned.plan.stages[number], device.places_shards))
+        return held + self._next_input_bytes(number)
+
+    def _next_input_bytes(self, number: int) -> int:
+        """Return the bytes of a stage's inputs for the next micro-batch, where they are received ahead of time."""
+        plan = self.planned.plan
+        if plan.pipeline is None or not plan.pipeline.is_buffered:
+            return 0
+        stage = plan.stages[number]
+        return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)
 
     def __repr__(self) -> str:
         operators = ", ".join(str(len(program.graph.nodes)) for program in self.programs)
