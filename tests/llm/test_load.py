@@ -241,6 +241,16 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_sizes_that_do_not_fit_each_other_are_refused_by_name(tmp_path: Path):
+    """Heads of an odd size cannot be rotated, which shows in a call."""
+    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"})
+    model_of("mixtral", vocab_size=VOCABULARY, hidden_size=14, num_attention_heads=2, head_dim=None).save_pretrained(
+        folder
+    )
+    with pytest.raises(ConfigError, match=r"config\.json: \w+ is \d+, and MixtralForCausalLM cannot be called"):
+        load(folder, cache=tmp_path / "cache")
+
+
 def test_a_malformed_chat_template_is_refused_before_a_model_is_made(tmp_path: Path):
     """The configuration alone would be refused, too, which is read after it."""
     folder = write_folder(

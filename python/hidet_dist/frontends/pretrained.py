@@ -134,13 +134,13 @@ def from_transformers(
                 module, inputs, _dynamic_shapes(module.config, inputs, dynamic) if dynamic else None, stored=stored
             )
         except (ConfigError, TraceError) as error:
-            blamed = configuration.blamed(error, lambda config: _called(make, config))
+            blamed = configuration.blamed(error, lambda config: check_call(make, config))
             if not blamed:
                 raise
             raise ConfigError(f"{blamed} {error}") from error
 
 
-def _called(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], config: Any) -> None:
+def check_call(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], config: Any) -> None:
     """Make a model and call it, with tensors that have shapes and no data. Raises whatever the model raises."""
     module, inputs = make(config, False)
     if empty := [name for name, x in module.named_parameters() if not x.numel()]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hidet.graph import FlowGraph
 
 from hidet_dist.api import auto_parallel
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, TraceError
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm import ragged_encoder
 from hidet_dist.llm.chat import ChatTemplate
@@ -65,12 +65,12 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         prepare(config, context)
 
     module, weights = checkpoint.module(options.dtype, prepared)
-    settle(module)
     pages = options.pages_of(context)
-    step = RaggedModel(module, pages * options.page, options.page, device="meta")
-    graph = from_torch(
-        step, step.inputs(), dynamic_shapes(), stored={f"module.{name}": weight for name, weight in weights.items()}
-    )
+    stored = {f"module.{name}": weight for name, weight in weights.items()}
+    with _blaming(checkpoint):
+        settle(module)
+        step = RaggedModel(module, pages * options.page, options.page, device="meta")
+        graph = from_torch(step, step.inputs(), dynamic_shapes(), stored=stored)
     vocabulary = int(graph.outputs[0].shape[1])
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(f"{path} has a tokenizer of {tokenizer.vocabulary} tokens, and logits of {vocabulary} alone.")
@@ -93,6 +93,17 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         optimization["stages"] = stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages)
     auto_parallel(graph, distributed, optimization, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer)
+
+
+@contextmanager
+def _blaming(checkpoint: Checkpoint) -> Iterator[None]:
+    """Have errors of a trace name the field of the configuration that is to blame for them, if one is."""
+    try:
+        yield
+    except TraceError as error:
+        if blamed := checkpoint.blamed(error):
+            raise ConfigError(f"{blamed} {error}") from error
+        raise
 
 
 def _check_template(tokenizer: CheckpointTokenizer) -> None:
@@ -127,10 +138,10 @@ def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, fold
     most = [longest for longest in (longest_text(checkpoint.path), trained and trained - first) if longest]
     context = options.context_of(min(most, default=None))
     tokens = max(options.step_tokens, context)
-    graph = from_torch(
-        *(encoder := ragged_encoder.RaggedEncoder(module), encoder.inputs(), ragged_encoder.dynamic_shapes()),
-        stored={f"module.{name}": weight for name, weight in weights.items()},
-    )
+    stored = {f"module.{name}": weight for name, weight in weights.items()}
+    with _blaming(checkpoint):
+        encoder = ragged_encoder.RaggedEncoder(module)
+        graph = from_torch(encoder, encoder.inputs(), ragged_encoder.dynamic_shapes(), stored=stored)
     pooling = Pooling.of_folder(checkpoint.path, int(graph.outputs[0].shape[1]))
     vocabulary = module.get_input_embeddings().num_embeddings
     if tokenizer.vocabulary > vocabulary:

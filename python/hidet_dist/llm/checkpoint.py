@@ -19,13 +19,15 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
-from hidet_dist.frontends.pretrained import class_of, dtype_of, made_module
+from hidet_dist.frontends.pretrained import check_call, class_of, dtype_of, example_inputs_of, made_module
 from hidet_dist.frontends.quantized import weights_of_folder
 from hidet_dist.llm.gguf import configuration_of, weights_of
 from hidet_dist.llm.gguf_tokenizer import tokenizer_of
 from hidet_dist.llm.pooling import MODULES
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.weights.gguf_file import GgufFile
+
+_TRIED_TOKENS = 4  # of a call to find what is to blame for an error
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,19 @@ class Checkpoint:
                 module.pooler = None  # it follows on what is used, and not every checkpoint has it
             return module, stored_weights(module, files)
 
+    def blamed(self, error: Exception) -> str:
+        """Name the field of the configuration that is to blame for an error, as the beginning of a sentence.
+
+        It is empty if none alone is, or if a plain call of the model succeeds.
+        """
+
+        def make(config: Any, _: bool) -> tuple[Any, Mapping[str, Any]]:
+            module = _made(config, self.configuration.where, None, None, self.is_encoder)
+            return module, example_inputs_of(module, 1, _TRIED_TOKENS)
+
+        with offline():
+            return self.configuration.blamed(error, lambda config: check_call(make, config))
+
     def tokenizer(self) -> CheckpointTokenizer:
         """Make the tokenizer.
 
@@ -128,14 +143,15 @@ def module_of(
     is_encoder: bool = False,
 ) -> Any:
     """Make the module of a configuration, without data, as :meth:`Checkpoint.module`. Raises ConfigError."""
+    return configuration.made(lambda config: _made(config, configuration.where, dtype, prepare, is_encoder))
 
-    def make(config: Any) -> Any:
-        kind = (_encoder_class if is_encoder else _causal_class)(config, configuration.where)
-        if prepare is not None:
-            prepare(config)
-        return made_module(kind, config, dtype_of(dtype, config), False, 0)
 
-    return configuration.made(make)
+def _made(config: Any, where: str, dtype: str | None, prepare: Callable[[Any], None] | None, is_encoder: bool) -> Any:
+    """Make the module of a configuration object, which is changed. Raises ConfigError, and what transformers raises."""
+    kind = (_encoder_class if is_encoder else _causal_class)(config, where)
+    if prepare is not None:
+        prepare(config)
+    return made_module(kind, config, dtype_of(dtype, config), False, 0)
 
 
 def _encoder_class(config: Any, where: str) -> Any:
