@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
 from torch.utils import _pytree as pytree
 
 FEWEST = 3
@@ -146,6 +146,11 @@ class _LayerCall:
     results: list[torch.Tensor]
     result: Any
     repetitions: int = 0
+
+
+def is_saved(spec: InputSpec) -> bool:
+    """Whether a parameter or a buffer of an exported program is in the module's state dict."""
+    return spec.persistent is not False  # None for parameters
 
 
 @dataclass(frozen=True)
@@ -326,7 +331,7 @@ class Layers:
             if spec.kind is InputKind.USER_INPUT:
                 operands.append(None if isinstance(spec.arg, ConstantArgument) else next(arguments))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in names:
-                operands.append(LayerWeight(spec.target, spec.persistent is not False))
+                operands.append(LayerWeight(spec.target, is_saved(spec)))
             elif spec.kind is InputKind.CONSTANT_TENSOR and self._is_constant(program.constants[str(spec.target)]):
                 operands.append(str(spec.target))
             else:

@@ -29,7 +29,7 @@ from hidet_dist.frontends.pytorch.calls import (
     name_of_dtype,
     takes_numbers,
 )
-from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight
+from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.operators import promoted_dtype
@@ -224,7 +224,7 @@ class _Lowerer:
             elif spec.kind is InputKind.BUFFER and spec.target in written:
                 values[node] = self.states[str(spec.target)] = self.state(str(spec.target))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                values[node] = self.weight(str(spec.target), spec.persistent is not False)
+                values[node] = self.weight(str(spec.target), is_saved(spec))
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 values[node] = _Known(self.program.constants[spec.target])
             else:
