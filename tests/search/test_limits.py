@@ -141,7 +141,7 @@ def test_at_any_deadline_there_is_a_plan_that_fits_and_no_more_work(
 
 @pytest.mark.parametrize("tightly", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
-    """A simpler problem is solved where time is short, in which mesh axes split operators together if at all."""
+    """A simpler problem is solved where time is short, in which few splits are offered."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))
     view = GraphView(graph)
     budget = int(1.1 * 63_072) if tightly else None  # the least that a search without a time limit names

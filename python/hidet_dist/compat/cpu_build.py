@@ -38,8 +38,8 @@ _compiler: Any = importlib.import_module("hidet.backend.build")
 _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
 # GNU gold links a kernel in less time. Some installations lack it.
 _LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") is not None else ()
-# What kernels link to, besides the libraries of the call. That of C++ is left out, which takes the linker longer than
-# all of the rest: libhidet_runtime needs it, so that it is loaded with each kernel.
+# The linker, and what kernels link to besides the libraries of the call. That of C++ is left out, which takes the
+# linker longer than all of the rest: libhidet_runtime needs it, so that it is loaded with each kernel.
 LIBRARIES = (
     *_LINKER,
     "-nodefaultlibs",

@@ -126,7 +126,7 @@ const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many 
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
 const float kNothing = -FLT_MAX;
 
-/* How many of so many queries are next: the most, but no pass is of one where two are possible. */
+/* The queries of the next pass over rows: as many as registers allow, or half where that would leave one alone. */
 inline int64_t of_a_pass(int64_t queries) {
   if (queries == kQueries + 1) return queries / 2;
   return queries < kQueries ? queries : kQueries;

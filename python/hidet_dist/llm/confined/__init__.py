@@ -20,6 +20,9 @@ from typing import IO, Any
 
 from hidet_dist.limits import MOST_CONFINED_BYTES, MOST_CONFINED_SECONDS
 
+MOST_SAID = 1000
+"""Characters of an error that a process hands on."""
+
 _LENGTH_BYTES = 8
 _END_SECONDS = 5.0
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hidet_dist.limits import MOST_PROMPT_CHARACTERS
-from hidet_dist.llm.confined import answer_requests
+from hidet_dist.llm.confined import MOST_SAID, answer_requests
 
 _WRONG = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, AttributeError, MemoryError)
 """What a template can raise, beside Jinja's own errors."""
@@ -49,15 +49,12 @@ def rendered(request: dict[str, Any]) -> dict[str, str]:
 
 
 def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_TEXT]
+    return (" ".join(str(error).split()) or type(error).__name__)[:MOST_SAID]
 
 
 @functools.lru_cache(maxsize=4)
 def _compiled(source: str) -> Any:
     return _environment().from_string(source)
-
-
-_MOST_TEXT = 1000  # characters of an error
 
 
 def _environment() -> Any:

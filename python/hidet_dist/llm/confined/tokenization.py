@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hidet_dist.limits import MOST_PROMPT_CHARACTERS, MOST_PROMPT_TOKENS
-from hidet_dist.llm.confined import answer_requests
+from hidet_dist.llm.confined import MOST_SAID, answer_requests
 
 
 class Held:
@@ -37,7 +37,7 @@ class Held:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # the library raises Exception, and a panic is a BaseException of its own
-            return {"wrong": str(error)[:_MOST_TEXT]}
+            return {"wrong": str(error)[:MOST_SAID]}
 
     def _read(self, text: str) -> dict[str, Any]:
         """Read a tokenizer of the library's JSON form, and tell its vocabulary, its tokens apart, and its decoder."""
@@ -74,8 +74,6 @@ def _kinds(decoder: Any) -> list[str]:
         pending += part.get("decoders", ())
     return kinds
 
-
-_MOST_TEXT = 1000  # characters of an error
 
 if __name__ == "__main__":
     answer_requests(Held().answer)

@@ -98,8 +98,8 @@ def formulate(
         Rules for any mesh, where they are shared with other graphs.
     simple: bool
         Whether to leave out nearly all choices, for a problem that is formulated and solved at once: operators
-        without pins are replicated or split by all axes together, and weights are stored whole, or one dim of each is
-        split by all devices.
+        without pins have those of :meth:`hidet_dist.rules.rule.Rule.joint_choices`, and weights are stored whole, or
+        one dim of each is split by all devices.
 
     Raises
     ------
