@@ -135,6 +135,6 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
         pytest.skip(str(error))
 
     def install(folder: Path) -> None:
-        nvcc.install(str(toolkit.nvcc), folder / "cuda", emulated.HIDET / "include")
+        nvcc.install(str(toolkit.nvcc), folder / "cuda", emulated.HEADERS)
 
     return emulated.Emulator(made_once(tmp_path_factory, "emulator", install) / "cuda")

@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import hidet
 import hidet.cuda
@@ -12,7 +13,7 @@ from hidet.ir.tools import collect
 from hidet.lang import attrs
 from hidet.lang.cuda import blockIdx, threadIdx
 
-from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compat.cuda_build import RUNTIME, described_gpu
 from hidet_dist.compat.half_products import half_products
 from hidet_dist.compat.joint_launches import joint_launches, launched_in_turn
 from hidet_dist.compat.symbolic_tiles import symbolic_tiles
@@ -44,6 +45,7 @@ def commands(monkeypatch):
 
 
 def compile_nothing(tmp_path):
+    (tmp_path / "a.cu").touch()
     compiler.compile_source(str(tmp_path / "a.cu"), str(tmp_path / "lib.so"), "cuda")
 
 
@@ -65,6 +67,18 @@ def test_hidet_still_links_every_kernel_against_the_driver(described, commands, 
     assert words[:3] == [str(tmp_path / "nvcc"), "-Xlinker", "--as-needed"]
     assert f"-L{tmp_path / 'link'}" in words
     assert "arch=compute_90a,code=sm_90a" in words
+
+
+def test_hidets_headers_still_include_streams(described, commands, tmp_path, monkeypatch):
+    task = (hidet.symbol([2, 3], "float32", "cpu") + 1.0).op.task
+    (tmp_path / "task").mkdir()
+    with described():
+        build_task.build_task_module(task, task.implement("cuda", str(tmp_path)), str(tmp_path / "task"), "cuda")
+    included = [line for line in (tmp_path / "task/source.cu").read_text().splitlines() if line.startswith("#include")]
+    assert included[0] == f"#include <{RUNTIME}>"
+    assert not any("/runtime/" in line for line in included[1:] if "complex" not in line), "hidet has other headers"
+    headers = Path(hidet.__file__).parent / "include/hidet/runtime"
+    assert "<iostream>" in (headers / "common.h").read_text(), "hidet's headers are quick to compile: use them"
 
 
 def test_hidets_cache_still_takes_one_architecture_for_another(monkeypatch):

@@ -26,13 +26,8 @@
 #include <utility>
 #include <vector>
 
-#include <hidet/runtime/cpu/context.h>
 #include <hidet/runtime/cuda/complex.h>
-#include <hidet/runtime/cuda/context.h>
-#include <hidet/runtime/int_fastdiv.h>
-#include <hidet/runtime/logging.h>
-#include <hidet/runtime/memory_planner.h>
-#include <hidet/runtime/symbols.h>
+#include <hidet_dist/kernels/cuda/runtime.h>
 
 namespace emulated {
 

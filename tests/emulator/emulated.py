@@ -12,8 +12,11 @@ from pathlib import Path
 import hidet
 import numpy as np
 
+from hidet_dist import native
+
 HERE = Path(__file__).parent
 HIDET = Path(hidet.__file__).parent
+HEADERS = (HIDET / "include", native.include_dir())
 
 
 class EmulatedFault(Exception):
@@ -28,7 +31,7 @@ class Emulator:
 
     def compile(self, source: Path, library: Path, arch: str = "90a") -> Path:
         """A library of a file of CUDA C++ that exports ``hidet_launch_0`` and so on."""
-        folders = [f"-I{HIDET / 'include'}", f"-L{HIDET / 'lib'}"]
+        folders = [*(f"-I{folder}" for folder in HEADERS), f"-L{HIDET / 'lib'}"]
         target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-lhidet_runtime"]
         command = [str(self.home / "bin" / "nvcc"), *folders, *target, str(source), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1000)

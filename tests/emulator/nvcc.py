@@ -9,6 +9,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,8 +24,8 @@ _KERNEL_HEADER = re.compile(r'^#include [<"](hidet_dist/kernels/cuda/[\w/]+\.h)[
 WATCHED = ["-fsanitize=thread"]  # each access to memory calls a function of races.cpp
 
 
-def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
-    """Make a folder that can be CUDA_HOME; returns it."""
+def install(nvcc: str, home: Path, headers: Iterable[Path]) -> Path:
+    """Make a folder that can be CUDA_HOME; returns it. ``headers`` are the folders with those of kernels."""
     precompiled = home / "precompiled"
     for folder in (home / "bin", precompiled):
         folder.mkdir(parents=True)
@@ -32,7 +33,7 @@ def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{nvcc}" "{precompiled}" "$@"\n')
     script.chmod(0o755)
     header = ["-x", "c++-header", str(HERE / "emulated.hpp"), "-o", str(precompiled / "emulated.hpp.gch")]
-    include = [f"-I{hidet_include}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
+    include = [*(f"-I{folder}" for folder in headers), f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
     subprocess.run(["g++", *FLAGS, *WATCHED, *include, *header], check=True, timeout=1000)
     races = ["-O2", "-c", str(HERE / "races.cpp"), "-o", str(precompiled / "races.o")]
     subprocess.run(["g++", *FLAGS, *include, *races], check=True, timeout=1000)

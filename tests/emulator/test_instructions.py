@@ -40,8 +40,7 @@ def source_of(kernels: Iterable[Kernel]) -> str:
 #include <stdint.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
-#include <hidet/runtime/cuda/context.h>
-#include <hidet/runtime/logging.h>
+#include <hidet_dist/kernels/cuda/runtime.h>
 {LOAD_ADDRESS}
 """
     for number, kernel in enumerate(kernels):

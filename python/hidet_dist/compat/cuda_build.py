@@ -8,6 +8,8 @@ While :func:`described_gpu` is active:
 * The processes that build kernels do not query all devices first.
 * nvcc is that of the given toolkit, and kernels depend only on libraries that they use: hidet links all of them against
   libcuda, which only a machine with a GPU has. They are compiled as C++17, which the project's own headers need.
+* hidet's headers of its runtime, which take nvcc longer than most kernels, are left out. Kernels include one in their
+  place that has what they need.
 * Each GPU, compiler and set of options has a separate cache of kernels: the key of hidet's cache lacks them.
 """
 
@@ -25,6 +27,7 @@ import hidet
 import hidet.cuda
 from hidet.backend.build import NVCC
 
+from hidet_dist import native
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.machine.gpu import Gpu
 
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
 _compiler: Any = importlib.import_module("hidet.backend.build")
 _device: Any = importlib.import_module("hidet.cuda.device")
 _startup: Any = importlib.import_module("hidet.drivers.utils").lazy_initialize_cuda
+
+RUNTIME = "hidet_dist/kernels/cuda/runtime.h"
+"""The header that kernels include in place of those of hidet's runtime."""
+
+# Only launchers of graphs, which are not compiled for CUDA, use the memory planner.
+_HIDETS = tuple(
+    f"#include <hidet/runtime/{name}.h>\n"
+    for name in ("symbols", "memory_planner", "cpu/context", "cuda/context", "logging", "int_fastdiv")
+)
 
 HIDET_STANDARD, STANDARD = "-std=c++11", "-std=c++17"
 """The option of nvcc for the version of C++: hidet's, and the one that kernels are compiled with."""
@@ -66,6 +78,12 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         def __init__(self) -> None:
             super().__init__()
             self.library_dirs: list[str] = [str(link_folder), *self.library_dirs]
+            self.include_dirs: list[str] = [str(native.include_dir()), *self.include_dirs]
+
+        def compile(self, src_path: str, *arguments: Any, **named: Any) -> None:
+            source = Path(src_path)
+            source.write_text(with_runtime(source.read_text()))
+            super().compile(src_path, *arguments, **named)
 
         def run_compile_command(self, command: str, src_path: str, out_lib_path: str) -> None:
             nvcc = str(toolkit.nvcc)
@@ -96,6 +114,12 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         hidet.option.search_space(space)
         hidet.option.cache_dir(str(cache))
         yield
+
+
+def with_runtime(source: str) -> str:
+    """Put one header in the place of hidet's of its runtime."""
+    lines = (line for line in source.splitlines(keepends=True) if line not in _HIDETS)
+    return "".join([f"#include <{RUNTIME}>\n", *lines])
 
 
 def _symbolic() -> None:

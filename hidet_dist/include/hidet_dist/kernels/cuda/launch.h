@@ -1,12 +1,10 @@
 // Launches of kernels that are written in CUDA C++. Compiled into generated kernels, as C++17.
 #pragma once
 #include <cuda_runtime.h>
-#include <hidet/runtime/cuda/context.h>
-#include <hidet/runtime/logging.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <string>
+#include "hidet_dist/kernels/cuda/runtime.h"
 
 namespace hidet_dist {
 namespace cuda {
@@ -20,7 +18,11 @@ inline cudaStream_t stream() { return static_cast<cudaStream_t>(get_cuda_stream(
 
 // Reports an error of a launch, or of what was asked for before it, as hidet's generated launches do.
 inline void check(cudaError_t error, const char *what) {
-  if (error != cudaSuccess) hidet_set_last_error((std::string(what) + ": " + cudaGetErrorString(error)).c_str());
+  if (error == cudaSuccess) return;
+  KernelError said(what);
+  said.add(": ");
+  said.add(cudaGetErrorString(error));
+  hidet_set_last_error(said.what());
 }
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
