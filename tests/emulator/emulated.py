@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import hidet
 import numpy as np
+from tests.forked import Forks
 
 from hidet_dist import native
 
@@ -55,11 +58,21 @@ def run(
     """
     file = library.with_suffix(".npz")
     np.savez(file, *arrays)
-    command = [sys.executable, str(HERE / "run_kernel.py"), str(library), str(file), str(candidate)]
-    command += [f"{name}={size}" for name, size in (sizes or {}).items()]
-    own = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=1000)
-    if done.returncode != 0:
-        raise EmulatedFault(done.stderr)
+    arguments = [str(library), str(file), str(candidate), *(f"{name}={size}" for name, size in (sizes or {}).items())]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = _forks().fork({**os.environ, **(environment or {})}, arguments, errors.fileno())
+        with process.stdin, process.stdout:
+            status = process.wait(timeout=1000)
+        errors.seek(0)
+        if status != 0:
+            raise EmulatedFault(errors.read())
     with np.load(file) as data:
         return [data[name] for name in data.files]
+
+
+@cache
+def _forks() -> Forks:
+    """The process that those which run a kernel are forked from."""
+    forks = Forks(HERE / "run_kernel.py", dict(os.environ))
+    atexit.register(forks.end)
+    return forks

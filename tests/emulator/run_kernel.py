@@ -2,6 +2,7 @@
 
 ``run_kernel.py LIBRARY ARRAYS.npz [CANDIDATE [SYMBOL=SIZE ...]]``
 
+With the number of a socket as its only argument, it is a process that such ones are forked from (``tests/forked.py``).
 The arrays are the kernel's arguments, in their order; the file has them again as the kernel left them. Each array ends
 where its pages do, and no page around them may be touched: what reads or writes further ends the process.
 """
@@ -11,9 +12,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forked import await_fork
 from hidet_dist.runtime.libraries import hidet_runtime
 
 _ALIGNMENT = 16  # bytes: the widest access of a thread
@@ -52,4 +56,7 @@ def main(library: str, file: str, candidate: str = "0", *sizes: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        hidet_runtime()
+        await_fork(int(sys.argv[1]))
     main(*sys.argv[1:])
