@@ -14,7 +14,8 @@ rank_bytes       of the memory of each rank after two calls of each program, as 
 ``folder_ratio`` and ``rank_ratio``, the largest of all ranks and kinds, are those of two programs over one.
 
 ``attention``: the CPU's kernel of attention over rows, on one thread, of 8 tokens that decode, each of its own
-sequence, with the heads of LLaMA-3-8B. Of pools of each dtype, medians of measurements in turns:
+sequence, with the heads of LLaMA-3-8B. Pools, and what is copied, lie in memory as ranks reserve it for states. Of
+pools of each dtype, medians of measurements in turns:
 
 milliseconds     of a call at length 2048.
 read             the bytes of keys and values that it needs, per second.
@@ -53,6 +54,7 @@ import contextlib
 import ctypes
 import functools
 import json
+import math
 import os
 import resource
 import statistics
@@ -66,6 +68,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from hidet_dist.compile import CompiledProgram
     from hidet_dist.partitioning import Program
     from hidet_dist.spec.plan import StagePlan
@@ -267,8 +271,7 @@ def measure_attention() -> dict[str, Any]:
     result: dict[str, Any] = {"goal_ratio": LEAST_OF_COPY, "goal_capacity_ratio": MOST_RATIO}
     for dtype in ("float32", "bfloat16", "float16"):
         call, bytes_read = _attention(dtype, LONG, LONG)
-        source = torch.ones(bytes_read // 2, dtype=torch.uint8)
-        target = torch.empty_like(source)
+        source, target = (_ones([bytes_read // 2], torch.uint8) for _ in range(2))
         seconds, copying = _medians(call, functools.partial(target.copy_, source))
         short, long = _medians(*(_attention(dtype, LENGTH, capacity)[0] for capacity in CAPACITIES))
         result[dtype] = {
@@ -318,7 +321,7 @@ def _attention(dtype: str, length: int, capacity: int) -> tuple[Callable[[], Any
     pages = torch.randperm(DECODING * capacity // PAGE, generator=generator).to(torch.int32)
     tensors = [
         torch.randn(DECODING, HEADS, SIZE, generator=generator),
-        *(torch.ones(pool, dtype=getattr(torch, dtype)) for _ in range(2)),
+        *(_ones(pool, getattr(torch, dtype)) for _ in range(2)),
         pages.reshape(DECODING, -1),
         torch.arange(DECODING, dtype=torch.int32),
         torch.zeros(DECODING, dtype=torch.int32),
@@ -332,6 +335,16 @@ def _attention(dtype: str, length: int, capacity: int) -> tuple[Callable[[], Any
         function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors))
 
     return call, 2 * DECODING * length * GROUPS * SIZE * tensors[1].element_size()
+
+
+def _ones(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor of ones in memory as ranks reserve it for states."""
+    import torch
+
+    from hidet_dist.runtime.recycling import aligned
+
+    memory = aligned(math.prod(shape) * dtype.itemsize, zeros=True)
+    return torch.from_numpy(memory).view(dtype).view(shape).fill_(1)
 
 
 def _medians(*calls: Callable[[], Any]) -> list[float]:

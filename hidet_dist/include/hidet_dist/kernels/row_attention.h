@@ -33,7 +33,8 @@ namespace row_attention {
 /* Vectors of a level's width. `fma` is rounded once where the level has such an instruction. */
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 typedef __m512 Vec;
-const int kLanes = 16, kQueries = 4; /* queries in one pass over rows: as many as registers allow */
+const int kLanes = 16, kQueries = 4; /* queries in one pass over four rows: as many as registers allow */
+const int kRowsOfFour = 4;           /* rows in one pass of four queries */
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec all(float x) { return _mm512_set1_ps(x); }
 inline Vec load(const float *p) { return _mm512_loadu_ps(p); }
@@ -69,7 +70,7 @@ inline void store_sums(const Vec (&x)[4][4], float *y, int64_t step) {
 }
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 typedef __m256 Vec;
-const int kLanes = 8, kQueries = 3;
+const int kLanes = 8, kQueries = 3, kRowsOfFour = 2;
 inline Vec zero() { return _mm256_setzero_ps(); }
 inline Vec all(float x) { return _mm256_set1_ps(x); }
 inline Vec load(const float *p) { return _mm256_loadu_ps(p); }
@@ -89,7 +90,7 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 }
 #else
 typedef __m128 Vec;
-const int kLanes = 4, kQueries = 3;
+const int kLanes = 4, kQueries = 3, kRowsOfFour = 2;
 inline Vec zero() { return _mm_setzero_ps(); }
 inline Vec all(float x) { return _mm_set1_ps(x); }
 inline Vec load(const float *p) { return _mm_loadu_ps(p); }
@@ -111,16 +112,24 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 }
 #endif
 
-/* The scores of N queries with four rows, from the sums in each lane. */
+/* The scores of N queries with four rows, or of four queries with two, from the sums in each lane. */
 template <int N>
 inline void store_sums(const Vec (&x)[N][4], float *y, int64_t step) {
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) _mm_storeu_ps(y + i * step, sums(x[i][0], x[i][1], x[i][2], x[i][3]));
 }
+inline void store_sums(const Vec (&x)[4][2], float *y, int64_t step) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 4; i += 2) {
+    const __m128 both = sums(x[i][0], x[i][1], x[i + 1][0], x[i + 1][1]);
+    _mm_storel_pi(reinterpret_cast<__m64 *>(y + i * step), both);
+    _mm_storeh_pi(reinterpret_cast<__m64 *>(y + (i + 1) * step), both);
+  }
+}
 
 const int64_t kChunk = 128; /* rows of a chunk: merging two costs as much as a few rows */
 const int64_t kQuad = 4;    /* rows that are read together */
-const int64_t kAhead = 8;   /* how many rows before they are read rows are asked for */
+const int64_t kWindow = 32; /* rows that are asked for while the same number before them is read */
 const int64_t kLine = 64;   /* bytes of a cache line */
 const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many groups fill the first one */
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
@@ -128,6 +137,7 @@ const float kNothing = -FLT_MAX;
 
 /* The queries of the next pass over rows: as many as registers allow, or half where that would leave one alone. */
 inline int64_t of_a_pass(int64_t queries) {
+  if (queries == 4) return 4;
   if (queries == kQueries + 1) return queries / 2;
   return queries < kQueries ? queries : kQueries;
 }
@@ -149,55 +159,65 @@ struct Ahead {
   }
 };
 
-/* Scores of N queries with four rows. Without the pragmas GCC keeps the sums in memory before and after the loop. */
-template <int N, class E>
+/* Scores of N queries with four rows, R at a time. Without the pragmas GCC keeps the sums in memory around the loop. */
+template <int N, int R, class E>
 HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size, float *scores,
                               Ahead &asked) {
   Ahead ahead = asked;
-  Vec total[N][kQuad];
+  const int64_t lines = kLine * kQuad / R / static_cast<int64_t>(sizeof(E)); /* elements of a row for a line of four */
+  for (int64_t first = 0; first < kQuad; first += R) {
+    Vec total[N][R];
 #pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
+    for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kQuad; ++j) total[i][j] = zero();
-  for (int64_t d = 0; d < size; d += kLanes) {
-    if (d * static_cast<int64_t>(sizeof(E)) % kLine == 0) ahead.ask();
-    Vec q[N];
+      for (int j = 0; j < R; ++j) total[i][j] = zero();
+    for (int64_t d = 0; d < size;) {
+      ahead.ask();
+      for (const int64_t end = std::min(size, d + lines); d < end; d += kLanes) {
+        Vec q[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) q[i] = load(query + i * query_step + d);
+        for (int i = 0; i < N; ++i) q[i] = load(query + i * query_step + d);
 #pragma GCC unroll 4
-    for (int j = 0; j < kQuad; ++j) {
-      const Vec k = load(rows[j] + d);
+        for (int j = 0; j < R; ++j) {
+          const Vec k = load(rows[first + j] + d);
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) total[i][j] = fma(q[i], k, total[i][j]);
+          for (int i = 0; i < N; ++i) total[i][j] = fma(q[i], k, total[i][j]);
+        }
+      }
     }
+    store_sums(total, scores + first, kChunk);
   }
-  store_sums(total, scores, kChunk);
   asked.next = ahead.next;
 }
 
-/* Add four rows to the results of N queries, each times its weight for the row. */
-template <int N, class E>
+/* Add four rows to the results of N queries, R at a time, each times its weight for the row. */
+template <int N, int R, class E>
 HIDET_DIST_NOINLINE void mix(const float *weights, const E *const *rows, int64_t size, float *result, int64_t step,
                              Ahead &asked) {
   Ahead ahead = asked;
-  Vec w[N][kQuad];
+  const int64_t lines = kLine * kQuad / R / static_cast<int64_t>(sizeof(E));
+  for (int64_t first = 0; first < kQuad; first += R) {
+    Vec w[N][R];
 #pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
+    for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kQuad; ++j) w[i][j] = all(weights[i * kChunk + j]);
-  for (int64_t d = 0; d < size; d += kLanes) {
-    if (d * static_cast<int64_t>(sizeof(E)) % kLine == 0) ahead.ask();
-    Vec y[N];
+      for (int j = 0; j < R; ++j) w[i][j] = all(weights[i * kChunk + first + j]);
+    for (int64_t d = 0; d < size;) {
+      ahead.ask();
+      for (const int64_t end = std::min(size, d + lines); d < end; d += kLanes) {
+        Vec y[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) y[i] = load(result + i * step + d);
+        for (int i = 0; i < N; ++i) y[i] = load(result + i * step + d);
 #pragma GCC unroll 4
-    for (int j = 0; j < kQuad; ++j) {
-      const Vec v = load(rows[j] + d);
+        for (int j = 0; j < R; ++j) {
+          const Vec v = load(rows[first + j] + d);
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) y[i] = fma(w[i][j], v, y[i]);
+          for (int i = 0; i < N; ++i) y[i] = fma(w[i][j], v, y[i]);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < N; ++i) store(result + i * step + d, y[i]);
+      }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) store(result + i * step + d, y[i]);
   }
   asked.next = ahead.next;
 }
@@ -318,6 +338,21 @@ class Worker {
   int64_t queries(const Block &block) const { return block.groups * block.tokens * shape_.of_group(); }
 
  private:
+  /* Four rows of keys or values, of one group of heads after the other, and what is asked for beside them. */
+  struct Quad {
+    const Pool *rows[kQuad];
+    int64_t step; /* elements from one group's row to the next one's */
+    bool is_known; /* all four are rows of the pool */
+    Ahead ahead;
+
+    void advance() {
+      for (int64_t j = 0; j < kQuad; ++j) {
+        rows[j] += step;
+        ahead.at[j] += ahead.bytes;
+      }
+    }
+  };
+
   static float *take(float *&at, int64_t floats) {
     float *const result = at;
     at += floats;
@@ -368,15 +403,19 @@ class Worker {
     }
     if (least >= most) return;
     least = least / kQuad * kQuad;
-    const int64_t behind = divide_up(most, kQuad) * kQuad;
+    const int64_t behind = divide_up(most, kQuad) * kQuad, last = (behind - 1) / kWindow;
     find_rows(block, first, most);
     for (int64_t l = least; l < behind; l += kQuad) {
-      const int64_t next = l + kAhead - behind; /* behind the last keys come the first values */
+      Quad quad = quad_of(operands_.keys, shape_.size_k, block, l);
+      if (l / kWindow < last)
+        ask_for(quad, operands_.keys, shape_.size_k, block, l, l / kWindow + 1, behind);
+      else /* behind the last keys come the first values */
+        ask_for(quad, operands_.values, shape_.value_step, block, l, least / kWindow, behind);
       for (int64_t g = 0; g < block.groups; ++g) {
-        Ahead ahead = next < 0 ? share_of(operands_.keys, shape_.size_k, block, g, l + kAhead)
-                               : share_of(operands_.values, shape_.value_step, block, g, least + next);
-        scores_of_quad(block, g, l, ahead);
+        Ahead ahead = quad.ahead;
+        scores_of_quad(block, g, l, quad, ahead);
         while (ahead.next < ahead.bytes) ahead.ask();
+        quad.advance();
       }
     }
     for (int64_t g = 0; g < block.groups; ++g)
@@ -384,15 +423,16 @@ class Worker {
         for (int64_t r = 0; r < of_group && begin_[t] < end_[t]; ++r)
           weigh(g * in_group + t * of_group + r, begin_[t], end_[t], result);
     for (int64_t l = least; l < behind; l += kQuad) {
-      const int64_t next = l + kAhead - behind;
+      Quad quad = quad_of(operands_.values, shape_.value_step, block, l);
+      if (l / kWindow < last)
+        ask_for(quad, operands_.values, shape_.value_step, block, l, l / kWindow + 1, behind);
+      else if (behind == kChunk)
+        ask_for(quad, operands_.keys, shape_.size_k, block, l, kChunk / kWindow, kChunk + kWindow);
       for (int64_t g = 0; g < block.groups; ++g) {
-        Ahead ahead = {{}, 0, 0};
-        if (next < 0)
-          ahead = share_of(operands_.values, shape_.value_step, block, g, l + kAhead);
-        else if (behind == kChunk)
-          ahead = share_of(operands_.keys, shape_.size_k, block, g, kChunk + next);
-        mix_quad(block, g, l, result, ahead);
+        Ahead ahead = quad.ahead;
+        mix_quad(block, g, l, quad, result, ahead);
         while (ahead.next < ahead.bytes) ahead.ask();
+        quad.advance();
       }
     }
   }
@@ -403,7 +443,7 @@ class Worker {
     const bool known = sequence >= 0 && sequence < shape_.sequences;
     const int32_t *const pages =
         operands_.table + ((known ? sequence : 0) * shape_.parts + block.part) * shape_.columns;
-    for (int64_t l = 0; l < kChunk + kAhead + kQuad; ++l) {
+    for (int64_t l = 0; l < kChunk + kWindow; ++l) {
       const int64_t place = first + l, column = place / shape_.page;
       int64_t row = -1;
       if (known && column < shape_.columns) {
@@ -415,44 +455,46 @@ class Worker {
     for (int64_t l = count; l < divide_up(count, kQuad) * kQuad; ++l) rows_[l] = -1;
   }
 
-  template <class T>
-  const T *row_of(const T *pool, int64_t step, int64_t part, int64_t group, int64_t l) const {
-    const int64_t row = part * shape_.rows + std::max<int64_t>(rows_[l], 0);
-    return pool + (row * shape_.groups + group) * step;
+  const Pool *row_of(const Pool *pool, int64_t step, const Block &block, int64_t l) const {
+    const int64_t row = block.part * shape_.rows + std::max<int64_t>(rows_[l], 0);
+    return pool + (row * shape_.groups + block.group) * step;
+  }
+
+  Quad quad_of(const Pool *pool, int64_t step, const Block &block, int64_t l) const {
+    Quad quad = {{}, step, true, {{}, 0, 0}};
+    for (int64_t j = 0; j < kQuad; ++j) {
+      quad.rows[j] = row_of(pool, step, block, l + j);
+      quad.is_known = quad.is_known && rows_[l + j] >= 0;
+    }
+    return quad;
   }
 
   /*
-   * What is asked for beside a group of a quad of rows. Shares follow each other as rows and their groups lie in memory:
-   * processors follow such streams ahead, and not those of rows in turns.
+   * Ask for rows of a window before `limit` beside a quad, one of each fourth of the window: a processor follows such
+   * streams ahead, each in a page of memory of its own, and reads several together in less time than one.
    */
-  Ahead share_of(const Pool *pool, int64_t step, const Block &block, int64_t share, int64_t l) const {
-    Ahead ahead = {{}, 0, step * static_cast<int64_t>(sizeof(Pool))};
-    int64_t group = share * kQuad % block.groups, j = l + share * kQuad / block.groups;
-    for (int64_t unit = 0; unit < kQuad; ++unit) { /* places without a row ask for the first one */
-      ahead.at[unit] = reinterpret_cast<const char *>(row_of(pool, step, block.part, block.group + group, j));
-      if (++group == block.groups) {
-        group = 0;
-        ++j;
-      }
+  void ask_for(Quad &quad, const Pool *pool, int64_t step, const Block &block, int64_t l, int64_t window,
+               int64_t limit) const {
+    const int64_t first = window * kWindow + l % kWindow / kQuad;
+    for (int64_t j = 0; j < kQuad; ++j) {
+      const int64_t row = first + j * (kWindow / kQuad);
+      quad.ahead.at[j] = reinterpret_cast<const char *>(row_of(pool, step, block, row < limit ? row : first));
     }
-    return ahead;
+    quad.ahead.bytes = step * static_cast<int64_t>(sizeof(Pool));
   }
 
-  void scores_of_quad(const Block &block, int64_t g, int64_t l, Ahead &ahead) {
-    const Pool *rows[kQuad];
-    for (int64_t j = 0; j < kQuad; ++j)
-      rows[j] = row_of(operands_.keys, shape_.size_k, block.part, block.group + g, l + j);
+  void scores_of_quad(const Block &block, int64_t g, int64_t l, const Quad &quad, Ahead &ahead) {
     const int64_t in_group = block.tokens * shape_.of_group();
     const float *const query = query_ + g * in_group * step_k_;
     float *const scores = scores_ + g * in_group * kChunk + l;
     if (shape_.size_k % kLanes == 0) {
-      all_dots(query, in_group, rows, shape_.size_k, scores, ahead);
+      all_dots(query, in_group, quad.rows, shape_.size_k, scores, ahead);
     } else {
       const float *wide[kQuad];
-      convert(rows, shape_.size_k, step_k_, wide);
+      convert(quad.rows, shape_.size_k, step_k_, wide);
       all_dots(query, in_group, wide, step_k_, scores, ahead);
     }
-    for (int64_t j = 0; j < kQuad; ++j) {
+    for (int64_t j = 0; j < kQuad && !quad.is_known; ++j) {
       if (rows_[l + j] >= 0) continue; /* what a token sees of it is no number, and shows */
       for (int64_t q = 0; q < in_group; ++q) scores[q * kChunk + j] = NAN;
     }
@@ -464,10 +506,11 @@ class Worker {
     for (int64_t q = 0; q < count; q += some) {
       some = of_a_pass(count - q);
       const float *const from = query + q * step_k_;
-      if (some == kQueries) dots<kQueries>(from, step_k_, rows, size, scores + q * kChunk, ahead);
-      if (some == 3 && kQueries > 3) dots<3>(from, step_k_, rows, size, scores + q * kChunk, ahead);
-      if (some == 2) dots<2>(from, step_k_, rows, size, scores + q * kChunk, ahead);
-      if (some == 1) dots<1>(from, step_k_, rows, size, scores + q * kChunk, ahead);
+      float *const to = scores + q * kChunk;
+      if (some == 4) dots<4, kRowsOfFour>(from, step_k_, rows, size, to, ahead);
+      if (some == 3) dots<3, kQuad>(from, step_k_, rows, size, to, ahead);
+      if (some == 2) dots<2, kQuad>(from, step_k_, rows, size, to, ahead);
+      if (some == 1) dots<1, kQuad>(from, step_k_, rows, size, to, ahead);
     }
   }
 
@@ -503,15 +546,12 @@ class Worker {
     result.total[query] = sum == 0.0f ? NAN : sum; /* scores that are all minus infinity */
   }
 
-  void mix_quad(const Block &block, int64_t g, int64_t l, Seen result, Ahead &ahead) {
-    const Pool *rows[kQuad];
-    for (int64_t j = 0; j < kQuad; ++j)
-      rows[j] = row_of(operands_.values, shape_.value_step, block.part, block.group + g, l + j);
+  void mix_quad(const Block &block, int64_t g, int64_t l, const Quad &quad, Seen result, Ahead &ahead) {
     if (shape_.size_v % kLanes == 0) {
-      all_mixed(block, g, l, rows, shape_.size_v, result, ahead);
+      all_mixed(block, g, l, quad.rows, shape_.size_v, result, ahead);
     } else {
       const float *wide[kQuad];
-      convert(rows, shape_.size_v, step_v_, wide);
+      convert(quad.rows, shape_.size_v, step_v_, wide);
       all_mixed(block, g, l, wide, step_v_, result, ahead);
     }
   }
@@ -545,10 +585,11 @@ class Worker {
     for (; q < end; q += some) {
       some = of_a_pass(end - q);
       const float *const from = weights + q * kChunk;
-      if (some == kQueries) mix<kQueries>(from, rows, size, y + q * step_v_, step_v_, ahead);
-      if (some == 3 && kQueries > 3) mix<3>(from, rows, size, y + q * step_v_, step_v_, ahead);
-      if (some == 2) mix<2>(from, rows, size, y + q * step_v_, step_v_, ahead);
-      if (some == 1) mix<1>(from, rows, size, y + q * step_v_, step_v_, ahead);
+      float *const to = y + q * step_v_;
+      if (some == 4) mix<4, kRowsOfFour>(from, rows, size, to, step_v_, ahead);
+      if (some == 3) mix<3, kQuad>(from, rows, size, to, step_v_, ahead);
+      if (some == 2) mix<2, kQuad>(from, rows, size, to, step_v_, ahead);
+      if (some == 1) mix<1, kQuad>(from, rows, size, to, step_v_, ahead);
     }
   }
 
@@ -586,7 +627,7 @@ class Worker {
   Scratch memory_;
   float *query_, *scores_, *converted_;
   Seen chunk_, whole_;
-  int64_t rows_[kChunk + kAhead + kQuad]; /* of the chunk's places, and of some behind them */
+  int64_t rows_[kChunk + kWindow]; /* of the chunk's places, and of some behind them */
   int64_t begin_[kBlockQueries], end_[kBlockQueries]; /* what each token of the block sees of the chunk */
 };
 
