@@ -141,6 +141,10 @@ and writes. Parsed and checked, one takes up to 700 bytes."""
 MOST_ONNX_FIELDS = 2**22
 """Numbers, texts and messages in the messages of an ONNX file, without the elements of weights; four a message."""
 
+MOST_ONNX_NUMBERS = 2**28
+"""Numbers of 7 bits a byte in the tensors of an ONNX file, where weights of few bits are lists of numbers instead of
+raw data. Parsed, each takes 4 or 8 bytes."""
+
 MOST_ONNX_NAME_BYTES = 2**16
 """A name in an ONNX file: those of nodes that converters made of many join the names of all, in some thousand bytes."""
 

@@ -13,12 +13,13 @@ from onnx import TensorProto, helper
 
 import hidet_dist
 from hidet_dist.errors import TraceError, WeightsError
-from hidet_dist.frontends.onnx import wire
+from hidet_dist.frontends.onnx import layers, wire
 from hidet_dist.limits import MOST_NODES, MOST_ONNX_ENTRIES, MOST_ONNX_FIELDS, MOST_ONNX_NAME_BYTES
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.weights.named import mark_of
 
 GRAPH, INITIALIZER, NODE, ATTRIBUTE, INTS, DIMS, NAME, RAW_DATA = 7, 5, 1, 5, 8, 1, 8, 9  # fields of onnx.proto
+INT32_DATA, NAME_OF_ATTRIBUTE, VALUE_OF_ATTRIBUTE = 5, 1, 5
 TENSOR = TensorProto(name="w", data_type=TensorProto.FLOAT).SerializeToString()
 
 
@@ -135,7 +136,9 @@ def test_data_of_another_length_is_refused(tmp_path: Path) -> None:
         hidet_dist.from_onnx(tmp_path / "model.onnx")
 
 
-def test_steps_of_all_recurrent_layers_are_counted(tmp_path: Path) -> None:
+def test_steps_of_all_recurrent_layers_are_counted_before_any_is_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = {name: np.zeros((1, 4, 1), np.float32) for name in "wr"}
     nodes = []
     for layer in range(9):
@@ -150,5 +153,28 @@ def test_steps_of_all_recurrent_layers_are_counted(tmp_path: Path) -> None:
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
     assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"steps": 2}).outputs[0].shape == (2, 1, 1)
+    monkeypatch.setattr(layers, "lstm", None)
     with pytest.raises(TraceError, match="recurrent layers with more than"):
-        hidet_dist.from_onnx(tmp_path / "model.onnx", {"steps": 4000})
+        hidet_dist.from_onnx(tmp_path / "model.onnx", {"steps": 400})
+
+
+@pytest.mark.parametrize("place", ["initializer", "constant"])
+def test_more_numbers_than_elements_are_refused_before_they_are_parsed(tmp_path: Path, place: str) -> None:
+    tensor = TENSOR + number(DIMS << 3) + number(1000) + field(INT32_DATA, bytes(2**20))
+    node = field(ATTRIBUTE, field(NAME_OF_ATTRIBUTE, b"value") + field(VALUE_OF_ATTRIBUTE, tensor))
+    more = field(INITIALIZER, tensor) if place == "initializer" else field(NODE, node)
+    (tmp_path / "model.onnx").write_bytes(with_graph(more))
+    with pytest.raises(TraceError, match=r"its tensor 'w' has 1048576 numbers, and the shape \[1000\]"):
+        hidet_dist.from_onnx(tmp_path / "model.onnx")
+
+
+def test_numbers_of_varying_length_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of 16 and 8 bits are such numbers where they are no raw data."""
+    tensor = helper.make_tensor("w", TensorProto.FLOAT16, [1500], np.arange(1500) / 4)
+    tensor.data_type = TensorProto.INT32
+    own = with_graph(field(INITIALIZER, tensor.SerializeToString()))
+    (tmp_path / "model.onnx").write_bytes(own)
+    hidet_dist.from_onnx(tmp_path / "model.onnx")
+    monkeypatch.setattr(wire, "MOST_ONNX_NUMBERS", 1499)
+    with pytest.raises(TraceError, match="more than 1499 numbers"):
+        hidet_dist.from_onnx(tmp_path / "model.onnx")

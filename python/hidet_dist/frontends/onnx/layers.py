@@ -440,7 +440,8 @@ def _weights(node: Node, mode: str, size: int, coordinates: np.ndarray, factor: 
 
 # Recurrent layers
 
-_OPERATORS_OF_STEP = {"RNN": 5, "LSTM": 20, "GRU": 20}  # about: those of the activations vary
+OPERATORS_OF_STEP = {"RNN": 5, "LSTM": 20, "GRU": 20}
+"""About the operators that a step of a recurrent layer becomes: those of the activations vary."""
 
 
 class _Direction(NamedTuple):
@@ -470,7 +471,7 @@ def _directions(node: Node) -> list[_Direction]:
         if not isinstance(lengths, np.ndarray) or (lengths != length).any():
             raise Refused("a recurrent layer with sequences of different lengths is not supported")
     directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
-    node.unroll(length * directions * _OPERATORS_OF_STEP[node.operator])
+    node.unroll(length * directions * OPERATORS_OF_STEP[node.operator])
 
     def part(position: int, direction: int, dim: int = 0) -> Tensor | None:
         x = node.optional(position)

@@ -32,6 +32,7 @@ from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dt
 from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, Refused, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
+from hidet_dist.frontends.onnx.unrolled import operators_unrolled
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
 from hidet_dist.limits import MOST_DIMS, MOST_NODES, MOST_OPERANDS
 from hidet_dist.spec.extents import extents_of
@@ -157,6 +158,7 @@ class _Lowerer:
         self._check_dims(declared)
         scope.values.update((item.name, self._input(item)) for item in declared)
         inputs = dict(scope.values)
+        self._check_count(len(model.node) + operators_unrolled(self.file, self.opset, inputs))
         self._lower(model, scope)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
@@ -308,10 +310,13 @@ class _Lowerer:
     def _count(self, nodes: int) -> None:
         """Count nodes that are lowered, and steps of recurrent layers. Raises TraceError for too many."""
         self.lowered += nodes
-        if self.lowered > MOST_NODES:
+        self._check_count(self.lowered)
+
+    def _check_count(self, nodes: int) -> None:
+        if nodes > MOST_NODES:
             raise TraceError(
                 f"{self.file.path} has loops or recurrent layers with more than {MOST_NODES} nodes in all of their "
-                "steps."
+                "steps: give them shorter sequences."
             )
 
     def _refuse(self, number: int, proto: onnx.NodeProto, reason: str) -> None:

@@ -8,6 +8,7 @@ which is nearly all of a file, is not read: :class:`ModelText` has its places.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -15,18 +16,26 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
 import onnx
 
+from hidet_dist.checks import shown
 from hidet_dist.limits import (
+    MOST_DIMS,
     MOST_NODES,
     MOST_ONNX_ENTRIES,
     MOST_ONNX_FIELDS,
     MOST_ONNX_MESSAGES,
     MOST_ONNX_NAME_BYTES,
+    MOST_ONNX_NUMBERS,
 )
 
 # Field numbers of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_GRAPH, _INITIALIZER, _DIMS, _RAW_DATA, _TENSOR_NAME = 7, 5, 1, 9, 8
+_FIXED_DATA = {4: 4, 10: 8}
+"""The fields of a tensor whose packed numbers have this many bytes each: float_data and double_data."""
+_VARINT_DATA = (5, 7, 11)
+"""Those with numbers of 7 bits a byte, each of 4 or 8 bytes when parsed: int32_data, int64_data and uint64_data."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
 _WINDOW_BYTES = 2**16
@@ -164,12 +173,16 @@ def _schema(descriptor: Any) -> dict[int, _Field]:
 
 def _check_bounds(data: bytes) -> None:
     """Count the messages, fields and nodes of a model at all depths. Raises ValueError for too many."""
-    messages = fields = nodes = 0
-    node = onnx.NodeProto.DESCRIPTOR
+    messages = fields = nodes = numbers = 0
+    node, tensor = onnx.NodeProto.DESCRIPTOR, onnx.TensorProto.DESCRIPTOR
     pending = [(0, len(data), onnx.ModelProto.DESCRIPTOR)]
     while pending:
         begin, end, descriptor = pending.pop()
         schema = _schema(descriptor)
+        if descriptor is tensor:
+            numbers += _numbers_of(data, begin, end)
+            if numbers > MOST_ONNX_NUMBERS:
+                raise ValueError(f"its tensors have more than {MOST_ONNX_NUMBERS} numbers that are not raw data")
         for number, wire_type, _, value, stop in _fields(data, begin, end):
             fields += 1
             known = schema.get(number) if wire_type == _BYTES else None
@@ -188,6 +201,38 @@ def _check_bounds(data: bytes) -> None:
                     f"it has more than {MOST_ONNX_MESSAGES} messages or {MOST_ONNX_FIELDS} fields, which are the most "
                     "that are read"
                 )
+
+
+def _numbers_of(data: bytes, begin: int, end: int) -> int:
+    """Count the packed numbers of a tensor that take more memory than in a file.
+
+    Raises
+    ------
+    ValueError
+        When it has more numbers than elements, or too many dims.
+    """
+    dims: list[int] = []
+    fixed = varying = 0
+    name = b""
+    for number, wire_type, _, value, stop in _fields(data, begin, end):
+        if number == _DIMS:
+            offset = value
+            while offset < stop and len(dims) <= MOST_DIMS:
+                size, offset = _varint(data, offset, stop)
+                dims.append(size)
+        elif number == _TENSOR_NAME:
+            name = data[value : min(stop, value + MOST_ONNX_NAME_BYTES)]
+        elif wire_type == _BYTES and number in _VARINT_DATA:
+            # The last byte of each number is below 128.
+            varying += int(np.count_nonzero(np.frombuffer(data, np.int8, stop - value, value) >= 0))
+        elif wire_type == _BYTES and number in _FIXED_DATA:
+            fixed += (stop - value) // _FIXED_DATA[number]
+    where = f"its tensor {shown(name.decode(errors='replace'))}"
+    if len(dims) > MOST_DIMS:
+        raise ValueError(f"{where} has more than {MOST_DIMS} dims")
+    if fixed + varying > 2 * math.prod(dims):  # complex elements have two
+        raise ValueError(f"{where} has {fixed + varying} numbers, and the shape {dims}")
+    return varying
 
 
 def _field(number: int, value: bytes) -> bytes:
