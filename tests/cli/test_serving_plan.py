@@ -68,6 +68,23 @@ def test_options_that_do_not_go_together_are_refused(tiny: str, arguments: tuple
     assert said in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"head_dim": 3}, "config.json: head_dim is 3, and LlamaForCausalLM cannot be called for ragged tokens"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, and The attention of LlamaAttention has 4 heads of"),
+    ],
+)
+def test_sizes_that_fail_in_a_step_are_refused_by_name_on_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changed: dict[str, int], said: str
+):
+    (tmp_path / "config.json").write_text(json.dumps(TINY | changed))
+    done = CliRunner().invoke(app, ["plan", str(tmp_path), "--mesh", "2", "--machine", "dgx-h100", "--serve"])
+    assert done.exit_code == 1
+    assert len(done.output.splitlines()) == 1 and said in done.output
+    assert capfd.readouterr().err == ""  # where PyTorch's loggers write
+
+
 @pytest.mark.slow
 def test_llama_3_8b_is_planned_from_its_configuration():
     found = told(str(EXAMPLE), "--mesh", "8", "--machine", "dgx-h100", "--context", "8192", "--sequences", "16")

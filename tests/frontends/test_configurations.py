@@ -37,6 +37,21 @@ CLIP = {
     "text_config": {**SIZES, "max_position_embeddings": 16},
     "vision_config": {**SIZES, "image_size": 16, "patch_size": 8},
 }
+SWIN = {
+    "model_type": "swin",
+    "architectures": ["SwinModel"],
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+}
+GEMMA = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "mm_tokens_per_image": 4,
+    "vision_config": {**SIZES, "image_size": 32, "patch_size": 8},
+}
 MAMBA = {
     "model_type": "mamba2",
     "architectures": ["Mamba2ForCausalLM"],
@@ -225,6 +240,18 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
         ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
         (MAMBA | {"n_groups": -7}, "n_groups is -7, and .* groups must be a positive integer"),
+        # Sizes that contradict each other are named together, and of two wrong fields the one that comes first.
+        (SWIN | {"window_size": 7}, "image_size is 16, patch_size is 2, window_size is 7, and"),
+        (
+            LLAMA | {"num_key_value_heads": -1, "rope_parameters": 1.5},
+            r"rope_parameters is 1\.5, and transformers says",
+        ),
+        (LLAMA | {"architectures": "LlamaForCausalLM"}, "architectures must be a list .* got 'LlamaForCausalLM'"),
+        pytest.param(
+            GEMMA | {"text_config": {**SIZES, "head_dim": 8, "num_key_value_heads": 1, "output_hidden_states": "x"}},
+            r"text_config\.output_hidden_states is 'x', and",
+            marks=pytest.mark.slow,
+        ),
         # Names are of the file, too.
         (LLAMA | {"id2label": {"1.5": "a"}}, r"id2label\.1\.5 is 'a', and"),
         (LLAMA | {"a\nb": {"quantization_config": 5}}, r"a\\nb\.quantization_config is 5, which"),

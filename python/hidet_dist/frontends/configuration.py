@@ -1,4 +1,4 @@
-"""Configurations of transformers models, which are data from outside: reading, checks, and whom errors blame.
+"""Configurations of transformers models, which are data from outside: reading, checks, and what errors say of them.
 
 A configuration cannot have code run, ask a question, or reach for the network: see :func:`offline`.
 """
@@ -9,11 +9,9 @@ import contextlib
 import copy
 import importlib
 import json
-import math
 import re
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +21,11 @@ from hidet_dist.checks import shown
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.files import parse_json, read_text
+from hidet_dist.frontends.blame import fields_to_blame, one_line
 from hidet_dist.frontends.quantized import problem_of
 from hidet_dist.limits import (
     MOST_CONFIGURATION_BYTES,
     MOST_CONFIGURATION_DEPTH,
-    MOST_CONFIGURATION_FIELDS,
     MOST_CONFIGURATION_VALUES,
     MOST_ENTRIES,
     MOST_LAYERS,
@@ -43,7 +41,6 @@ _COUNTS = (
 _ELSEWHERE = re.compile(r"(hf[-_]hub|local-dir):")
 """The beginning of names with which timm, which makes backbones, loads models from the hub or from any folder."""
 _QUANTIZATION = "quantization_config"
-_MOST_TEXT = 400  # characters of an error of transformers
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -107,7 +104,7 @@ class Configuration:
             try:
                 result = cls(where, {"model_type": model.model_type, **model.to_diff_dict()}, given=model)
             except Exception as error:  # whatever a changed object raises
-                raise ConfigError(f"{where} cannot be read: {_one_line(error)}") from error
+                raise ConfigError(f"{where} cannot be read: {one_line(error)}") from error
         else:
             raise ConfigError(
                 f"from_transformers takes a folder, a file or a configuration of transformers; got {shown(model)}."
@@ -149,11 +146,14 @@ class Configuration:
         except HidetDistError:
             raise
         except Exception as error:  # transformers raises whatever a value of another type leads to
-            blamed = self._blamed(_one_line(error), trial or make) or f"{self.where} describes no model:"
-            raise ConfigError(f"{blamed} transformers says {_one_line(error)}") from error
+            said = one_line(error)
+            blamed = self._blamed(said, trial or make, said) or f"{self.where} describes no model:"
+            raise ConfigError(f"{blamed} transformers says {said}") from error
 
     def blamed(self, error: Exception, trial: Callable[[Any], object]) -> str:
         """Name the field that is to blame for an error, as the beginning of a sentence; empty if none alone is.
+
+        Sizes that it contradicts are named with it.
 
         Parameters
         ----------
@@ -163,14 +163,17 @@ class Configuration:
             Does what led to it with a configuration object, which it may change. If it raises nothing, no field is to
             blame.
         """
-        with contextlib.suppress(Exception):
+        try:
             trial(self._object(self.fields))
-            return ""
-        return self._blamed(_one_line(error), trial)
+        except Exception as tried:  # as that of the error, or of another kind
+            return self._blamed(one_line(error), trial, one_line(tried))
+        return ""
 
-    def _blamed(self, said: str, trial: Callable[[Any], object]) -> str:
-        path, value = self._to_blame(said, lambda fields: trial(self._object(fields)))
-        return f"{self.where}: {_shown_path('.'.join(path))} is {shown(value)}, and" if path else ""
+    def _blamed(self, said: str, trial: Callable[[Any], object], tried: str) -> str:
+        """Name the fields to blame for an error that is said to be so, and is ``tried`` in a trial of all fields."""
+        found = fields_to_blame(self.fields, lambda fields: trial(self._object(fields)), said, tried)
+        named = ", ".join(f"{_shown_path('.'.join(path))} is {shown(value)}" for path, value in found)
+        return f"{self.where}: {named}, and" if found else ""
 
     def _object(self, fields: Mapping[str, Any]) -> Any:
         """Make the configuration object, with these fields."""
@@ -184,67 +187,10 @@ class Configuration:
             file.write_text(json.dumps(fields, default=str))
             return config.from_pretrained(file, local_files_only=True, trust_remote_code=False)
 
-    def _to_blame(self, said: str, attempt: Callable[[Mapping[str, Any]], object]) -> tuple[list[str], Any]:
-        """Find the field that alone leads to an error of ``attempt``: its names, the outermost first, and its value."""
-        path: list[str] = []
-        fields: Any = self.fields
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            while isinstance(fields, Mapping):
-                field = next((x for x in _suspects(fields, said) if _succeeds(attempt, self.fields, [*path, x])), None)
-                if field is None:
-                    break
-                path.append(field)
-                fields = fields[field]
-        return path, fields
-
-
-def _succeeds(attempt: Callable[[Mapping[str, Any]], object], fields: Mapping[str, Any], path: list[str]) -> bool:
-    """Whether ``attempt`` raises no error for the fields without the one at ``path``, or with 1 instead of its value.
-
-    Another field may fit 1, which divides any size, and not the default.
-    """
-    for one in ({}, {path[-1]: 1}):
-        changed = dict(fields)
-        inner = changed
-        for name in path[:-1]:
-            inner[name] = dict(inner[name])
-            inner = inner[name]
-        del inner[path[-1]]
-        inner.update(one)
-        with contextlib.suppress(Exception):
-            attempt(changed)
-            return True
-    return False
-
-
-def _suspects(fields: Mapping[str, Any], said: str) -> list[str]:
-    """Order fields, those to blame for an error first: those that it names, those whose value it has, odd numbers."""
-
-    words = said.replace(" ", "_")
-    values = set(re.findall(r"'[^']*'|-?[\w.]+", said))
-
-    def innocence(name: str) -> tuple[bool, bool, bool, bool, int]:
-        value = fields[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_size = not is_number or 0 < value < math.inf
-        size = abs(value) if isinstance(value, int) else 0
-        # Without its architecture a model is a smaller one, which may lack the part that raises the error.
-        return name == "architectures", name not in words, shown(value) not in values, is_size, -size
-
-    names = [name for name in fields if name not in ("model_type", "transformers_version")]
-    return sorted(names, key=innocence)[:MOST_CONFIGURATION_FIELDS]
-
 
 def _shown_path(path: str) -> str:
     """Show the names of a field on one line; they are text from outside, too."""
     return shown(path)[1:-1]
-
-
-def _one_line(error: Exception) -> str:
-    """Show an error of transformers on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= _MOST_TEXT else f'{text[:_MOST_TEXT]}...'}"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -147,13 +148,15 @@ def check_call(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], confi
         raise ValueError(f"the weight {empty[0]!r} has no elements")
     # PyTorch has a kernel of grouped products for bfloat16 alone, and transformers another one while it exports.
     config._experts_implementation = "eager"
-    with torch.no_grad(), quiet_logs(), FakeTensorMode():
+    # Some models have checks of data that they leave out where PyTorch says that it is compiling.
+    compiling = replaced(torch.compiler, {"_is_compiling_flag": True})
+    with torch.no_grad(), quiet_logs(), FakeTensorMode(shape_env=ShapeEnv()), compiling:
         for part in module.modules():
             for tensors in (part._parameters, part._buffers):
                 tensors.update({name: _fake(x) for name, x in tensors.items() if x is not None})
         given = pytree.tree_map_only(torch.Tensor, _fake, inputs)
         # What depends on data stands for success: there is none.
-        with suppress(DataDependentOutputException, DynamicOutputShapeException):
+        with suppress(DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
             module(**given)
 
 
@@ -207,10 +210,18 @@ def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype, device="meta")
 
 
+def named_architecture(config: Any) -> Any:
+    """Return the architecture that a configuration names first; None if it names none. Raises ConfigError."""
+    names = getattr(config, "architectures", None)
+    if not isinstance(names, list | tuple | None):
+        raise ConfigError(f"architectures must be a list of names of model classes; got {shown(names)}.")
+    return names[0] if names else None
+
+
 def class_of(config: Any, architecture: str | None) -> Any:
     """Return the model class of an architecture, or of a configuration. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
-    name = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
+    name = architecture or named_architecture(config)
     if name is None:
         mapping = transformers.MODEL_MAPPING
         if type(config) not in mapping:

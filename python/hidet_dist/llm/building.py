@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hidet.graph import FlowGraph
 
 from hidet_dist.api import auto_parallel
-from hidet_dist.errors import ConfigError, TraceError
+from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm import ragged_encoder
 from hidet_dist.llm.chat import ChatTemplate
-from hidet_dist.llm.checkpoint import Checkpoint
+from hidet_dist.llm.checkpoint import Checkpoint, blaming
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.pooling import Pooling, longest_text
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
@@ -67,7 +67,7 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     module, weights = checkpoint.module(options.dtype, prepared)
     pages = options.pages_of(context)
     stored = {f"module.{name}": weight for name, weight in weights.items()}
-    with _blaming(checkpoint):
+    with blaming(checkpoint.configuration):
         settle(module)
         step = RaggedModel(module, pages * options.page, options.page, device="meta")
         graph = from_torch(step, step.inputs(), dynamic_shapes(), stored=stored)
@@ -93,17 +93,6 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
         optimization["stages"] = stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages)
     auto_parallel(graph, distributed, optimization, StoredModel.artifacts_in(folder))
     StoredModel.write(folder, name, sizes, tokenizer)
-
-
-@contextmanager
-def _blaming(checkpoint: Checkpoint) -> Iterator[None]:
-    """Have errors of a trace name the field of the configuration that is to blame for them, if one is."""
-    try:
-        yield
-    except TraceError as error:
-        if blamed := checkpoint.blamed(error):
-            raise ConfigError(f"{blamed} {error}") from error
-        raise
 
 
 def _check_template(tokenizer: CheckpointTokenizer) -> None:
@@ -139,7 +128,7 @@ def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, fold
     context = options.context_of(min(most, default=None))
     tokens = max(options.step_tokens, context)
     stored = {f"module.{name}": weight for name, weight in weights.items()}
-    with _blaming(checkpoint):
+    with blaming(checkpoint.configuration, is_encoder=True):
         encoder = ragged_encoder.RaggedEncoder(module)
         graph = from_torch(encoder, encoder.inputs(), ragged_encoder.dynamic_shapes(), stored=stored)
     pooling = Pooling.of_folder(checkpoint.path, int(graph.outputs[0].shape[1]))

@@ -7,7 +7,8 @@ it, which says how vectors of tokens become one of a text.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,17 @@ from typing import Any
 from hidet.graph import Tensor
 
 from hidet_dist.checks import shown
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import ConfigError, TraceError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
-from hidet_dist.frontends.pretrained import check_call, class_of, dtype_of, example_inputs_of, made_module
+from hidet_dist.frontends.pretrained import (
+    check_call,
+    class_of,
+    dtype_of,
+    example_inputs_of,
+    made_module,
+    named_architecture,
+)
 from hidet_dist.frontends.quantized import weights_of_folder
 from hidet_dist.llm.gguf import configuration_of, weights_of
 from hidet_dist.llm.gguf_tokenizer import tokenizer_of
@@ -112,19 +120,6 @@ class Checkpoint:
                 module.pooler = None  # it follows on what is used, and not every checkpoint has it
             return module, stored_weights(module, files)
 
-    def blamed(self, error: Exception) -> str:
-        """Name the field of the configuration that is to blame for an error, as the beginning of a sentence.
-
-        It is empty if none alone is, or if a plain call of the model succeeds.
-        """
-
-        def make(config: Any, _: bool) -> tuple[Any, Mapping[str, Any]]:
-            module = _made(config, self.configuration.where, None, None, self.is_encoder)
-            return module, example_inputs_of(module, 1, _TRIED_TOKENS)
-
-        with offline():
-            return self.configuration.blamed(error, lambda config: check_call(make, config))
-
     def tokenizer(self) -> CheckpointTokenizer:
         """Make the tokenizer.
 
@@ -144,6 +139,27 @@ def module_of(
 ) -> Any:
     """Make the module of a configuration, without data, as :meth:`Checkpoint.module`. Raises ConfigError."""
     return configuration.made(lambda config: _made(config, configuration.where, dtype, prepare, is_encoder))
+
+
+@contextmanager
+def blaming(configuration: Configuration, is_encoder: bool = False) -> Iterator[None]:
+    """Have errors of a trace name the field of the configuration that is to blame for them, if one is.
+
+    It is one without which a plain call of the model succeeds.
+    """
+
+    def make(config: Any, _: bool) -> tuple[Any, Mapping[str, Any]]:
+        module = _made(config, configuration.where, None, None, is_encoder)
+        return module, example_inputs_of(module, 1, _TRIED_TOKENS)
+
+    try:
+        yield
+    except (ConfigError, TraceError) as error:
+        with offline():
+            blamed = configuration.blamed(error, lambda config: check_call(make, config))
+        if blamed:
+            raise ConfigError(f"{blamed} {error}") from error
+        raise
 
 
 def _made(config: Any, where: str, dtype: str | None, prepare: Callable[[Any], None] | None, is_encoder: bool) -> Any:
@@ -166,7 +182,7 @@ def _causal_class(config: Any, where: str) -> Any:
     """Return the class of a causal language model that a configuration is of. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
     kinds = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    named = next(iter(getattr(config, "architectures", None) or ()), None)
+    named = named_architecture(config)
     if named is not None:
         kind = class_of(config, named)
         if named not in kinds.values():

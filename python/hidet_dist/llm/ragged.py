@@ -28,6 +28,7 @@ from hidet_dist.checks import shown
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import HidetDistError, TraceError
 from hidet_dist.frontends.pytorch.experts import experts_by_products
+from hidet_dist.frontends.pytorch.export import quiet_logs
 from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
 
 NAME = "hidet_dist_rows"
@@ -245,7 +246,7 @@ def _pools_of(module: Any) -> dict[int, Pool]:
             raise TraceError(f"{kind} takes no {name}, without which its tokens cannot be of several sequences.")
     step = _Step(None)
     try:
-        with _without_data(module) as mode, experts_by_products(), torch.no_grad():
+        with quiet_logs(), _without_data(module) as mode, experts_by_products(), torch.no_grad():
             number = mode.from_tensor(torch.zeros(2, dtype=torch.int64))
             _run(module, step, number, number, number)
     except HidetDistError:
@@ -318,7 +319,10 @@ def _attention(
         raise TraceError(f"{where} has a window of {sliding_window} tokens, and its mask one of {mask.window}.")
     if layer in step.seen:
         raise TraceError(f"{where} is called twice in layer {layer}.")
-    step.seen[layer] = Pool(key.shape[1], key.shape[3], value.shape[3])
+    heads, groups = query.shape[1], key.shape[1]
+    if not groups or heads % groups:
+        raise TraceError(f"{where} has {heads} heads of queries, and {groups} of keys, which do not divide them.")
+    step.seen[layer] = Pool(groups, key.shape[3], value.shape[3])
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if step.model is None:
         return q.new_empty(1, q.shape[0], q.shape[1], v.shape[2]), None

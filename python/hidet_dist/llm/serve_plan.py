@@ -13,7 +13,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.module import from_torch
-from hidet_dist.llm.checkpoint import Checkpoint, module_of
+from hidet_dist.llm.checkpoint import Checkpoint, blaming, module_of
 from hidet_dist.llm.loading import name_of
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
@@ -119,10 +119,11 @@ def plan_serving(
     with offline():
         module = module_of(configuration, options.dtype, prepared)
         module.tie_weights()  # part of the initialization that is skipped without data
-    settle(module)
     pages = options.sequences * -(-context // options.page)
-    step = RaggedModel(module, pages * options.page, options.page, device="meta")
-    graph = from_torch(step, step.inputs(), dynamic_shapes())
+    with blaming(configuration):
+        settle(module)
+        step = RaggedModel(module, pages * options.page, options.page, device="meta")
+        graph = from_torch(step, step.inputs(), dynamic_shapes())
     half = max(1, context // (2 * options.page))
 
     def sizes(tokens: int, sequences: int) -> dict[str, int]:
