@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import importlib
 import os
 import shutil
@@ -38,6 +39,17 @@ settings.load_profile("any machine")
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+
+gc.disable()  # modules and tests stay: garbage is collected once they are all there
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, all of it rarely: that takes half a second, mostly for what is imported."""
+    gc.freeze()
+    gc.unfreeze()  # what there is counts as old
+    gc.set_threshold(5000, 10, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

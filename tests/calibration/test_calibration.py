@@ -119,7 +119,7 @@ def calibrated(tmp_path_factory: Any, request: pytest.FixtureRequest) -> Iterato
     out = tmp_path_factory.mktemp("calibration") / "host.json"
     probed = KERNEL_PROBES if request.param == "all" else ONE_OF_EACH
     with mock.patch.object(kernels, "KERNEL_PROBES", probed):
-        yield calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=5, timeout_seconds=600), out
+        yield calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=3, timeout_seconds=600), out
 
 
 def test_two_processes_measure_this_machine(calibrated: Any) -> None:
