@@ -19,7 +19,7 @@ from hidet.ir.type import DataType
 
 from hidet_dist.rules.lookup import row_axes, sharded_lookup
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
-from hidet_dist.spec.extents import extents_of, same_shape
+from hidet_dist.spec.extents import extent_text, extents_of, same_shape
 from hidet_dist.traits import Shape, traits_of
 
 
@@ -91,7 +91,7 @@ def _definition(op: Operator) -> Any:
         values = tuple(sorted((name, plain_value(value)) for name, value in op.attrs.items()))
     except TypeError:
         return None
-    return type(op), values, tuple((x.dtype.name, str(x.device), tuple(map(str, x.shape))) for x in op.inputs)
+    return type(op), values, tuple((x.dtype.name, str(x.device), tuple(map(extent_text, x.shape))) for x in op.inputs)
 
 
 def _locals_of(op: Operator) -> _Locals:
@@ -114,9 +114,8 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     update = traits_of(op).local_attributes
     in_shapes = [extents_of(tensor) for tensor in inputs]
     known = _locals_of(op)
-    key = str(
-        [str(inputs[0].device) if inputs else "", *(tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes))]
-    )
+    shapes = (tuple(map(extent_text, shape)) for shape in (*in_shapes, *out_shapes))
+    key = str([str(inputs[0].device) if inputs else "", *shapes])
     if key in known:
         return _clone(known[key], inputs, known[key].task)
     try:

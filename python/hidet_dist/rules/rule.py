@@ -23,7 +23,7 @@ from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
-from hidet_dist.spec.extents import Extent, part_shape
+from hidet_dist.spec.extents import Extent, extent_text, part_shape
 from hidet_dist.spec.parts import Parts, Split, part_sizes
 from hidet_dist.spec.tensor import padded_shard
 from hidet_dist.traits import Dims, Updates, traits_of
@@ -739,7 +739,8 @@ class RuleTable:
     mesh: DeviceMesh
         The mesh of the choices.
     like: RuleTable, optional
-        A table for any mesh, with which this one shares rules and proofs: they do not depend on the mesh.
+        A table for any mesh and graph, with which this one shares rules and proofs: their keys have all that they
+        depend on.
     offered: OfferedParts, optional
         The parts in which axes may split, besides the mesh's shares.
     """
@@ -748,6 +749,7 @@ class RuleTable:
         self.mesh = mesh
         self.offered = offered
         self._rules: dict[Any, Rule] = {} if like is None else like._rules
+        self._proofs: dict[Hashable, bool] = {} if like is None else like._proofs  # that choices hold for all sizes
         self._choices: dict[Any, tuple[Choice, ...]] = {}
         self._joint: dict[Any, tuple[Choice, ...]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
@@ -812,7 +814,7 @@ def signature_of(op: Operator) -> Any:
         return id(op)
     tensors = tuple(
         [
-            (x.dtype.name, tuple([size if type(size) is int else str(size) for size in x.shape]), storage_of(x))
+            (x.dtype.name, tuple([size if type(size) is int else extent_text(size) for size in x.shape]), storage_of(x))
             for x in op.inputs
         ]
     )

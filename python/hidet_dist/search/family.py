@@ -109,11 +109,11 @@ def search_family(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
-    views = []
+    views: list[GraphView] = []
     for member in members:
         declared = options.symbols if member.symbols is None else member.symbols
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
-        views.append(planning_view(member.graph, symbols, cluster.mesh))
+        views.append(planning_view(member.graph, symbols, cluster.mesh, views[-1] if views else None))
     for view, member in zip(views, members, strict=True):
         check_specs(view, cluster.mesh, "input", view.inputs, member.input_specs)
         check_specs(view, cluster.mesh, "output", view.outputs, member.output_specs)
@@ -289,14 +289,14 @@ class _Joint:
             for entity, e in enumerate(self.entities[g])
         ]
 
-    def with_layout_of(self, g: int, picks: Sequence[int]) -> Problem | None:
-        """Fix weights and states of the joint problem as in a plan of graph g; None if other graphs do not allow it."""
+    def layout_of(self, g: int, picks: Sequence[int]) -> dict[int, int] | None:
+        """Map joint weights and states to their choices in a plan of graph g; None if other graphs do not allow it."""
         fixed = {}
         for entity, kept in self.kept[g].items():
             if picks[entity] not in kept:
                 return None
             fixed[self.entities[g][entity]] = kept.index(picks[entity])
-        return narrowed(self.problem, fixed)
+        return fixed
 
 
 def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
@@ -368,35 +368,61 @@ def _share_pins(
 def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     """Solve the joint problem.
 
-    First each graph is solved by itself. That gives a bound, and a layout of the weights that is a candidate for all
-    graphs. Often a candidate is within the gap of the bound; otherwise the joint problem is solved.
+    First each graph is solved by itself. That gives a bound, and layouts of weights and states that are candidates for
+    all graphs. Where they are one layout, it is often within the gap of the bound. Otherwise the joint problem is
+    solved, and candidates are solved after it where it is not solved to the gap.
     """
+    finer = replace(options, solver_gap=options.solver_gap / 4)
+    alone = [optimize(formulation.problem, finer) for formulation in joint.formulations]
+    bound = sum(
+        frequency * each.seconds * (1 - each.gap) for frequency, each in zip(joint.frequencies, alone, strict=True)
+    )
+    layouts = [joint.layout_of(g, each.choices) for g, each in enumerate(alone)]
+    plans: list[tuple[float, tuple[int, ...]]] = []
+    failure: SolverError | None = None
+    is_one = _is_one_layout(layouts)
+    for is_together in (False, True) if is_one else (True, False):
+        if not is_together:
+            plans += _plans_of_layouts(joint, layouts[:1] if is_one else layouts, finer)
+        else:
+            # Candidates need time, too, after a joint problem that takes all it has.
+            share = 1.0 if is_one else tuning.JOINT_SHARE
+            try:
+                together = optimize(joint.problem, replace(options, limits=options.limits.part(share)))
+            except SolverError as error:
+                failure = error
+            else:
+                plans.append((together.seconds, together.choices))
+                bound = max(bound, together.seconds * (1 - together.gap))
+        if plans and min(plans)[0] - bound <= options.solver_gap * min(plans)[0]:
+            break
+    if not plans:
+        assert failure is not None
+        raise failure
+    seconds, choices = min(plans)
+    return Solution(choices, seconds, max(0.0, 1 - bound / seconds) if seconds else 0.0)
 
-    gap = options.solver_gap
-    finer = replace(options, solver_gap=gap / 4)
-    best: tuple[float, tuple[int, ...]] = (math.inf, ())
-    bound = 0.0
-    for g, formulation in enumerate(joint.formulations):
-        alone = optimize(formulation.problem, finer)
-        bound += joint.frequencies[g] * alone.seconds * (1 - alone.gap)
-        problem = joint.with_layout_of(g, alone.choices)
-        if problem is None:
+
+def _is_one_layout(layouts: Sequence[Mapping[int, int] | None]) -> bool:
+    """Tell whether no two layouts have unlike choices of an entity."""
+    known: dict[int, int] = {}
+    return all(
+        layout is not None and all(known.setdefault(entity, choice) == choice for entity, choice in layout.items())
+        for layout in layouts
+    )
+
+
+def _plans_of_layouts(
+    joint: _Joint, layouts: Sequence[Mapping[int, int] | None], options: SolveOptions
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Find plans of the joint problem in which weights and states have these layouts, and their seconds."""
+    plans = []
+    for fixed in layouts:
+        if fixed is None:
             continue
         try:
-            result = optimize(problem, finer)
+            result = optimize(narrowed(joint.problem, fixed), options)
         except (InfeasibleError, SolverError):  # with the other graphs' weights, over the budget
             continue
-        fixed = {joint.entities[g][e]: kept.index(alone.choices[e]) for e, kept in joint.kept[g].items()}
-        choices = tuple(fixed.get(e, k) for e, k in enumerate(result.choices))
-        best = min(best, (result.seconds, choices))
-    if best[0] - bound <= gap * best[0] and best[1]:
-        return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
-    try:
-        together = optimize(joint.problem, options)
-    except SolverError:
-        if not best[1]:
-            raise
-        return Solution(best[1], best[0], 1 - bound / best[0])
-    bound = max(bound, together.seconds * (1 - together.gap))
-    best = min(best, (together.seconds, together.choices))
-    return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
+        plans.append((result.seconds, tuple(fixed.get(e, k) for e, k in enumerate(result.choices))))
+    return plans

@@ -9,6 +9,9 @@ PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 # The whole search (planner.py).
 FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
 
+# Graphs that share weights (family.py).
+JOINT_SHARE = 0.5  # of the time that is left, for the joint problem where candidates may follow it
+
 # Ties (ties.py, relaxation.py).
 TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 

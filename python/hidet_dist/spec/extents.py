@@ -31,6 +31,11 @@ def extents_of(tensor: Tensor) -> tuple[Extent, ...]:
     return tuple(int(size) if isinstance(size, int | Constant) else size for size in tensor.shape)
 
 
+def extent_text(extent: Extent) -> str:
+    """Return an extent as text, as ``str`` does, in less time for a number or the name of a symbolic dim."""
+    return extent.name if isinstance(extent, SymbolVar) else str(extent)
+
+
 def symbols_in(extents: Sequence[Extent]) -> list[str]:
     """List the names of the symbolic dims in extents, in the order of their first use."""
     names: dict[str, None] = {}

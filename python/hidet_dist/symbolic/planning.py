@@ -8,7 +8,8 @@ the second twin's operator, rebuilt on its shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import hidet
@@ -22,7 +23,7 @@ from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
-from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable, unlike_coordinates
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, Rule, RuleTable, signature_of, unlike_coordinates
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, part_shape, symbols_in
 from hidet_dist.spec.parts import part_sizes
@@ -42,6 +43,8 @@ class TwinView(GraphView):
         The declared size of each symbolic dim, by name.
     mesh: DeviceMesh
         The mesh to plan for.
+    like: TwinView, optional
+        The view of a graph with which this one shares the second twin, if it is the same one.
 
     Raises
     ------
@@ -49,7 +52,13 @@ class TwinView(GraphView):
         When the declared symbolic dims differ from the graph's, or the graph admits only particular sizes.
     """
 
-    def __init__(self, graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
+    def __init__(
+        self,
+        graph: NormalGraph,
+        declared: Mapping[str, SymbolSize],
+        mesh: DeviceMesh,
+        like: TwinView | None = None,
+    ):
         check_symbols(graph, list(declared))
         names = graph_symbols(graph)
         for name in declared:
@@ -68,7 +77,10 @@ class TwinView(GraphView):
         super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
         self.prime_sizes = prime_sizes(self.symbolic, mesh)
-        self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
+        if like is not None and like.symbolic.graph is graph and like.prime_sizes == self.prime_sizes:
+            self.primes = like.primes
+        else:
+            self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
         self.names.update(self.symbolic.names)  # the given graph's tensors have names, too
@@ -94,8 +106,12 @@ class TwinView(GraphView):
         return self.symbolic.fingerprint()
 
 
-def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
+def planning_view(
+    graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh, like: GraphView | None = None
+) -> GraphView:
     """Make the view in which a graph is planned: its shapes are numbers, with or without symbolic dims.
+
+    It shares with the view ``like`` what does not depend on the expected sizes, if that is of the same graph.
 
     Raises
     ------
@@ -109,7 +125,7 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
             f"The mesh {mesh} has shares, which are for graphs of fixed sizes, and the graph has symbolic dims "
             f"({', '.join(graph_symbols(graph) or declared)}). Trace the graph for one size, or leave the shares out."
         )
-    return TwinView(graph, declared, mesh)
+    return TwinView(graph, declared, mesh, like if isinstance(like, TwinView) else None)
 
 
 def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tuple[Subgraph, GraphView]:
@@ -174,6 +190,8 @@ class SymbolicRules(RuleTable):
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
+        self._texts = [str(op) for op in view.symbolic.operators]
+        self._at = mesh, tuple(view.prime_sizes.items()), tuple(self._multiples.items())
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
         self._sound_joint: dict[tuple[int, str], tuple[Choice, ...]] = {}
@@ -188,10 +206,10 @@ class SymbolicRules(RuleTable):
         symbolic, prime = self._twins(op)
         if symbolic is None:
             return rule, choices
-        key = (id(choices), str(symbolic))
+        key = (id(choices), self._text(op))
         if key not in self._sound:
             specs = {choice.spec for choice in self._prime_table(prime)[1]}
-            self._sound[key] = tuple(self._hold(symbolic, prime, choices, specs))
+            self._sound[key] = tuple(self._hold(op, choices, specs))
         return rule, self._sound[key]
 
     def joint(self, op: Operator) -> tuple[Choice, ...]:
@@ -200,7 +218,7 @@ class SymbolicRules(RuleTable):
         symbolic, _ = self._twins(op)
         if symbolic is None:
             return choices
-        key = id(choices), str(symbolic)
+        key = id(choices), self._text(op)
         if key not in self._sound_joint:
             self._sound_joint[key] = tuple(
                 one for choice in choices if (one := self.choice(op, choice.spec)) is not None
@@ -213,10 +231,10 @@ class SymbolicRules(RuleTable):
         symbolic, prime = self._twins(op)
         if choice is None or symbolic is None:
             return choice
-        key = (str(symbolic), spec)
+        key = (self._text(op), spec)
         if key not in self._sound_choice:
             specs = {spec} if self._prime_table.choice(prime, spec) is not None else set()
-            self._sound_choice[key] = next(self._hold(symbolic, prime, [choice], specs), None)
+            self._sound_choice[key] = next(self._hold(op, [choice], specs), None)
         return self._sound_choice[key]
 
     def is_same_on_shards(self, number: int, spec: OpShardSpec, symbol: str) -> bool:
@@ -268,22 +286,34 @@ class SymbolicRules(RuleTable):
         fixed = all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x))
         return None if fixed else symbolic, prime
 
-    def _hold(
-        self, symbolic: Operator, prime: Operator, choices: Sequence[Choice], prime_specs: Collection[OpShardSpec]
-    ) -> Iterator[Choice]:
+    def _text(self, op: Operator) -> str:
+        """Return what an operator's symbolic twin says of itself: its name, its inputs' types and its attributes."""
+        return self._texts[self._number[id(op)]]
+
+    def _hold(self, op: Operator, choices: Sequence[Choice], prime_specs: Collection[OpShardSpec]) -> Iterator[Choice]:
         """Yield the choices that hold for all sizes; ``prime_specs`` are the specs that the prime sizes allow."""
-        same = self._definition(symbolic) == self._definition(prime) is not None
-        proofs: dict[Any, bool] = {}
+        symbolic, prime = self._twins(op)
+        assert symbolic is not None
+        own = signature_of(prime)
+        key = prime if isinstance(own, int) else own, self._text(op)  # the operator itself where it is like no other
+        same = self._known(lambda: self._definition(symbolic) == self._definition(prime) is not None, *key)
         for choice in choices:
             spec = choice.spec
             if spec.is_replicated:
                 yield choice
             elif same and spec in prime_specs:
-                key = (spec.in_specs, tuple(map(spec.partial_spec, range(len(spec.out_specs)))))
-                if key not in proofs:
-                    proofs[key] = self._proven(symbolic, prime, spec)
-                if proofs[key] and None not in map(self._shape, symbolic.outputs, spec.out_specs):
+                partial = tuple(map(spec.partial_spec, range(len(spec.out_specs))))
+                prove = functools.partial(self._proven, symbolic, prime, spec)
+                holds = self._known(prove, *key, spec.in_specs, partial)
+                if holds and None not in map(self._shape, symbolic.outputs, spec.out_specs):
                     yield choice
+
+    def _known(self, prove: Callable[[], bool], *key: Hashable) -> bool:
+        """Tell what ``prove`` tells, once for each key, these primes and multiples, and the mesh."""
+        whole = (*self._at, *key)
+        if whole not in self._proofs:
+            self._proofs[whole] = prove()
+        return self._proofs[whole]
 
     def _shape(self, tensor: Tensor, spec: TensorShardSpec) -> tuple[Extent, ...] | None:
         """Return the symbolic shape of a shard; None if the spec does not fit all sizes."""
