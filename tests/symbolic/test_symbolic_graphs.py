@@ -15,6 +15,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.operators.row_attention import RowAttentionOp
 from hidet_dist.partitioning import partition_graph
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.simulate import simulate
@@ -181,6 +182,22 @@ def test_attention_over_rows_of_symbolic_dims_is_split_by_heads():
     view = planning_view(normalize(attended()), sizes, mesh)
     specs = [str(choice.spec.out_specs[0]) for choice in rule_table(view, mesh)(view.operators[-1])[1]]
     assert specs == ["(R, R, R)", "(R, S0, R)", "(R, R, S0)"]
+
+
+def test_views_of_other_expected_sizes_share_proofs_and_not_what_multiples_allow():
+    mesh, graph = DeviceMesh((2,)), normalize(models.encoder_block("batch", "seq"))
+
+    def choices(batch: SymbolSize, like: RuleTable | None) -> tuple[RuleTable, list[list[str]]]:
+        view = planning_view(graph, {"batch": batch, "seq": SymbolSize(8)}, mesh)
+        table = rule_table(view, mesh, like)
+        return table, [[str(choice.spec) for choice in table(op)[1]] for op in view.operators]
+
+    table, few = choices(SymbolSize(4), None)
+    table, many = choices(SymbolSize(64), table)
+    _, even = choices(SymbolSize(4, 2), table)
+    assert many == few
+    assert even == choices(SymbolSize(4, 2), None)[1]
+    assert even != few, "a batch of even size is split"
 
 
 def test_a_gathered_result_of_symbolic_dims_is_packed_at_the_most():
