@@ -10,8 +10,8 @@ from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.search import search
 from hidet_dist.soundness.graphs import GRAPHS
+from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.testing import models
 
 from .conftest import serve
 
@@ -37,6 +37,6 @@ def test_two_processes_share_a_vocabulary_that_does_not_divide(tmp_path):
     write_artifacts(out, {"main": BuiltProgram(plan, [(program, compile_program(program))])})
     assert sum(isinstance(node, MaskPaddingOp) for node in program.graph.nodes) == 1
     ids = np.array([[0, 12, 6, 7], [-1, -13, 3, 11]])
-    whole = models.run_whole(graph, [ids])
+    whole = evaluate_graph(graph, [ids])
     for outputs in serve(2, out, [ids], tmp_path):
         np.testing.assert_allclose(outputs[0], whole[0], rtol=1e-5, atol=1e-5)
