@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hidet
 import pytest
 
-from hidet_dist.compat import build_locks
+from hidet_dist.compat import build_locks, cpu_build
 
 build_task: Any = importlib.import_module("hidet.drivers.build_task")
 
@@ -53,6 +54,29 @@ def test_the_same_kernel_is_not_built_twice_at_once(
             for thread in threads:
                 thread.join()
     assert "".join(done) == order
+
+
+def test_headers_are_not_compiled_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def compile_slowly(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command)
+        time.sleep(0.2)  # as long as another would need to begin, too
+        Path(command[-1]).touch()
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(cpu_build.subprocess, "run", compile_slowly)
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path))
+        compiler = cpu_build.compiler_with(["-O1"], [], ["stdint.h"])()
+        monkeypatch.setattr(hidet.option, "get_cache_dir", lambda: str(tmp_path))
+        threads = [threading.Thread(target=compiler.precompile) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(commands) == 1
+    assert len(list(tmp_path.rglob("*.gch"))) == 1
 
 
 _parents = ""

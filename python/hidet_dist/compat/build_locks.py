@@ -32,7 +32,8 @@ _multiprocess: Any = importlib.import_module("hidet.utils.multiprocess")
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
+    """Keep other processes from building into a folder while the block runs; waits for those that do."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, which a killed process does too
@@ -50,12 +51,12 @@ def is_built(folder: Path) -> bool:
     """Whether the cache has a kernel; waits for a process that is building it."""
     if not folder.exists():
         return False
-    with _lock(folder):
+    with only_one(folder):
         return bool(_build_task.verify_disk_cache(str(folder / "version.txt"), str(folder)))
 
 
 def _locked(job: tuple[Any, str]) -> Any:
-    with _lock(task_folder(*job)):
+    with only_one(task_folder(*job)):
         return _build_job(job)
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import hidet
 from hidet.backend.build import GCC
 
+from hidet_dist.compat.build_locks import only_one
 from hidet_dist.compat.passes import cpu_lowering
 from hidet_dist.compat.replacing import replaced
 from hidet_dist.files import write_text
@@ -206,9 +207,14 @@ def content_of(directory: str, suffix: str = ".h") -> str:
 
 def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> None:
     header = _prelude(include_dirs, headers)
-    if _compiled(header).exists():
-        os.utime(_compiled(header))  # the time of its last use
-        return
+    with only_one(header.parent):
+        if _compiled(header).exists():
+            os.utime(_compiled(header))  # the time of its last use
+        else:
+            _precompile_into(header, compiler, include_dirs)
+
+
+def _precompile_into(header: Path, compiler: Sequence[str], include_dirs: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=header.parent) as scratch:
         result = Path(scratch) / "compiled"
         directories = [f"-I{directory}" for directory in include_dirs]
