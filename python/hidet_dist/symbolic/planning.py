@@ -77,6 +77,7 @@ class TwinView(GraphView):
         super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
         self.prime_sizes = prime_sizes(self.symbolic, mesh)
+        self.primes: GraphView
         if like is not None and like.symbolic.graph is graph and like.prime_sizes == self.prime_sizes:
             self.primes = like.primes
         else:
