@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import math
 import re
 import socket
 import sys
@@ -223,6 +224,7 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
         (LLAMA | {"architectures": ["BertModel"]}, "BertModel takes a BertConfig, .* 'llama' .* a LlamaConfig"),
         (LLAMA | {"architectures": ["Trainer"]}, "no architecture 'Trainer'.* architectures"),
         (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than 1024"),
+        (LLAMA | {"rms_norm_eps": math.nan}, "rms_norm_eps is nan, which is no number"),
         (LLAMA | {"num_labels": 10**9}, "num_labels is 1000000000, which is more than"),
         (LLAMA | {"vocab_size": -7}, r"vocab_size is -7, and transformers says RuntimeError: .*negative dimension -7"),
         (LLAMA | {"hidden_act": "loud"}, r"hidden_act is 'loud', and transformers says KeyError"),

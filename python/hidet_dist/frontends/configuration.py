@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib
 import json
+import math
 import re
 import tempfile
 import threading
@@ -237,6 +238,8 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
             problem = "names a model of another place: give the configuration of that part instead"
         elif name.endswith(("attn_implementation", "experts_implementation")) and any("/" in x for x in _texts(value)):
             problem = "names code of another place: leave it out"
+        elif isinstance(value, float) and math.isnan(value):
+            problem = "is no number that a model computes with"
         elif name == "configuration_files":
             problem = "names other configurations, which are not read: name the file of one"
         elif isinstance(value, int):
