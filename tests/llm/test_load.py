@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,9 @@ from tests.frontends.quantized_made import quantize_folder
 from tests.llm.gguf_made import Q, model_of, write
 from tests.llm.test_gguf_tokenizer import metadata_of
 from tests.llm.tokenizers_made import byte_level, write_folder
+from typer.testing import CliRunner
 
+from hidet_dist.cli.app import app
 from hidet_dist.errors import ArtifactError, ConfigError, EngineError
 from hidet_dist.launch import free_port
 from hidet_dist.llm import LanguageModel, load
@@ -249,6 +253,20 @@ def test_sizes_that_do_not_fit_each_other_are_refused_by_name(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match=r"config\.json: \w+ is \d+, and MixtralForCausalLM cannot be called"):
         load(folder, cache=tmp_path / "cache")
+
+
+def test_the_command_says_nothing_but_why_a_model_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config = {"model_type": "gpt2", "vocab_size": 341, "bos_token_id": 50256, "embd_pdrop": 3}
+    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"}, config=config)
+    logger = logging.getLogger("transformers")
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(caplog.handler)
+    try:
+        done = CliRunner().invoke(app, ["generate", str(folder), "hi", "--cache", str(tmp_path / "cache")])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert done.exit_code == 1 and not caplog.records
+    assert re.fullmatch(r"hidet-dist: .*config\.json: embd_pdrop is 3, and .*\n", done.output)
 
 
 def test_a_malformed_chat_template_is_refused_before_a_model_is_made(tmp_path: Path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hidet_dist.cli.quiet import quiet
 from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
@@ -68,6 +69,7 @@ class Loading:
         HidetDistError
             As :func:`hidet_dist.llm.load`.
         """
+        quiet()
         try:
             return load(self.model, cache=self.cache, hosts=self.hosts, **self.options())
         except ImportError as error:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.cli.quiet import quiet
 from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
 from hidet_dist.cli.stages import print_plan
-from hidet_dist.errors import ConfigError, SearchLimitWarning
+from hidet_dist.errors import ConfigError
 from hidet_dist.files import write_text
 from hidet_dist.progress import Progress, report_console
 from hidet_dist.report.data import Report, report_beside
 from hidet_dist.spec import Plan
-
-
-def quiet() -> None:
-    """Hide messages of libraries, and the warning of the search's time limit, which the summary repeats.
-
-    Warnings of this package are one line each.
-    """
-    warnings.simplefilter("ignore", SearchLimitWarning)
-    warnings.filterwarnings("ignore", module=r"(torch|transformers)\b.*")
-    warnings.formatwarning = lambda message, *_, **__: f"hidet-dist: {message}\n"
-    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # what it says of an error is in the error, too
 
 
 def trace(request: PlanRequest, weights: str | None) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hidet_dist.cli.planning import quiet
 from hidet_dist.cli.quantities import bytes_text, seconds_text
+from hidet_dist.cli.quiet import quiet
 from hidet_dist.cli.request import PlanRequest
 from hidet_dist.errors import ConfigError
 from hidet_dist.progress import report_console
