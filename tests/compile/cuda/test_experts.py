@@ -104,7 +104,7 @@ def test_rows_are_multiplied_by_the_matrices_of_their_experts(
     monkeypatch.setenv("CUDA_HOME", str(emulator.home))
     graph, kind = normalize(graph_of(dtype, transposed, shared)), getattr(torch, dtype)
     run = built(graph, kind)
-    generator, tokens = torch.Generator().manual_seed(0), 150
+    generator, tokens = torch.Generator().manual_seed(0), 96
     sides = (COLUMNS, INNER) if transposed else (INNER, COLUMNS)
     chosen = torch.stack([torch.randperm(8, generator=generator)[:CHOICES] - 1 for _ in range(tokens)])
     chosen[:80, 0] = 0  # more than a tile of rows
