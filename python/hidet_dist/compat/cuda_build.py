@@ -42,7 +42,7 @@ RUNTIME = "hidet_dist/kernels/cuda/runtime.h"
 """The header that kernels include in place of those of hidet's runtime."""
 
 # Only launchers of graphs, which are not compiled for CUDA, use the memory planner.
-_HIDETS = tuple(
+_HIDET_INCLUDES = tuple(
     f"#include <hidet/runtime/{name}.h>\n"
     for name in ("symbols", "memory_planner", "cpu/context", "cuda/context", "logging", "int_fastdiv")
 )
@@ -118,7 +118,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
 
 def with_runtime(source: str) -> str:
     """Put one header in the place of hidet's of its runtime."""
-    lines = (line for line in source.splitlines(keepends=True) if line not in _HIDETS)
+    lines = (line for line in source.splitlines(keepends=True) if line not in _HIDET_INCLUDES)
     return "".join([f"#include <{RUNTIME}>\n", *lines])
 
 

@@ -109,11 +109,11 @@ def search_family(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
-    views: list[GraphView] = []
+    views = []
     for member in members:
         declared = options.symbols if member.symbols is None else member.symbols
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
-        views.append(planning_view(member.graph, symbols, cluster.mesh, views[-1] if views else None))
+        views.append(planning_view(member.graph, symbols, cluster.mesh))
     for view, member in zip(views, members, strict=True):
         check_specs(view, cluster.mesh, "input", view.inputs, member.input_specs)
         check_specs(view, cluster.mesh, "output", view.outputs, member.output_specs)
@@ -378,29 +378,31 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
         frequency * each.seconds * (1 - each.gap) for frequency, each in zip(joint.frequencies, alone, strict=True)
     )
     layouts = [joint.layout_of(g, each.choices) for g, each in enumerate(alone)]
-    plans: list[tuple[float, tuple[int, ...]]] = []
-    failure: SolverError | None = None
     is_one = _is_one_layout(layouts)
-    for is_together in (False, True) if is_one else (True, False):
-        if not is_together:
-            plans += _plans_of_layouts(joint, layouts[:1] if is_one else layouts, finer)
+    plans = _plans_of_layouts(joint, layouts[:1], finer) if is_one else []
+    failure: SolverError | None = None
+    if not _has_gap(plans, bound, options.solver_gap):
+        # Candidates that follow need time, too, after a joint problem that takes all it has.
+        share = 1.0 if is_one else tuning.JOINT_SHARE
+        try:
+            together = optimize(joint.problem, replace(options, limits=options.limits.part(share)))
+        except SolverError as error:
+            failure = error
         else:
-            # Candidates need time, too, after a joint problem that takes all it has.
-            share = 1.0 if is_one else tuning.JOINT_SHARE
-            try:
-                together = optimize(joint.problem, replace(options, limits=options.limits.part(share)))
-            except SolverError as error:
-                failure = error
-            else:
-                plans.append((together.seconds, together.choices))
-                bound = max(bound, together.seconds * (1 - together.gap))
-        if plans and min(plans)[0] - bound <= options.solver_gap * min(plans)[0]:
-            break
+            plans.append((together.seconds, together.choices))
+            bound = max(bound, together.seconds * (1 - together.gap))
+    if not is_one and not _has_gap(plans, bound, options.solver_gap):
+        plans += _plans_of_layouts(joint, layouts, finer)
     if not plans:
         assert failure is not None
         raise failure
     seconds, choices = min(plans)
     return Solution(choices, seconds, max(0.0, 1 - bound / seconds) if seconds else 0.0)
+
+
+def _has_gap(plans: Sequence[tuple[float, tuple[int, ...]]], bound: float, gap: float) -> bool:
+    """Tell whether the best of the plans, with their seconds, is within a relative gap of the bound."""
+    return bool(plans) and min(plans)[0] - bound <= gap * min(plans)[0]
 
 
 def _is_one_layout(layouts: Sequence[Mapping[int, int] | None]) -> bool:

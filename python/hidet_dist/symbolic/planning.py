@@ -43,8 +43,6 @@ class TwinView(GraphView):
         The declared size of each symbolic dim, by name.
     mesh: DeviceMesh
         The mesh to plan for.
-    like: TwinView, optional
-        The view of a graph with which this one shares the second twin, if it is the same one.
 
     Raises
     ------
@@ -52,13 +50,7 @@ class TwinView(GraphView):
         When the declared symbolic dims differ from the graph's, or the graph admits only particular sizes.
     """
 
-    def __init__(
-        self,
-        graph: NormalGraph,
-        declared: Mapping[str, SymbolSize],
-        mesh: DeviceMesh,
-        like: TwinView | None = None,
-    ):
+    def __init__(self, graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
         check_symbols(graph, list(declared))
         names = graph_symbols(graph)
         for name in declared:
@@ -77,11 +69,9 @@ class TwinView(GraphView):
         super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
         self.prime_sizes = prime_sizes(self.symbolic, mesh)
-        self.primes: GraphView
-        if like is not None and like.symbolic.graph is graph and like.prime_sizes == self.prime_sizes:
-            self.primes = like.primes
-        else:
-            self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
+        self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
+        # What symbolic operators say of themselves: their names, their inputs' types and their attributes.
+        self.texts = [str(op) for op in self.symbolic.operators]
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
         self.names.update(self.symbolic.names)  # the given graph's tensors have names, too
@@ -100,19 +90,15 @@ class TwinView(GraphView):
 
     def signature(self, number: int) -> Hashable:
         """Make a key of an operator; see :meth:`GraphView.signature`."""
-        return super().signature(number), str(self.symbolic.operators[number])
+        return super().signature(number), self.texts[number]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the symbolic graph, which identifies the graph of a plan."""
         return self.symbolic.fingerprint()
 
 
-def planning_view(
-    graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh, like: GraphView | None = None
-) -> GraphView:
+def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
     """Make the view in which a graph is planned: its shapes are numbers, with or without symbolic dims.
-
-    It shares with the view ``like`` what does not depend on the expected sizes, if that is of the same graph.
 
     Raises
     ------
@@ -126,7 +112,7 @@ def planning_view(
             f"The mesh {mesh} has shares, which are for graphs of fixed sizes, and the graph has symbolic dims "
             f"({', '.join(graph_symbols(graph) or declared)}). Trace the graph for one size, or leave the shares out."
         )
-    return TwinView(graph, declared, mesh, like if isinstance(like, TwinView) else None)
+    return TwinView(graph, declared, mesh)
 
 
 def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tuple[Subgraph, GraphView]:
@@ -191,7 +177,6 @@ class SymbolicRules(RuleTable):
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
-        self._texts = [str(op) for op in view.symbolic.operators]
         self._at = mesh, tuple(view.prime_sizes.items()), tuple(self._multiples.items())
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
@@ -288,8 +273,8 @@ class SymbolicRules(RuleTable):
         return None if fixed else symbolic, prime
 
     def _text(self, op: Operator) -> str:
-        """Return what an operator's symbolic twin says of itself: its name, its inputs' types and its attributes."""
-        return self._texts[self._number[id(op)]]
+        """Return the text of an operator's symbolic twin."""
+        return self._view.texts[self._number[id(op)]]
 
     def _hold(self, op: Operator, choices: Sequence[Choice], prime_specs: Collection[OpShardSpec]) -> Iterator[Choice]:
         """Yield the choices that hold for all sizes; ``prime_specs`` are the specs that the prime sizes allow."""
