@@ -33,8 +33,7 @@ namespace row_attention {
 /* Vectors of a level's width. `fma` is rounded once where the level has such an instruction. */
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 typedef __m512 Vec;
-const int kLanes = 16, kQueries = 4; /* queries in one pass over four rows: as many as registers allow */
-const int kRowsOfFour = 4;           /* rows in one pass of four queries */
+const int kLanes = 16, kRegisters = 32;
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec all(float x) { return _mm512_set1_ps(x); }
 inline Vec load(const float *p) { return _mm512_loadu_ps(p); }
@@ -70,7 +69,7 @@ inline void store_sums(const Vec (&x)[4][4], float *y, int64_t step) {
 }
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 typedef __m256 Vec;
-const int kLanes = 8, kQueries = 3, kRowsOfFour = 2;
+const int kLanes = 8, kRegisters = 16;
 inline Vec zero() { return _mm256_setzero_ps(); }
 inline Vec all(float x) { return _mm256_set1_ps(x); }
 inline Vec load(const float *p) { return _mm256_loadu_ps(p); }
@@ -90,7 +89,7 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 }
 #else
 typedef __m128 Vec;
-const int kLanes = 4, kQueries = 3, kRowsOfFour = 2;
+const int kLanes = 4, kRegisters = 16;
 inline Vec zero() { return _mm_setzero_ps(); }
 inline Vec all(float x) { return _mm_set1_ps(x); }
 inline Vec load(const float *p) { return _mm_loadu_ps(p); }
@@ -112,132 +111,167 @@ inline __m128 sums(Vec a, Vec b, Vec c, Vec d) {
 }
 #endif
 
-/* The scores of N queries with four rows, or of four queries with two, from the sums in each lane. */
-template <int N>
-inline void store_sums(const Vec (&x)[N][4], float *y, int64_t step) {
+/*
+ * The scores of N queries with R rows, from the sums in each lane. They are written in runs of four: what is behind the
+ * last row of a run is overwritten by the rows that follow.
+ */
+template <int N, int R>
+inline void store_sums(const Vec (&x)[N][R], float *y, int64_t step) {
 #pragma GCC unroll 4
-  for (int i = 0; i < N; ++i) _mm_storeu_ps(y + i * step, sums(x[i][0], x[i][1], x[i][2], x[i][3]));
+  for (int i = 0; i < N; ++i)
+    _mm_storeu_ps(y + i * step, sums(x[i][0], x[i][1], x[i][2], R == 4 ? x[i][R - 1] : zero()));
 }
-inline void store_sums(const Vec (&x)[4][2], float *y, int64_t step) {
-#pragma GCC unroll 2
-  for (int i = 0; i < 4; i += 2) {
-    const __m128 both = sums(x[i][0], x[i][1], x[i + 1][0], x[i + 1][1]);
-    _mm_storel_pi(reinterpret_cast<__m64 *>(y + i * step), both);
-    _mm_storeh_pi(reinterpret_cast<__m64 *>(y + (i + 1) * step), both);
-  }
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+inline void store_sums(const Vec (&x)[4][3], float *y, int64_t step) {
+  Vec four[4][4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) four[i][j] = j < 3 ? x[i][j] : zero();
+  store_sums(four, y, step);
 }
+#endif
 
-const int64_t kChunk = 128; /* rows of a chunk: merging two costs as much as a few rows */
-const int64_t kQuad = 4;    /* rows that are read together */
-const int64_t kWindow = 32; /* rows that are asked for while the same number before them is read */
-const int64_t kLine = 64;   /* bytes of a cache line */
+const int64_t kTile = 12;   /* rows that are read together: whole passes of three and of four */
+const int64_t kStreams = 3; /* streams of memory that are asked for beside a tile */
+const int64_t kWindow = 2 * kTile;   /* rows that are asked for while the same number before them is read */
+const int64_t kChunk = 8 * kWindow;  /* rows of a chunk: merging two costs as much as a few rows */
+const int64_t kScores = kChunk + 16; /* scores of a query: those of a chunk, and what is written behind them */
+const int64_t kLine = 64;            /* bytes of a cache line */
 const int kSecondLevel = 2; /* the cache that rows are asked into: rows of many groups fill the first one */
+const int64_t kMostQueries = 4; /* queries in one pass over rows */
 const int64_t kBlockQueries = 48; /* queries of a group in a block of tokens: their sums stay in a first-level cache */
 const float kNothing = -FLT_MAX;
 
-/* The queries of the next pass over rows: as many as registers allow, or half where that would leave one alone. */
+/* The queries of the next pass over rows: as many as there can be, or half where that would leave one alone. */
 inline int64_t of_a_pass(int64_t queries) {
-  if (queries == 4) return 4;
-  if (queries == kQueries + 1) return queries / 2;
-  return queries < kQueries ? queries : kQueries;
+  if (queries == kMostQueries + 1) return queries / 2;
+  return std::min(queries, kMostQueries);
 }
 
 inline int64_t padded(int64_t size) { return divide_up(size, 16) * 16; }
 
 /*
- * Runs of bytes that are asked for while others are read, a line of each at a time: a processor that is asked for more
+ * Rows that are asked for while others are read, a line of each stream at a time: a processor that is asked for more
  * lines than it can wait for stops.
  */
 struct Ahead {
-  const char *at[kQuad];
-  int64_t next, bytes; /* of each run */
+  const char *const *at; /* kTile rows: the first of each stream, the second of each, ... */
+  int64_t bytes; /* of a row */
+  int64_t row, next; /* the next line: its row in the first stream, and the bytes before it */
+  int64_t left; /* lines of each stream that are still to be asked for beside what is read now */
 
   __attribute__((always_inline)) inline void ask() {
-    if (next >= bytes) return;
-    for (int64_t j = 0; j < kQuad; ++j) __builtin_prefetch(at[j] + next, 0, kSecondLevel);
+    if (left == 0) return;
+    --left;
+    for (int64_t j = 0; j < kStreams; ++j) __builtin_prefetch(at[row + j] + next, 0, kSecondLevel);
     next += kLine;
+    if (next < bytes) return;
+    next = 0;
+    row += kStreams;
   }
 };
 
-/* Scores of N queries with four rows, R at a time. Without the pragmas GCC keeps the sums in memory around the loop. */
-template <int N, int R, class E>
-HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const E *const *rows, int64_t size, float *scores,
+/* Rows of a tile. There are `count`; what follows up to a whole tile can be read, and means nothing. */
+template <class E>
+struct Rows {
+  const E *const *at;
+  int64_t offset, count; /* offset: elements before what is wanted of each row */
+};
+
+/*
+ * The scores of N queries with the rows of a tile. There are twelve sums for each lane: fewer would wait for one
+ * another, and more do not fit into the registers. Without the pragmas GCC keeps them in memory around the loop.
+ */
+template <int N, class E>
+HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const Rows<E> &rows, int64_t size, float *scores,
                               Ahead &asked) {
+  const int R = N == 4 ? 3 : 4;
+  /* Elements of R rows that are as many bytes as are asked for at once. */
+  const int64_t elements = kLine * kStreams / (R * static_cast<int64_t>(sizeof(E)));
+  const int64_t at_once = std::max<int64_t>(elements / kLanes * kLanes, kLanes);
   Ahead ahead = asked;
-  const int64_t lines = kLine * kQuad / R / static_cast<int64_t>(sizeof(E)); /* elements of a row for a line of four */
-  for (int64_t first = 0; first < kQuad; first += R) {
+  for (int64_t first = 0; first < rows.count; first += R) {
+    const E *row[R];
     Vec total[N][R];
+#pragma GCC unroll 4
+    for (int j = 0; j < R; ++j) row[j] = rows.at[first + j] + rows.offset;
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
       for (int j = 0; j < R; ++j) total[i][j] = zero();
     for (int64_t d = 0; d < size;) {
       ahead.ask();
-      for (const int64_t end = std::min(size, d + lines); d < end; d += kLanes) {
-        Vec q[N];
+      for (const int64_t end = std::min(size, d + at_once); d < end; d += kLanes) {
+        Vec k[R];
 #pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) q[i] = load(query + i * query_step + d);
+        for (int j = 0; j < R; ++j) k[j] = load(row[j] + d);
 #pragma GCC unroll 4
-        for (int j = 0; j < R; ++j) {
-          const Vec k = load(rows[first + j] + d);
+        for (int i = 0; i < N; ++i) {
+          const Vec q = load(query + i * query_step + d);
 #pragma GCC unroll 4
-          for (int i = 0; i < N; ++i) total[i][j] = fma(q[i], k, total[i][j]);
+          for (int j = 0; j < R; ++j) total[i][j] = fma(q, k[j], total[i][j]);
         }
       }
     }
-    store_sums(total, scores + first, kChunk);
+    store_sums(total, scores + first, kScores);
   }
-  asked.next = ahead.next;
+  asked = ahead;
 }
 
-/* Add four rows to the results of N queries, R at a time, each times its weight for the row. */
-template <int N, int R, class E>
-HIDET_DIST_NOINLINE void mix(const float *weights, const E *const *rows, int64_t size, float *result, int64_t step,
-                             Ahead &asked) {
+/* Add some rows of a tile, times their weights, to V vectors of the results of N queries, which stay in registers. */
+template <int N, int V, class E>
+__attribute__((always_inline)) inline void mix_strip(const float *weights, const Rows<E> &rows, int64_t begin,
+                                                     int64_t end, int64_t d, float *result, int64_t step,
+                                                     Ahead &ahead) {
+  /* Rows of V vectors that are as many bytes as are asked for at once. */
+  const int64_t at_once = std::max<int64_t>(kLine * kStreams / (V * kLanes * static_cast<int64_t>(sizeof(E))), 1);
+  Vec y[N][V];
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) y[i][v] = load(result + i * step + d + v * kLanes);
+  for (int64_t j = begin; j < end;) {
+    ahead.ask();
+    for (const int64_t stop = std::min(end, j + at_once); j < stop; ++j) {
+      const E *const row = rows.at[j] + rows.offset + d;
+      Vec x[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) x[v] = load(row + v * kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) {
+        const Vec w = all(weights[i * kScores + j]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) y[i][v] = fma(w, x[v], y[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(result + i * step + d + v * kLanes, y[i][v]);
+}
+
+/* Add some rows of a tile to the results of N queries, each times its weight for the row. */
+template <int N, class E>
+HIDET_DIST_NOINLINE void mix(const float *weights, const Rows<E> &rows, int64_t begin, int64_t end, int64_t size,
+                             float *result, int64_t step, Ahead &asked) {
+  const int most = (kRegisters - 1) / (N + 1), V = most < 4 ? most : 4; /* V vectors of N results, and of a row */
   Ahead ahead = asked;
-  const int64_t lines = kLine * kQuad / R / static_cast<int64_t>(sizeof(E));
-  for (int64_t first = 0; first < kQuad; first += R) {
-    Vec w[N][R];
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-      for (int j = 0; j < R; ++j) w[i][j] = all(weights[i * kChunk + first + j]);
-    for (int64_t d = 0; d < size;) {
-      ahead.ask();
-      for (const int64_t end = std::min(size, d + lines); d < end; d += kLanes) {
-        Vec y[N];
-#pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) y[i] = load(result + i * step + d);
-#pragma GCC unroll 4
-        for (int j = 0; j < R; ++j) {
-          const Vec v = load(rows[first + j] + d);
-#pragma GCC unroll 4
-          for (int i = 0; i < N; ++i) y[i] = fma(w[i][j], v, y[i]);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) store(result + i * step + d, y[i]);
-      }
-    }
-  }
-  asked.next = ahead.next;
-}
-
-/* The same for one query and some of the rows, with the same sums. */
-template <class E>
-HIDET_DIST_NOINLINE void mix_some(const float *weights, const E *const *rows, int64_t begin, int64_t end, int64_t size,
-                                  float *result) {
-  for (int64_t j = begin; j < end; ++j) {
-    const Vec w = all(weights[j]);
-    for (int64_t d = 0; d < size; d += kLanes) store(result + d, fma(w, load(rows[j] + d), load(result + d)));
-  }
+  int64_t d = 0;
+  for (; d + V * kLanes <= size; d += V * kLanes) mix_strip<N, V>(weights, rows, begin, end, d, result, step, ahead);
+  for (; d < size; d += kLanes) mix_strip<N, 1>(weights, rows, begin, end, d, result, step, ahead);
+  asked = ahead;
 }
 
 /* Always whole runs of 16, so that a value does not depend on how a compiler treats the rest of a loop. */
-HIDET_DIST_NOINLINE inline void exponentials(float *x, float most) {
-  for (int i = 0; i < 16; ++i) x[i] = hd::exp(x[i] - most);
+HIDET_DIST_NOINLINE inline void exponentials(float *x, int64_t count, float most) {
+  for (int64_t l = 0; l < count; l += 16)
+    for (int i = 0; i < 16; ++i) x[l + i] = hd::exp(x[l + i] - most);
 }
-HIDET_DIST_NOINLINE inline void cap(float *x, float softcap) {
-  for (int i = 0; i < 16; ++i) x[i] = softcap * hd::tanh(x[i] / softcap);
+HIDET_DIST_NOINLINE inline void cap(float *x, int64_t count, float softcap) {
+  for (int64_t l = 0; l < count; l += 16)
+    for (int i = 0; i < 16; ++i) x[l + i] = softcap * hd::tanh(x[l + i] / softcap);
 }
 
 struct Shape {
@@ -275,7 +309,7 @@ HIDET_DIST_NOINLINE inline void merge(Seen into, Seen from, int64_t query, int64
   const float *const x = from.result + query * step;
   const float a = into.most[query], b = from.most[query], most = a < b ? b : a;
   float scales[16] = {a, b};
-  exponentials(scales, most);
+  exponentials(scales, 16, most);
   const Vec old = all(scales[0]), fresh = all(scales[1]);
   into.most[query] = most;
   float totals[16] = {into.total[query]}, others[16] = {from.total[query]};
@@ -293,11 +327,11 @@ class Worker {
         operands_(operands),
         step_k_(padded(shape.size_k)),
         step_v_(padded(shape.size_v)),
-        memory_(most_queries * (step_k_ + kChunk + 2 * (step_v_ + 16)) + kQuad * (step_k_ + step_v_) + 64) {
+        memory_(most_queries * (step_k_ + kScores + 2 * (step_v_ + 16)) + kTile * (step_k_ + step_v_) + 64) {
     float *at = memory_.get();
     query_ = take(at, most_queries * step_k_);
-    scores_ = take(at, most_queries * kChunk);
-    converted_ = take(at, kQuad * std::max(step_k_, step_v_));
+    scores_ = take(at, most_queries * kScores);
+    converted_ = take(at, kTile * std::max(step_k_, step_v_));
     chunk_ = seen(at, most_queries, step_v_);
     whole_ = seen(at, most_queries, step_v_);
   }
@@ -338,19 +372,17 @@ class Worker {
   int64_t queries(const Block &block) const { return block.groups * block.tokens * shape_.of_group(); }
 
  private:
-  /* Four rows of keys or values, of one group of heads after the other, and what is asked for beside them. */
-  struct Quad {
-    const Pool *rows[kQuad];
+  /* A tile of rows of keys or values, as the first group of a block has them, and what is asked for beside them. */
+  struct Tile {
+    const Pool *rows[kTile];
+    const char *ahead[kTile];
+    int64_t place, count; /* of its first row in the chunk, and of rows that are wanted */
     int64_t step; /* elements from one group's row to the next one's */
-    bool is_known; /* all four are rows of the pool */
-    Ahead ahead;
+    int64_t asked; /* bytes of a group's row that is asked for, or 0 */
+    bool is_known; /* all rows that are wanted are rows of the pool */
 
-    void advance() {
-      for (int64_t j = 0; j < kQuad; ++j) {
-        rows[j] += step;
-        ahead.at[j] += ahead.bytes;
-      }
-    }
+    Rows<Pool> of_group(int64_t group) const { return {rows, group * step, count}; }
+    int64_t lines() const { return asked * kTile / (kLine * kStreams); } /* of each stream, beside each group */
   };
 
   static float *take(float *&at, int64_t floats) {
@@ -402,43 +434,44 @@ class Worker {
       most = std::max(most, end_[t]);
     }
     if (least >= most) return;
-    least = least / kQuad * kQuad;
-    const int64_t behind = divide_up(most, kQuad) * kQuad, last = (behind - 1) / kWindow;
-    find_rows(block, first, most);
-    for (int64_t l = least; l < behind; l += kQuad) {
-      Quad quad = quad_of(operands_.keys, shape_.size_k, block, l);
+    least = least / kTile * kTile;
+    const int64_t last = (most - 1) / kWindow;
+    find_rows(block, first);
+    Tile tile;
+    for (int64_t l = least; l < most; l += kTile) {
+      find_tile(operands_.keys, shape_.size_k, block, l, most, tile);
       if (l / kWindow < last)
-        ask_for(quad, operands_.keys, shape_.size_k, block, l, l / kWindow + 1, behind);
+        ask_for(operands_.keys, shape_.size_k, block, l / kWindow + 1, most, tile);
       else /* behind the last keys come the first values */
-        ask_for(quad, operands_.values, shape_.value_step, block, l, least / kWindow, behind);
+        ask_for(operands_.values, shape_.value_step, block, least / kWindow, most, tile);
+      Ahead ahead = {tile.ahead, tile.asked * block.groups, 0, 0, 0};
       for (int64_t g = 0; g < block.groups; ++g) {
-        Ahead ahead = quad.ahead;
-        scores_of_quad(block, g, l, quad, ahead);
-        while (ahead.next < ahead.bytes) ahead.ask();
-        quad.advance();
+        ahead.left = tile.lines();
+        scores_of_tile(block, g, tile, ahead);
+        while (ahead.left > 0) ahead.ask();
       }
     }
     for (int64_t g = 0; g < block.groups; ++g)
       for (int64_t t = 0; t < block.tokens; ++t)
         for (int64_t r = 0; r < of_group && begin_[t] < end_[t]; ++r)
           weigh(g * in_group + t * of_group + r, begin_[t], end_[t], result);
-    for (int64_t l = least; l < behind; l += kQuad) {
-      Quad quad = quad_of(operands_.values, shape_.value_step, block, l);
+    for (int64_t l = least; l < most; l += kTile) {
+      find_tile(operands_.values, shape_.value_step, block, l, most, tile);
       if (l / kWindow < last)
-        ask_for(quad, operands_.values, shape_.value_step, block, l, l / kWindow + 1, behind);
-      else if (behind == kChunk)
-        ask_for(quad, operands_.keys, shape_.size_k, block, l, kChunk / kWindow, kChunk + kWindow);
+        ask_for(operands_.values, shape_.value_step, block, l / kWindow + 1, most, tile);
+      else if (most == kChunk)
+        ask_for(operands_.keys, shape_.size_k, block, kChunk / kWindow, kChunk + kWindow, tile);
+      Ahead ahead = {tile.ahead, tile.asked * block.groups, 0, 0, 0};
       for (int64_t g = 0; g < block.groups; ++g) {
-        Ahead ahead = quad.ahead;
-        mix_quad(block, g, l, quad, result, ahead);
-        while (ahead.next < ahead.bytes) ahead.ask();
-        quad.advance();
+        ahead.left = tile.lines();
+        mix_tile(block, g, tile, result, ahead);
+        while (ahead.left > 0) ahead.ask();
       }
     }
   }
 
   /* The rows of a chunk's places, in the pools; -1 for a place that the table has no row for. */
-  void find_rows(const Block &block, int64_t first, int64_t count) {
+  void find_rows(const Block &block, int64_t first) {
     const int64_t sequence = operands_.sequences[block.token];
     const bool known = sequence >= 0 && sequence < shape_.sequences;
     const int32_t *const pages =
@@ -452,7 +485,6 @@ class Worker {
       }
       rows_[l] = row;
     }
-    for (int64_t l = count; l < divide_up(count, kQuad) * kQuad; ++l) rows_[l] = -1;
   }
 
   const Pool *row_of(const Pool *pool, int64_t step, const Block &block, int64_t l) const {
@@ -460,76 +492,83 @@ class Worker {
     return pool + (row * shape_.groups + block.group) * step;
   }
 
-  Quad quad_of(const Pool *pool, int64_t step, const Block &block, int64_t l) const {
-    Quad quad = {{}, step, true, {{}, 0, 0}};
-    for (int64_t j = 0; j < kQuad; ++j) {
-      quad.rows[j] = row_of(pool, step, block, l + j);
-      quad.is_known = quad.is_known && rows_[l + j] >= 0;
+  /* The tile of rows from a place to before `limit`, with nothing asked for beside it. */
+  void find_tile(const Pool *pool, int64_t step, const Block &block, int64_t l, int64_t limit, Tile &tile) const {
+    tile.place = l;
+    tile.count = std::min(kTile, limit - l);
+    tile.step = step;
+    tile.asked = 0;
+    tile.is_known = true;
+    for (int64_t j = 0; j < kTile; ++j) {
+      tile.rows[j] = row_of(pool, step, block, j < tile.count ? l + j : l);
+      tile.is_known = tile.is_known && (j >= tile.count || rows_[l + j] >= 0);
     }
-    return quad;
   }
 
   /*
-   * Ask for rows of a window before `limit` beside a quad, one of each fourth of the window: a processor follows such
-   * streams ahead, each in a page of memory of its own, and reads several together in less time than one.
+   * Ask for rows of a window before `limit` beside a tile, some of each third of the window: a processor follows such
+   * streams ahead, and reads several together in less time than one.
    */
-  void ask_for(Quad &quad, const Pool *pool, int64_t step, const Block &block, int64_t l, int64_t window,
-               int64_t limit) const {
-    const int64_t first = window * kWindow + l % kWindow / kQuad;
-    for (int64_t j = 0; j < kQuad; ++j) {
-      const int64_t row = first + j * (kWindow / kQuad);
-      quad.ahead.at[j] = reinterpret_cast<const char *>(row_of(pool, step, block, row < limit ? row : first));
-    }
-    quad.ahead.bytes = step * static_cast<int64_t>(sizeof(Pool));
+  void ask_for(const Pool *pool, int64_t step, const Block &block, int64_t window, int64_t limit, Tile &tile) const {
+    const int64_t each = kTile / kStreams, first = window * kWindow + tile.place % kWindow / kTile * each;
+    for (int64_t r = 0; r < each; ++r)
+      for (int64_t j = 0; j < kStreams; ++j) {
+        const int64_t row = first + r + j * (kWindow / kStreams);
+        const Pool *const at = row_of(pool, step, block, row < limit ? row : window * kWindow);
+        tile.ahead[r * kStreams + j] = reinterpret_cast<const char *>(at);
+      }
+    tile.asked = step * static_cast<int64_t>(sizeof(Pool));
   }
 
-  void scores_of_quad(const Block &block, int64_t g, int64_t l, const Quad &quad, Ahead &ahead) {
+  void scores_of_tile(const Block &block, int64_t g, const Tile &tile, Ahead &ahead) {
     const int64_t in_group = block.tokens * shape_.of_group();
     const float *const query = query_ + g * in_group * step_k_;
-    float *const scores = scores_ + g * in_group * kChunk + l;
+    float *const scores = scores_ + g * in_group * kScores + tile.place;
+    const Rows<Pool> rows = tile.of_group(g);
     if (shape_.size_k % kLanes == 0) {
-      all_dots(query, in_group, quad.rows, shape_.size_k, scores, ahead);
+      all_dots(query, in_group, rows, shape_.size_k, scores, ahead);
     } else {
-      const float *wide[kQuad];
-      convert(quad.rows, shape_.size_k, step_k_, wide);
-      all_dots(query, in_group, wide, step_k_, scores, ahead);
+      const float *wide[kTile];
+      all_dots(query, in_group, convert(rows, shape_.size_k, step_k_, wide), step_k_, scores, ahead);
     }
-    for (int64_t j = 0; j < kQuad && !quad.is_known; ++j) {
-      if (rows_[l + j] >= 0) continue; /* what a token sees of it is no number, and shows */
-      for (int64_t q = 0; q < in_group; ++q) scores[q * kChunk + j] = NAN;
+    for (int64_t j = 0; j < tile.count && !tile.is_known; ++j) {
+      if (rows_[tile.place + j] >= 0) continue; /* what a token sees of it is no number, and shows */
+      for (int64_t q = 0; q < in_group; ++q) scores[q * kScores + j] = NAN;
     }
   }
 
   template <class E>
-  void all_dots(const float *query, int64_t count, const E *const *rows, int64_t size, float *scores, Ahead &ahead) {
+  void all_dots(const float *query, int64_t count, const Rows<E> &rows, int64_t size, float *scores, Ahead &ahead) {
     int64_t some;
     for (int64_t q = 0; q < count; q += some) {
       some = of_a_pass(count - q);
       const float *const from = query + q * step_k_;
-      float *const to = scores + q * kChunk;
-      if (some == 4) dots<4, kRowsOfFour>(from, step_k_, rows, size, to, ahead);
-      if (some == 3) dots<3, kQuad>(from, step_k_, rows, size, to, ahead);
-      if (some == 2) dots<2, kQuad>(from, step_k_, rows, size, to, ahead);
-      if (some == 1) dots<1, kQuad>(from, step_k_, rows, size, to, ahead);
+      float *const to = scores + q * kScores;
+      if (some == 4) dots<4>(from, step_k_, rows, size, to, ahead);
+      if (some == 3) dots<3>(from, step_k_, rows, size, to, ahead);
+      if (some == 2) dots<2>(from, step_k_, rows, size, to, ahead);
+      if (some == 1) dots<1>(from, step_k_, rows, size, to, ahead);
     }
   }
 
-  void convert(const Pool *const *rows, int64_t size, int64_t step, const float **wide) {
-    for (int64_t j = 0; j < kQuad; ++j) {
+  Rows<float> convert(const Rows<Pool> &rows, int64_t size, int64_t step, const float **wide) {
+    for (int64_t j = 0; j < kTile; ++j) {
       float *const y = converted_ + j * step;
-      for (int64_t d = 0; d < size; ++d) y[d] = hd::load(rows[j][d]);
-      for (int64_t d = size; d < step; ++d) y[d] = 0.0f;
+      const Pool *const x = rows.at[j] + rows.offset;
+      for (int64_t d = 0; d < size && j < rows.count; ++d) y[d] = hd::load(x[d]);
+      for (int64_t d = j < rows.count ? size : 0; d < step; ++d) y[d] = 0.0f;
       wide[j] = y;
     }
+    return {wide, 0, rows.count};
   }
 
   /* Scores to weights, for the rows of a chunk that a query sees. */
   HIDET_DIST_NOINLINE void weigh(int64_t query, int64_t begin, int64_t end, Seen result) {
-    float *const x = scores_ + query * kChunk;
+    float *const x = scores_ + query * kScores;
     const int64_t from = begin / 16 * 16, to = divide_up(end, 16) * 16;
     const Vec scale = all(shape_.scale);
     for (int64_t l = from; l < to; l += kLanes) store(x + l, mul(load(x + l), scale));
-    for (int64_t l = from; l < to && shape_.softcap != 0.0f; l += 16) cap(x + l, shape_.softcap);
+    if (shape_.softcap != 0.0f) cap(x + from, to - from, shape_.softcap);
     for (int64_t l = from; l < begin; ++l) x[l] = kNothing;
     for (int64_t l = end; l < to; ++l) x[l] = kNothing;
     Vec greatest = all(kNothing);
@@ -538,7 +577,7 @@ class Worker {
     store(lanes, greatest);
     float most = lanes[0];
     for (int i = 1; i < kLanes; ++i) most = most < lanes[i] ? lanes[i] : most;
-    for (int64_t l = from; l < to; l += 16) exponentials(x + l, most);
+    exponentials(x + from, to - from, most);
     Vec total = zero();
     for (int64_t l = from; l < to; l += kLanes) total = add(total, load(x + l));
     const float sum = _mm_cvtss_f32(sums(total, zero(), zero(), zero()));
@@ -546,50 +585,38 @@ class Worker {
     result.total[query] = sum == 0.0f ? NAN : sum; /* scores that are all minus infinity */
   }
 
-  void mix_quad(const Block &block, int64_t g, int64_t l, const Quad &quad, Seen result, Ahead &ahead) {
+  void mix_tile(const Block &block, int64_t g, const Tile &tile, Seen result, Ahead &ahead) {
+    const Rows<Pool> rows = tile.of_group(g);
     if (shape_.size_v % kLanes == 0) {
-      all_mixed(block, g, l, quad.rows, shape_.size_v, result, ahead);
+      all_mixed(block, g, tile.place, rows, shape_.size_v, result, ahead);
     } else {
-      const float *wide[kQuad];
-      convert(quad.rows, shape_.size_v, step_v_, wide);
-      all_mixed(block, g, l, wide, step_v_, result, ahead);
+      const float *wide[kTile];
+      all_mixed(block, g, tile.place, convert(rows, shape_.size_v, step_v_, wide), step_v_, result, ahead);
     }
   }
 
+  /* Tokens that see the same rows of the tile share passes over them. */
   template <class E>
-  void all_mixed(const Block &block, int64_t g, int64_t l, const E *const *rows, int64_t size, Seen result,
+  void all_mixed(const Block &block, int64_t g, int64_t l, const Rows<E> &rows, int64_t size, Seen result,
                  Ahead &ahead) {
-    const int64_t of_group = shape_.of_group(), in_group = block.tokens * of_group;
-    const float *const weights = scores_ + g * in_group * kChunk + l;
-    float *const y = result.result + g * in_group * step_v_;
-    int64_t q = 0; /* the first query that has not been served */
-    for (int64_t t = 0; t < block.tokens; ++t) {
-      const int64_t after = (t + 1) * of_group;
-      if (begin_[t] <= l && l + kQuad <= end_[t]) {
-        if (t + 1 < block.tokens) continue; /* together with the next token's */
-        all_whole(weights, q, after, rows, size, y, ahead);
-      } else {
-        all_whole(weights, q, t * of_group, rows, size, y, ahead);
-        const int64_t from = std::max<int64_t>(begin_[t] - l, 0), to = std::min<int64_t>(end_[t] - l, kQuad);
-        for (int64_t each = t * of_group; each < after; ++each)
-          mix_some(weights + each * kChunk, rows, from, to, size, y + each * step_v_);
+    const int64_t of_group = shape_.of_group(), first = g * block.tokens * of_group;
+    int64_t after;
+    for (int64_t t = 0; t < block.tokens; t = after) {
+      const int64_t from = std::max<int64_t>(begin_[t] - l, 0), to = std::min<int64_t>(end_[t] - l, kTile);
+      after = t + 1;
+      while (after < block.tokens && std::max<int64_t>(begin_[after] - l, 0) == from &&
+             std::min<int64_t>(end_[after] - l, kTile) == to)
+        ++after;
+      int64_t some;
+      for (int64_t q = first + t * of_group; q < first + after * of_group && from < to; q += some) {
+        some = of_a_pass(first + after * of_group - q);
+        const float *const weights = scores_ + q * kScores + l;
+        float *const y = result.result + q * step_v_;
+        if (some == 4) mix<4>(weights, rows, from, to, size, y, step_v_, ahead);
+        if (some == 3) mix<3>(weights, rows, from, to, size, y, step_v_, ahead);
+        if (some == 2) mix<2>(weights, rows, from, to, size, y, step_v_, ahead);
+        if (some == 1) mix<1>(weights, rows, from, to, size, y, step_v_, ahead);
       }
-      q = after;
-    }
-  }
-
-  template <class E>
-  void all_whole(const float *weights, int64_t q, int64_t end, const E *const *rows, int64_t size, float *y,
-                 Ahead &ahead) {
-    int64_t some;
-    for (; q < end; q += some) {
-      some = of_a_pass(end - q);
-      const float *const from = weights + q * kChunk;
-      float *const to = y + q * step_v_;
-      if (some == 4) mix<4, kRowsOfFour>(from, rows, size, to, step_v_, ahead);
-      if (some == 3) mix<3, kQuad>(from, rows, size, to, step_v_, ahead);
-      if (some == 2) mix<2, kQuad>(from, rows, size, to, step_v_, ahead);
-      if (some == 1) mix<1, kQuad>(from, rows, size, to, step_v_, ahead);
     }
   }
 
