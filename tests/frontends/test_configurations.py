@@ -181,6 +181,73 @@ def test_code_of_a_folder_is_never_run_and_nothing_is_asked(
     assert "evil" not in sys.modules
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = YARN | {"rope_type": "longrope", "long_factor": [1.0] * 4, "short_factor": [1.0] * 4}
+
+
+def rotary(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    return LLAMA | {"rope_parameters": base | {name: value}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (rotary(YARN, "factor", -3), "rope_parameters.factor is -3, which must be a finite number above 0"),
+        (rotary(YARN, "factor", 0), "rope_parameters.factor is 0, which must"),
+        (rotary(YARN, "factor", math.inf), "rope_parameters.factor is inf, which must"),
+        (rotary(YARN, "factor", "4"), "rope_parameters.factor is '4', which must"),
+        (rotary(YARN, "factor", True), "rope_parameters.factor is True, which must"),
+        (rotary(YARN, "original_max_position_embeddings", 0), "original_max_position_embeddings is 0, which must"),
+        (rotary(YARN, "original_max_position_embeddings", -16), "original_max_position_embeddings is -16, which must"),
+        (rotary(YARN, "rope_theta", -1.0), "rope_parameters.rope_theta is -1.0, which must"),
+        (rotary(YARN, "attention_factor", 0), "rope_parameters.attention_factor is 0, which must"),
+        (rotary(YARN, "beta_fast", -1), "rope_parameters.beta_fast is -1, which must be a finite number from 0 on"),
+        (rotary(LLAMA3, "low_freq_factor", 0), "rope_parameters.low_freq_factor is 0, which must"),
+        (rotary(LONG, "long_factor", [1.0, 0.0, 1.0, 1.0]), "long_factor is .* which must be a list of finite numbers"),
+        (rotary(LONG, "short_factor", 1.0), "short_factor is 1.0, which must be a list of finite numbers above 0"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": -2.0}}, "rope_scaling.factor is -2.0, which must"),
+        (
+            GEMMA
+            | {
+                "text_config": {**SIZES, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": -8.0}}}
+            },
+            "text_config.rope_parameters.full_attention.factor is -8.0, which must",
+        ),
+        (LLAMA | {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.*'yarn'.*[Mm]issing.*factor"),
+        (
+            LLAMA | {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_parameters.*Missing.*low_freq_factor",
+        ),
+        (LLAMA | {"rope_theta": 0}, "rope_theta is 0, which must be a finite number above 0"),
+        (
+            LLAMA | {"rope_theta": 1e-300},
+            "rope_theta is 1e-300, and .*inv_freq' has elements that are no finite numbers",
+        ),
+        (LLAMA | {"partial_rotary_factor": -1.0}, "partial_rotary_factor is -1.0, which must be a number from 0 to 1"),
+        (LLAMA | {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, which must be a finite number from 0 on"),
+        ({"model_type": "gpt2", "layer_norm_epsilon": math.inf}, "layer_norm_epsilon is inf, which must"),
+        (GEMMA | {"text_config": {**SIZES, "query_pre_attn_scalar": 0}}, "query_pre_attn_scalar is 0, which must"),
+        (
+            GEMMA | {"text_config": {**SIZES, "final_logit_softcapping": 0.0}},
+            "final_logit_softcapping is 0.0, which must",
+        ),
+    ],
+    ids=lambda value: str(value)[:80],
+)
+def test_numbers_that_no_model_computes_with_are_refused_by_field(tmp_path: Path, fields: Any, message: str):
+    assert re.search(message, message_of(tmp_path, fields))
+
+
+def test_numbers_of_rotary_embeddings_that_stand_for_defaults_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: module.config.rope_parameters)
+    given = YARN | {"beta_fast": None, "beta_slow": 0, "mscale": 0, "attention_factor": None}
+    parameters: Any = hidet_dist.from_transformers(written(tmp_path, LLAMA | {"rope_parameters": given}), seq=4)
+    assert parameters == given
+
+
 HOSTILE = (None, -7, 0, 10**12, 1.5, "load" * 1000, ["a"], {"a": 1})
 
 

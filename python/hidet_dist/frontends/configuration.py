@@ -23,6 +23,7 @@ from hidet_dist.compat.replacing import replaced
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.files import parse_json, read_text
 from hidet_dist.frontends.blame import fields_to_blame, one_line
+from hidet_dist.frontends.configured_numbers import problem_of_number
 from hidet_dist.frontends.quantized import problem_of
 from hidet_dist.limits import (
     MOST_CONFIGURATION_BYTES,
@@ -222,8 +223,8 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
     Raises
     ------
     ConfigError
-        When it describes a quantized checkpoint; names files, code or kernels of another place; or counts more layers,
-        labels and the like than any model has.
+        When it describes a quantized checkpoint; names files, code or kernels of another place; has numbers that no
+        model computes with; or counts more layers, labels and the like than any model has.
     """
     for path, value in _all_fields(fields):
         if path.count(".") >= MOST_CONFIGURATION_DEPTH:
@@ -242,6 +243,8 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
             problem = "is no number that a model computes with"
         elif name == "configuration_files":
             problem = "names other configurations, which are not read: name the file of one"
+        elif wrong := problem_of_number(path.split("."), value):
+            problem = wrong
         elif isinstance(value, int):
             problem = next(
                 (f"is more than {most}" for names, most in _COUNTS if value > most and names.search(name)), ""

@@ -306,6 +306,9 @@ def made_module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed
     for name, x in module.named_buffers():
         if x.device.type == "meta":
             raise MemoryError(f"the buffer {name!r} has {x.nbytes} bytes")
+        # Masks have infinite elements, frequencies of positions none.
+        if x.isnan().any() or (name.endswith("inv_freq") and x.isinf().any()):
+            raise ValueError(f"the buffer {name!r} has elements that are no finite numbers")
     for name, x in (*module.named_parameters(), *module.named_buffers()):
         if kept.intersection(name.split(".")):
             x.data = x.data.float()
