@@ -29,7 +29,7 @@ from hidet_dist import native
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.liveness import SILENCE_SECONDS
+from hidet_dist.runtime.liveness import SILENCE_SECONDS, run_bounded
 from hidet_dist.runtime.store import StoreServer
 from hidet_dist.runtime.transports.gloo import SMALL_BYTES
 
@@ -383,6 +383,18 @@ def meet() -> bool:
     return True
 
 
+def answer_after_a_stop(seconds: float) -> bool:
+    """Take a while to answer, of which the process is stopped for most, and longer than the answer may take."""
+
+    def answer() -> bool:
+        _stop_for(2 * seconds)
+        for _ in range(10):
+            time.sleep(seconds / 40)
+        return True
+
+    return run_bounded(answer, seconds)
+
+
 def meet_with_few_descriptors(who: int, free: int) -> bool:
     """Meet, where one rank may only open so many files more."""
     if int(os.environ["RANK"]) == who:
@@ -432,6 +444,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         collectives,
         large,
         routes,
+        answer_after_a_stop,
         listens,
         waits,
         dies,

@@ -71,6 +71,11 @@ def test_a_rank_that_never_comes_is_named(run_ranks: RunRanks) -> None:
         assert "ranks 2 of 3 did not come" in answer["message"] or "waited for ranks 2" in answer["message"]
 
 
+def test_the_time_in_which_a_process_is_stopped_does_not_count(run_ranks: RunRanks) -> None:
+    (answer,) = run_ranks("answer_after_a_stop", 1, seconds=4.0)
+    assert answer.get("result") is True, answer
+
+
 def test_a_host_that_never_comes_is_named(run_ranks: RunRanks) -> None:
     (answer,) = run_ranks("meet", 2, ranks=[1], timeout=1.5)
     assert answer["error"] == "RendezvousError", answer

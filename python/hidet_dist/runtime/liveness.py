@@ -23,11 +23,35 @@ SILENCE_SECONDS = 3.0
 ABSENT = -1
 """Stands for the sequence number of a rank that has not made the communicator yet."""
 
+LATE_SECONDS = 1.0
+"""The most seconds that count from one look at the time to the next."""
+
+_STEP_SECONDS = 0.1
+
 T = TypeVar("T")
 
 
+class ActiveTime:
+    """The time since this was made, without that in which this process was stopped, or had to wait for a processor.
+
+    Ranks that stop together, as the machine does, cannot answer one another meanwhile, and none of them is to blame.
+    The caller is to look more often than once in ``LATE_SECONDS``.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._last = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        now = time.monotonic()
+        self._seconds += min(now - self._last, LATE_SECONDS)
+        self._last = now
+        return self._seconds
+
+
 def run_bounded(function: Callable[[], T], seconds: float) -> T:
-    """Call ``function()`` in a thread; raise ``TimeoutError`` after ``seconds``.
+    """Call ``function()`` in a thread; raise ``TimeoutError`` after so many seconds of :class:`ActiveTime`.
 
     It serves for calls into the store, some of which wait without a limit for a stopped host. After a time-out the
     thread is left running, because nothing can interrupt it.
@@ -42,8 +66,10 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="hidet_dist-bounded", daemon=True)
+    active = ActiveTime()
     thread.start()
-    thread.join(seconds)
+    while thread.is_alive() and (left := seconds - active.seconds()) > 0:
+        thread.join(min(left, _STEP_SECONDS))
     if errors:
         raise errors[0]
     if not results:
@@ -205,11 +231,12 @@ class SilenceWatch:
 
     def __init__(self, store: Store, ranks: tuple[int, ...]):
         self._store = store
-        self._seen = {rank: (beat.count, time.monotonic()) for rank, beat in read_beats(store, ranks).items()}
+        self._active = ActiveTime()
+        self._seen = {rank: (beat.count, 0.0) for rank, beat in read_beats(store, ranks).items()}
 
     def gone(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Return those of ``ranks``, a subset of the watched ones, that are dead or have left."""
-        now = time.monotonic()
+        now = self._active.seconds()
         gone = []
         for rank, beat in read_beats(self._store, ranks).items():
             count, since = self._seen[rank]
@@ -300,7 +327,7 @@ def _search(
         return _ranks([first_rank + other for other in ranks])
 
     others = tuple(other for other in range(world_size) if other != rank)
-    deadline = time.monotonic() + SILENCE_SECONDS
+    active = ActiveTime()
     first = read_beats(store, others)
     while True:
         earlier = _earlier_verdict(store, verdict_key(communicator))
@@ -314,7 +341,7 @@ def _search(
             for other in others
             if not _has_left(beats[other], communicator) and beats[other].count == first[other].count
         ]
-        if not silent or time.monotonic() > deadline:
+        if not silent or active.seconds() > SILENCE_SECONDS:
             break
         time.sleep(0.1)
     if silent:

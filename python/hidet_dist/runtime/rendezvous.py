@@ -19,7 +19,7 @@ from typing import Any
 
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.files import parse_json
-from hidet_dist.runtime.liveness import BEAT_SECONDS, Heartbeat, run_bounded
+from hidet_dist.runtime.liveness import BEAT_SECONDS, SILENCE_SECONDS, ActiveTime, Heartbeat, run_bounded
 from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
 from hidet_dist.runtime.store.addresses import format_address, host_local_address, is_host_local
 
@@ -35,6 +35,7 @@ LINGER_SECONDS = 5.0
 _CONNECTIONS = 3  # of each rank to the store: for collectives, failures and heartbeats
 _HOST_DESCRIPTORS = 5  # of the store's host: the listener, the selector, a socket pair to wake it, and a spare one
 _POLL_SECONDS = 0.02
+_ANSWER_SECONDS = SILENCE_SECONDS + 1.0  # how long the store may take to answer a rank whose time is up
 _PORT_SECONDS = 1.0  # how long to retry a taken port: a client that probes for a listener may hold it briefly
 
 # The tokens by which this process identified itself, one per rendezvous.
@@ -387,7 +388,8 @@ class Rendezvous:
     def _meet(self, deadline: float) -> None:
         missing = list(range(self.settings.world_size))
         try:
-            run_bounded(lambda: self._announce_and_wait(deadline, missing), deadline - time.monotonic() + 2.0)
+            left = deadline - time.monotonic()
+            run_bounded(lambda: self._announce_and_wait(left, missing), left + _ANSWER_SECONDS)
         except (RuntimeError, TimeoutError) as error:
             if isinstance(error, RendezvousError):
                 raise
@@ -396,13 +398,14 @@ class Rendezvous:
                 f"({error}) while it waited for ranks {_join(missing)}"
             ) from error
 
-    def _announce_and_wait(self, deadline: float, missing: list[int]) -> None:
-        """Announce this rank and wait for the others.
+    def _announce_and_wait(self, seconds: float, missing: list[int]) -> None:
+        """Announce this rank and wait for the others, for so many seconds.
 
         Removes ranks from ``missing`` as they come, so that the caller knows the absent ones if the store is lost.
         """
         settings = self.settings
         store = self.store
+        active = ActiveTime()
         self.heartbeat.start()
         store.set(f"arrived/{settings.rank}", str(settings.world_size))
         while True:
@@ -418,7 +421,7 @@ class Rendezvous:
                 missing.remove(rank)
             if not missing:
                 return
-            if time.monotonic() > deadline:
+            if active.seconds() > seconds:
                 raise RendezvousError(
                     f"ranks {_join(missing)} of {settings.world_size} did not come within "
                     f"{settings.timeout_seconds:g} s (store at {self._where})"
