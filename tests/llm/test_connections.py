@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from hidet_dist.llm.server.protocol import bounded_protocol
 
 ROOT = Path(__file__).parents[2]
 RECEIVE_SECONDS = 2.0
@@ -109,6 +117,50 @@ def test_a_flood_ends_its_connection_alone(port: int, data: bytes):
     answer = exchange(port, data)  # the error may be lost: the connection is reset while bytes are under way
     assert not answer or answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 200"))
     check_served(port)
+
+
+async def answered_with_a_pause(monkeypatch: pytest.MonkeyPatch, pause_seconds: float) -> bytes:
+    """Send a request in two parts; from just before the second comes, the server has no processor for a while."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(app, lifespan="off")
+    config.load()
+    kind, state, loop = bounded_protocol(pause_seconds / 2), ServerState(), asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: kind(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+    selector: Any = vars(loop)["_selector"]
+    looked = selector.select
+    with socket.create_connection(server.sockets[0].getsockname()) as client:
+        client.setblocking(False)
+        client.sendall(GOOD[:-5])
+        while not any(connection.cycle is not None for connection in state.connections):  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+
+        def select(timeout: float | None) -> Any:
+            events = looked(0)
+            if not events:
+                monkeypatch.setattr(selector, "select", looked)
+                client.sendall(GOOD[-5:])
+                time.sleep(pause_seconds)
+            return events
+
+        monkeypatch.setattr(selector, "select", select)
+        answer = await loop.sock_recv(client, 2**16)
+    server.close()
+    return answer
+
+
+def test_the_time_in_which_the_server_has_no_processor_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        assert runner.run(answered_with_a_pause(monkeypatch, 1.0)).startswith(b"HTTP/1.1 200")
 
 
 def test_slow_clients_are_told_and_left_while_others_are_served(port: int):

@@ -20,11 +20,16 @@ def bounded_protocol(receive_seconds: float) -> type[asyncio.Protocol]:
     return type("BoundedProtocol", (_BoundedProtocol,), {"receive_seconds": receive_seconds})
 
 
+_STEPS = 60
+"""The steps in which the time of a request is counted. Bytes that have come are read between them."""
+
+
 class _BoundedProtocol(HttpToolsProtocol):
     """A connection.
 
     A request is in its head, then in its body, and then it has arrived. While one is answered, the next one may wait
-    with its bytes unread, and no time counts.
+    with its bytes unread, and no time counts. Nor does time in which this process has no processor, or is stopped: each
+    step counts as long as it was meant to last, however late it ends.
     """
 
     receive_seconds: float
@@ -35,6 +40,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._unused = 0  # bytes that came since the head began, or since the last ones of the body
         self._has_bytes = False
         self._timer: asyncio.TimerHandle | None = None
+        self._steps = 0  # that have passed since the request began
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -80,7 +86,19 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _start(self) -> None:
         self._stop()
-        self._timer = self.loop.call_later(self.receive_seconds, self._late)
+        self._steps = 0
+        self._wait()
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(self.receive_seconds / _STEPS, self._pass)
+
+    def _pass(self) -> None:
+        """Count a step, unless the request's bytes wait here to be read."""
+        self._steps += not self.flow.read_paused
+        if self._steps < _STEPS:
+            self._wait()
+        else:
+            self._late()
 
     def _stop(self) -> None:
         if self._timer is not None:
