@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hidet_dist
 from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError, WeightsError
+from hidet_dist.frontends.onnx import nodes as onnx_nodes
 from hidet_dist.soundness.plans import evaluate_graph
 
 MATRIX = {"x": (2, 3)}
@@ -330,3 +332,149 @@ def test_loops_in_loops_are_lowered_within_bounds(tmp_path, monkeypatch):
     own.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.array(2), "count"))
     x = np.ones(1)
     np.testing.assert_array_equal(evaluate_graph(read(tmp_path, own), [x])[0], x)  # negated eight times
+
+
+def loop_body(value: str, *nodes: onnx.NodeProto, going: str = "going") -> onnx.GraphProto:
+    """A loop's body: the condition of the next iteration is ``going``, the value ``out`` is computed of ``value``."""
+    return helper.make_graph(
+        list(nodes),
+        "body",
+        [
+            helper.make_tensor_value_info("number", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info(value, TensorProto.FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+            helper.make_tensor_value_info("out", TensorProto.FLOAT, [1]),
+        ],
+    )
+
+
+def negations(count: int, begin: str) -> list[onnx.NodeProto]:
+    names = [begin, *(f"negated{number}" for number in range(1, count)), "out"]
+    return [node("Neg", a, b) for a, b in itertools.pairwise(names)]
+
+
+def scanning(count: int) -> onnx.NodeProto:
+    body = helper.make_graph(
+        negations(count, "row"),
+        "body",
+        [helper.make_tensor_value_info("row", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1])],
+    )
+    return node("Scan", "x", body=body, num_scan_inputs=1)
+
+
+LONG_LOOPS: dict[str, tuple[Sequence[onnx.NodeProto], tuple[int, ...]]] = {
+    "a stored number of iterations": (
+        [node("Loop", "count,yes,x", body=loop_body("value", *negations(100, "value")))],
+        (1,),
+    ),
+    "a computed number of iterations": (
+        [
+            node("Add", "count,count", "twice"),
+            node("Loop", "twice,yes,x", body=loop_body("value", *negations(60, "value"))),
+        ],
+        (1,),
+    ),
+    "a loop in a branch of a known condition": (
+        [
+            node(
+                "If",
+                "yes",
+                then_branch=helper.make_graph(
+                    [node("Loop", "count,,x", "w", body=loop_body("value", *negations(100, "value")))],
+                    "then",
+                    [],
+                    [helper.make_tensor_value_info("w", TensorProto.FLOAT, [1])],
+                ),
+                else_branch=helper.make_graph(
+                    [node("Identity", "x", "v")],
+                    "else",
+                    [],
+                    [helper.make_tensor_value_info("v", TensorProto.FLOAT, [1])],
+                ),
+            )
+        ],
+        (1,),
+    ),
+    "a condition that is always true": (
+        [
+            node(
+                "Loop",
+                "count,yes,x",
+                body=loop_body(
+                    "value",
+                    helper.make_node("Constant", [], ["again"], value=numpy_helper.from_array(np.array(True))),
+                    *negations(100, "value"),
+                    going="again",
+                ),
+            )
+        ],
+        (1,),
+    ),
+    "a scan": ([scanning(100)], (20, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_LOOPS)
+def test_iterations_are_counted_before_any_is_lowered(tmp_path, monkeypatch, kind: str):
+    nodes, shape = LONG_LOOPS[kind]
+    lowered: list[str] = []
+
+    def lowering_of(operator: str, domain: str) -> Any:
+        lowered.append(operator)
+        return onnx_nodes.lowering_of(operator, domain)
+
+    own = model(nodes, {"x": shape}, {"count": 20, "yes": True})
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.lowering_of", lowering_of)
+    assert len(read(tmp_path, own).inputs) == 1
+    assert lowered.count("Neg") >= 2000
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.MOST_NODES", 1900)
+    lowered.clear()
+    with pytest.raises(TraceError, match="more than 1900 nodes in all of their steps"):
+        read(tmp_path, own)
+    assert "Neg" not in lowered
+
+
+def test_a_loop_that_ends_by_a_known_condition_may_have_any_number_of_iterations(tmp_path):
+    body = loop_body("value", node("Less", "number,last", "again"), node("Neg", "value", "out"), going="again")
+    own = model([node("Loop", "count,yes,x", body=body)], {"x": (1,)}, {"count": 2**62, "yes": True, "last": 2})
+    x = np.ones(1)
+    np.testing.assert_array_equal(evaluate_graph(read(tmp_path, own), [x])[0], -x)  # negated three times
+
+
+def test_a_loop_of_more_iterations_than_are_lowered_is_refused_at_once(tmp_path, monkeypatch):
+    own = model(
+        [node("Loop", "count,yes,x", body=loop_body("value", node("Neg", "value", "out")))],
+        {"x": (1,)},
+        {"count": 1025, "yes": True},
+    )
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model._Lowerer._lower_subgraph", None)
+    with pytest.raises(UnsupportedModelError, match="a loop of 1025 iterations is not supported"):
+        read(tmp_path, own)
+
+
+def test_values_that_are_computed_while_tracing_are_bounded(tmp_path, monkeypatch):
+    """A loop of small nodes could compute a thousand large products, and keep their results."""
+    square = node("Expand", "one,shape", "square")
+    products = [node("MatMul", "square,square", f"product{number}") for number in range(10)]
+    own = model([square, *products, node("Add", "x,product9")], {"x": (50, 50)}, {"one": scales(1), "shape": [50, 50]})
+    x = np.zeros((50, 50))
+    np.testing.assert_array_equal(evaluate_graph(read(tmp_path, own), [x])[0], x + 50)
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.MOST_KNOWN_ELEMENTS", 9 * 50**3)
+    with pytest.raises(TraceError, match="computes values that do not depend on its inputs from more than"):
+        read(tmp_path, own)
+
+
+def test_an_array_is_one_constant_however_many_nodes_read_it(tmp_path):
+    sums = [node("Add", f"x{number or ''},big", f"x{number + 1}") for number in range(8)]
+    own = model(
+        [node("Expand", "one,shape", "big"), *sums, node("Neg", "x8")],
+        {"x": (4, 8)},
+        {"one": scales(1), "shape": [4, 8]},
+    )
+    graph = read(tmp_path, own)
+    constants = {id(x) for op in graph.nodes for x in op.inputs if x.storage is not None}
+    assert len(constants) == 1

@@ -428,10 +428,12 @@ def _loop(node: Node) -> tuple[Value, ...]:
     carried = list(node.inputs[2:])
     scanned: list[list[Value]] = [[] for _ in range(len(node.outputs) - len(carried))]
     going = np.array(True if going is None else node.scalar(1, "the condition of a loop"))
+    own = node.body_of(body)
     number = 0
     while number < iterations and bool(going.reshape(-1)[0]):
         number += 1
-        _check_iterations(number)
+        _check_iterations(iterations if own.endless else number)
+        node.expect(own.nodes * (iterations + 1 - number if own.endless else 1))
         going, *values = node.lower_subgraph(body, [np.array(number - 1, np.int64), going, *carried])
         if isinstance(going, Tensor):
             raise Refused("a loop that ends by a condition on data is not supported")
@@ -461,6 +463,7 @@ def _scan(node: Node) -> tuple[Value, ...]:
     ]
     steps = static(sequences[0], axes[0], "the length of a sequence of Scan")
     _check_iterations(steps)
+    node.expect(node.body_of(body).nodes * steps)
     outputs = len(node.outputs) - len(states)
     scanned: list[list[Value]] = [[] for _ in range(outputs)]
     for step in range(steps):

@@ -29,12 +29,13 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     quantization,
 )
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Invalid, Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Body, Invalid, Node, Refused, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
-from hidet_dist.frontends.onnx.unrolled import operators_unrolled
+from hidet_dist.frontends.onnx.unrolled import body_of, count_nodes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
-from hidet_dist.limits import MOST_DIMS, MOST_NODES, MOST_OPERANDS
+from hidet_dist.limits import MOST_DIMS, MOST_KNOWN_ELEMENTS, MOST_NODES, MOST_OPERANDS
+from hidet_dist.operators.dtypes import constant
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.interface import Interface, attach
 
@@ -139,6 +140,9 @@ class _Lowerer:
         self.dims = dims
         self.missing: list[MissingOperator] = []
         self.lowered = 0  # nodes, those of each iteration of a loop and of each step of a recurrent layer among them
+        self.known = 0  # elements that nodes have read and written to compute values
+        self.constants: dict[int, tuple[np.ndarray, Tensor]] = {}  # by the id of the array, which they keep alive
+        self.bodies: dict[int, Body] = {}  # of loops
         # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
         self.weights: dict[int, Tensor] = {}
         self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
@@ -158,7 +162,7 @@ class _Lowerer:
         self._check_dims(declared)
         scope.values.update((item.name, self._input(item)) for item in declared)
         inputs = dict(scope.values)
-        self._check_count(len(model.node) + operators_unrolled(self.file, self.opset, inputs))
+        self._check_count(count_nodes(self.file, self.opset, inputs))
         self._lower(model, scope)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
@@ -312,12 +316,37 @@ class _Lowerer:
         self.lowered += nodes
         self._check_count(self.lowered)
 
+    def _expect(self, nodes: int) -> None:
+        """Raise TraceError if nodes are too many together with those that were lowered."""
+        self._check_count(self.lowered + nodes)
+
+    def _body(self, graph: onnx.GraphProto) -> Body:
+        """Return what is known of the body of a loop."""
+        if id(graph) not in self.bodies:
+            self.bodies[id(graph)] = body_of(self.file, graph)  # keeps the graph alive, whose id is the key
+        return self.bodies[id(graph)]
+
     def _check_count(self, nodes: int) -> None:
         if nodes > MOST_NODES:
             raise TraceError(
                 f"{self.file.path} has loops or recurrent layers with more than {MOST_NODES} nodes in all of their "
                 "steps: give them shorter sequences."
             )
+
+    def _count_known(self, elements: int) -> None:
+        """Count elements of values that are computed while tracing. Raises TraceError for too many."""
+        self.known += elements
+        if self.known > MOST_KNOWN_ELEMENTS:
+            raise TraceError(
+                f"{self.file.path} computes values that do not depend on its inputs from more than "
+                f"{MOST_KNOWN_ELEMENTS} elements: store them as initializers, or simplify the model."
+            )
+
+    def _constant(self, value: np.ndarray) -> Tensor:
+        """Make a constant of the graph; the same one for the same array."""
+        if id(value) not in self.constants:
+            self.constants[id(value)] = value, constant(value, value.dtype.name, self.like)
+        return self.constants[id(value)][1]
 
     def _refuse(self, number: int, proto: onnx.NodeProto, reason: str) -> None:
         domain = proto.domain if proto.domain not in STANDARD else "onnx"
@@ -358,9 +387,13 @@ class _Lowerer:
             lambda body, values: self._lower_subgraph(body, values, scope),
             self._weight_values,
             self._count,
+            self._body,
+            self._constant,
+            self._expect,
         )
         outputs = lowering(node)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        self._count_known(sum(value.size for value in outputs if isinstance(value, np.ndarray)))
         check_outputs(proto.op_type, outputs, described)
         return outputs
 
@@ -404,6 +437,8 @@ class _Lowerer:
             return evaluate_shapes(proto.op_type, inputs, attributes)
         if None in counts and proto.op_type not in _NO_LARGER:
             return None
+        products = present[0].shape[-1] if proto.op_type == "MatMul" and present[0].ndim else 1
+        self._count_known(sum(value.size for value in present) + products * sum(count or 0 for count in counts))
         names = [name for name in proto.input if name]
         feed = dict(zip(names, present, strict=True))
         single = onnx.helper.make_graph(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hidet.graph import Tensor
 
-from hidet_dist.operators.dtypes import Operand, constant
+from hidet_dist.operators.dtypes import Operand
 from hidet_dist.spec.extents import Extent, extents_of
 
 Value = Any
@@ -32,6 +32,25 @@ class Invalid(Exception):
 
 MOST_ELEMENTS = 2**20
 """The most elements of a value that is computed while tracing. A larger one is computed in the graph, or refused."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The body of a loop.
+
+    Attributes
+    ----------
+    graph: GraphProto
+        The body itself.
+    nodes: int
+        The nodes of an iteration, with those of loops within it as far as their iterations are known.
+    endless: bool
+        Whether it never ends the loop: the condition that it returns is the one that it gets, or true.
+    """
+
+    graph: Any
+    nodes: int
+    endless: bool
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,12 @@ class Node:
         Returns the values of a weight of the model; None for any other tensor.
     unroll: callable
         Counts operators that the node becomes beyond a few, before they are made. Raises TraceError for too many.
+    body_of: callable
+        Tells what is known of a subgraph that is the body of a loop.
+    constant_of: callable
+        Makes a constant of the graph of an array; the same one for the same array.
+    expect: callable
+        Raises TraceError if so many nodes, which are about to be lowered, are too many.
     """
 
     operator: str
@@ -69,6 +94,9 @@ class Node:
     lower_subgraph: Callable[[Any, Sequence[Value]], list[Value]]
     weight_values: Callable[[Tensor], np.ndarray | None]
     unroll: Callable[[int], None]
+    body_of: Callable[[Any], Body]
+    constant_of: Callable[[np.ndarray], Tensor]
+    expect: Callable[[int], None]
 
     def value(self, position: int) -> Value:
         """Return an input; None if it is missing."""
@@ -91,7 +119,7 @@ class Node:
             return value
         if value.dtype == object:
             raise Refused("a shape with symbolic dims is used as data")
-        return constant(value, value.dtype.name, self.like)
+        return self.constant_of(value)
 
     def operand(self, position: int) -> Operand:
         """Return an input of an element-wise operator: a number if it is known to be one, else a tensor."""
