@@ -111,7 +111,7 @@ WINDOW = 80  # operators to each side of the cut that are planned again
 
 # Room that is left (filling.py).
 FILLED_WIDTHS = (40, 20)  # operators to each side of the centre of a window, tried in turn
-FILLED_WINDOWS = 4  # windows in a pass; each takes about a second where layers have many choices
+FILLED_WINDOWS = 4  # unlike windows in a pass; each takes up to half a second where layers have many choices
 FILLING_PROGRESS = 0.9  # share of the gap that must be left after a pass over all windows, at most, for another one
 
 # Recombination, and the integer program (programs.py, ilp.py).

@@ -11,6 +11,7 @@ from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
+from hidet_dist.search.problem.window import Windows
 from hidet_dist.search.steps import step
 
 
@@ -21,9 +22,8 @@ def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
     Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
     Returns the position of the cut of the best plan, if one was found.
     """
-    problem, prices = state.problem, state.prices(mixture.prices)
-    budget = problem.budget
-    tables = Tables(state.limits)  # of their own, so that the last elimination of all choices is kept for its marginals
+    problem, budget = state.problem, state.problem.budget
+    windows = Windows(problem)
     parts = [probe for _, probe in mixture.parts]
     lows = [probe for probe in parts if probe.peak > budget]
     highs = [probe for probe in parts if probe.peak <= budget]
@@ -57,7 +57,7 @@ def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
             break
         for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
             at = fits - shift if first is low else fits + shift
-            if _replan(state, tables, prices, position, cut(at), at).peak <= budget:
+            if _replan(state, windows, mixture.prices, position, cut(at), at).peak <= budget:
                 break
         if state.seconds < before:
             cuts = (fits,)
@@ -77,12 +77,23 @@ def positions(problem: Problem) -> list[int]:
 
 
 def _replan(
-    state: State, tables: Tables, prices: Prices, position: Sequence[int], fixed: Sequence[int], at: int
+    state: State,
+    windows: Windows,
+    second_per_byte: Sequence[float],
+    position: Sequence[int],
+    fixed: Sequence[int],
+    at: int,
 ) -> Probe:
     """Replan a window of operators around one for these prices; all others keep the choices ``fixed``."""
     state.limits.check()
-    kept = [
-        choices if abs(entity_position - at) <= tuning.WINDOW else [k]
-        for choices, entity_position, k in zip(state.kept, position, fixed, strict=True)
+    near = [
+        entity
+        for entity, (own, choices) in enumerate(zip(position, state.kept, strict=True))
+        if abs(own - at) <= tuning.WINDOW and len(choices) > 1
     ]
-    return state.record(eliminate(state.problem, kept, tables, prices, state.options.solver_gap / 4, True).choices)
+    window = windows.of(near, fixed)
+    prices = Prices(window.prices(second_per_byte))
+    tables = Tables(state.limits)
+    kept = window.kept(state.kept)
+    solved = eliminate(window.problem, kept, tables, prices, state.options.solver_gap / 4, True)
+    return state.record(window.planned(solved.choices))

@@ -58,6 +58,7 @@ class EqualParts:
     Attributes
     ----------
     tensors: the tensors with their numbers.
+    kinds: the number of each entity; those with equal costs and bytes have the same.
     costs, memory: the seconds and the bytes of each entity's choices.
     held: the first and the last program point of each entity's live intervals, and the bytes by choice.
     ends: the producer and the consumers of each tensor, one tensor after the other.
@@ -72,12 +73,12 @@ class EqualParts:
         self.costs = [array.of(costs) for costs in problem.cost]
         self.memory = [array.of(memory) for memory in problem.memory]
         self.held = [[((i.begin, i.end), array.of(i.nbytes)) for i in intervals] for intervals in own]
-        kinds = [
+        self.kinds = [
             number.of((number.of_list(cost), number.of_list(memory), *(number.of_list(i.nbytes) for i in intervals)))
             for cost, memory, intervals in zip(problem.cost, problem.memory, own, strict=True)
         ]
         self._entities = _Rows([2 + len(intervals) for intervals in own])
-        self._entities.fixed[self._entities.begins] = kinds
+        self._entities.fixed[self._entities.begins] = self.kinds
         self._held_at = self._entities.places(2, [len(intervals) for intervals in own])
         self._held_begin = np.array([i.begin for intervals in own for i in intervals], dtype=np.int64)
         self._held_end = np.array([i.end for intervals in own for i in intervals], dtype=np.int64)
