@@ -6,7 +6,7 @@ of cosines that is stored in shards and gathered for all layers, say, though it 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
@@ -40,7 +40,7 @@ class Neighbourhood:
 
     Attributes
     ----------
-    choices: the plan's choices, which may be changed.
+    choices: the plan's choices.
     made, read: the tensors that each entity makes, and those that it reads.
     """
 
@@ -49,10 +49,28 @@ class Neighbourhood:
         self._known: dict[Hashable, list[float]] = {}
         self.made: list[list[int]] = [[] for _ in choices]
         self.read: list[list[int]] = [[] for _ in choices]
+        self._edges: dict[tuple[int, int], list[Edge]] = {}  # by reader and tensor
         for tensor, group in groups.items():
             self.made[group[0].producer].append(tensor)
+            for edge in group:
+                self._edges.setdefault((edge.consumer, tensor), []).append(edge)
             for consumer in dict.fromkeys(edge.consumer for edge in group):
                 self.read[consumer].append(tensor)
+        # How many readers require each spec: a table of cosines has two in each layer.
+        self._required = {
+            tensor: Counter(edge.consumed[choices[edge.consumer]] for edge in group) for tensor, group in groups.items()
+        }
+
+    def take(self, entity: int, choice: int) -> None:
+        """Change the choice of an entity."""
+        before, self.choices[entity] = self.choices[entity], choice
+        for tensor in self.read[entity]:
+            required = self._required[tensor]
+            for edge in self._edges[entity, tensor]:
+                required[edge.consumed[choice]] += 1
+                required[edge.consumed[before]] -= 1
+                if not required[edge.consumed[before]]:
+                    del required[edge.consumed[before]]
 
     def seconds(self, entity: int) -> Sequence[float]:
         """The part of the cost that depends on an entity, in seconds, by its choice."""
@@ -60,14 +78,14 @@ class Neighbourhood:
         made: list[_Made] = []
         for tensor in self.made[entity]:
             group = groups[tensor]
-            required = {edge.consumed[choices[edge.consumer]] for edge in group}
-            made.append((group[0].convert, group[0].produced, sorted(required)))
+            made.append((group[0].convert, group[0].produced, sorted(self._required[tensor])))
         read: list[_Read] = []
         for tensor in self.read[entity]:
-            group = groups[tensor]
-            line = group[0].convert[group[0].produced[choices[group[0].producer]]]
-            others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
-            read.append((line, [edge.consumed for edge in group if edge.consumer == entity], sorted(others)))
+            edges, first = self._edges[entity, tensor], groups[tensor][0]
+            own = Counter(edge.consumed[choices[entity]] for edge in edges)
+            others = sorted(spec for spec, count in self._required[tensor].items() if count > own[spec])
+            line = first.convert[first.produced[choices[first.producer]]]
+            read.append((line, [edge.consumed for edge in edges], others))
         # Equal entities of equal layers share their tables, and so their costs.
         key = (
             id(costs),
@@ -108,15 +126,19 @@ class _Descent(Neighbourhood):
         self.held = np.array(problem.totals.nbytes(choices), dtype=np.int64)
 
     def run(self, limits: Limits) -> tuple[int, ...]:
-        waiting = deque(dict.fromkeys(e for tensor in self.groups if self._paid(tensor) for e in self._around(tensor)))
+        first = dict.fromkeys(e for tensor in self.groups if self._paid(tensor) for e in self._around(tensor))
+        waiting, known = deque(first), set(first)
         for _ in range(tuning.DESCENT_STEPS):
             if not waiting or limits.expired():
                 break
             entity = waiting.popleft()
+            known.discard(entity)
             if not self._improve(entity):
                 continue
-            touched = (e for tensor in (*self.made[entity], *self.read[entity]) for e in self._around(tensor))
-            waiting.extend(e for e in dict.fromkeys(touched) if e != entity and e not in waiting)
+            touched = dict.fromkeys(e for t in (*self.made[entity], *self.read[entity]) for e in self._around(t))
+            more = [e for e in touched if e != entity and e not in known]
+            waiting.extend(more)
+            known.update(more)
         return tuple(self.choices)
 
     def _around(self, tensor: int) -> list[int]:
@@ -143,12 +165,12 @@ class _Descent(Neighbourhood):
             return False
         others = self.held - self._bytes(entity)
         for k in sorted(better, key=lambda k: (seconds[k], k)):
-            self.choices[entity] = k
+            self.take(entity, k)
             held = others + self._bytes(entity)
             if held.max() <= self.problem.budget:
                 self.held = held
                 return True
-        self.choices[entity] = before
+        self.take(entity, before)
         return False
 
     def _bytes(self, entity: int) -> npt.NDArray[np.int64]:

@@ -6,6 +6,7 @@ choices, is found once for a problem. The rest is filled in for all of them at o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -198,12 +199,16 @@ class EqualTensor:
         self.ends = (first.producer, *consumers)
         self.lives = tuple((edge.begin, edge.end) for edge in group)
         self.begin, self.end = min(begin for begin, _ in self.lives), max(end for _, end in self.lives)
+        order = sorted(range(len(group)), key=lambda i: group[i].begin)
+        begins, first_of = [group[i].begin for i in order], dict[int, int]()
+        for i, consumer in enumerate(consumers):
+            first_of.setdefault(consumer, i)
         self.kind = number.of(
             (
-                *(id(first.convert), number.of_list(first.produced), id(memory), first.producer in consumers),
-                tuple((number.of_list(edge.consumed), consumers.index(edge.consumer)) for edge in group),
+                *(id(first.convert), number.of_list(first.produced), id(memory), first.producer in first_of),
+                tuple((number.of_list(edge.consumed), first_of[edge.consumer]) for edge in group),
                 # Which of the readers' intervals begin before which others end, and their order.
-                tuple(a[0] <= b[1] for a in self.lives for b in self.lives) if len(group) > 1 else (),
-                tuple(sorted(range(len(group)), key=lambda i: group[i].begin)),
+                tuple(bisect_right(begins, end) for _, end in self.lives) if len(group) > 1 else (),
+                tuple(order),
             )
         )
