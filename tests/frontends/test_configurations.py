@@ -226,6 +226,8 @@ def rotary(base: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
         ),
         (LLAMA | {"partial_rotary_factor": -1.0}, "partial_rotary_factor is -1.0, which must be a number from 0 to 1"),
         (LLAMA | {"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05, which must be a finite number from 0 on"),
+        (LLAMA | {"sliding_window": 0}, "sliding_window is 0, which must be a whole number from 1 on"),
+        (LLAMA | {"sliding_window": -1}, "sliding_window is -1, which must"),
         ({"model_type": "gpt2", "layer_norm_epsilon": math.inf}, "layer_norm_epsilon is inf, which must"),
         (GEMMA | {"text_config": {**SIZES, "query_pre_attn_scalar": 0}}, "query_pre_attn_scalar is 0, which must"),
         (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hidet_dist.checks import is_finite, is_list
+from hidet_dist.checks import is_finite, is_list, is_whole
 
 Problem = Callable[[Any], str]
 """Says what is wrong with a value, as the end of "which ..."; empty if nothing is."""
@@ -43,6 +43,10 @@ def _not_negative(value: Any) -> str:
     return "" if is_finite(value) and value >= 0 else "must be a finite number from 0 on"
 
 
+def _count(value: Any) -> str:
+    return "" if is_whole(value, 1) else "must be a whole number from 1 on"
+
+
 def _share(value: Any) -> str:
     return "" if is_finite(value) and 0 <= value <= 1 else "must be a number from 0 to 1"
 
@@ -67,6 +71,7 @@ _ANYWHERE: tuple[tuple[re.Pattern[str], Problem], ...] = (
     (re.compile(r"((global|local|compress)_)?rope_theta|rotary_emb_base|rope_local_base_freq"), _positive),
     (re.compile(r"partial_rotary_factor|rotary_pct"), _share),
     (re.compile(r"(.*_)?(eps|epsilon)"), _not_negative),
+    (re.compile(r"sliding_window"), _count),  # of positions: from none of them attention would take a mean
     (re.compile(r"(final|attn)_logit_softcapping|query_pre_attn_scalar"), _positive),
 )
 """Numbers that mean the same in all models, by their names."""

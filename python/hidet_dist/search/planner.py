@@ -287,8 +287,8 @@ def _search(
                 formulation = formulate(view, cluster, model, options, pins, rules=rules, simple=True)
                 solution = solve_simple(formulation.problem, solver)
 
-        def write(picks: Sequence[int]) -> tuple[StagePlan, int]:
-            stage, held = write_stage(view, cluster, model, formulation, picks)
+        def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, int]:
+            stage, held = write_stage(view, cluster, model, formulation, picks, made)
             return label_stage(view, stage, tensors), held
 
         steps: tuple[StepTaken, ...] = ()
@@ -299,10 +299,11 @@ def _search(
         else:
             bound = solution.seconds * (1 - solution.gap)
             picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
+            made: StagePlan | None = None
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
-                picks = candidate.choices
-            stage, held = write(picks)
+                picks, made = candidate.choices, candidate.stage
+            stage, held = write(picks, made)
             gap = solution.gap
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
@@ -332,7 +333,8 @@ def _search(
 def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     """Solve a simple problem, whose bound is none of the whole problem's.
 
-    A plan that fits is found however little time is left, and improved until the time limit.
+    A plan that fits is found however little time is left, and improved until the time limit. Once that has passed, the
+    first one is returned.
 
     Raises
     ------
@@ -341,13 +343,20 @@ def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     """
     unlimited = replace(solver, limits=Limits(None, solver.limits.nbytes))
     # The plan of least memory splits all that it can, and so is often quicker than the first one that fits.
-    found = [least_memory(problem, unlimited, budget) for budget in (problem.budget, 0)]
+    found = [least_memory(problem, unlimited, 0)]
+    late = solver.limits.expired()
+    if not late or found[0].nbytes > problem.budget:
+        found.insert(0, least_memory(problem, unlimited, problem.budget))
     fitting = [one.choices for one in found if one.nbytes <= problem.budget]
     if not fitting:
         raise OutOfTimeError
     best = min(fitting, key=problem.totals.seconds)
     first = Solution(best, problem.totals.seconds(best), 1.0, known=(best,))
     tell = solver.on_incumbent
+    if late:
+        if tell is not None:
+            tell(first.choices, first.seconds, 0.0, solver.limits.elapsed_seconds())
+        return first
     if tell is not None:
         solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
     return replace(optimize(problem, solver, first), gap=1.0)

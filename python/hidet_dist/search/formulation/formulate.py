@@ -116,15 +116,7 @@ def formulate(
             "only: leave the shares out."
         )
     offered = offered_parts(view, mesh, pins, rules, options.unequal_parts, options.mode == "search")
-    weights = [
-        _whole_groups(
-            view.tensors[name],
-            view.shape(name),
-            _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", True, simple, offered),
-            mesh,
-        )
-        for name in view.weights
-    ]
+    weights = _weight_specs(view, pins, simple, offered)
     input_pins = [pins.tensors.get(name, []) for name in view.inputs]
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
@@ -615,6 +607,21 @@ def _layouts(
         most = max((len(spec.mesh_axes) for spec in of_one_dim), default=0)
         specs = [specs[0], *(spec for spec in of_one_dim if len(spec.mesh_axes) == most)]
     return pins.layouts(tensor_pins, what, shape, specs, padded)
+
+
+def _weight_specs(view: GraphView, pins: Pins, simple: bool, offered: OfferedParts) -> list[Specs]:
+    """List the specs of each weight that its pins allow; equal weights without pins share their list."""
+    known: dict[Hashable, Specs] = {}
+    result = []
+    for name in view.weights:
+        weight, shape, tensor_pins = view.tensors[name], view.shape(name), pins.tensors.get(name, [])
+        storage = storage_of(weight)
+        key = name if tensor_pins else (shape, view.pieces(name)[0], storage.group if storage is not None else None)
+        if key not in known:
+            specs = _layouts(pins, tensor_pins, name, f"the weight {name}", True, simple, offered)
+            known[key] = _whole_groups(weight, shape, specs, pins.mesh)
+        result.append(known[key])
+    return result
 
 
 def _whole_groups(weight: Tensor, shape: tuple[int, ...], specs: Specs, mesh: DeviceMesh) -> Specs:

@@ -21,16 +21,23 @@ from hidet_dist.weights.storage import storage_of
 
 
 def write_stage(
-    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
+    view: GraphView,
+    cluster: Cluster,
+    model: CostModel,
+    formulation: Formulation,
+    picks: Sequence[int],
+    stage: StagePlan | None = None,
 ) -> tuple[StagePlan, int]:
     """Write down the plan of a choice for every entity, and check it; return it with the bytes that a device holds.
+
+    ``stage`` is the plan, if :func:`stage_of` has made it.
 
     Raises
     ------
     VerificationError
         When its cost or its memory, computed anew from the graph, contradicts the search's figures.
     """
-    stage = stage_of(view, cluster, model, formulation, picks)
+    stage = stage_of(view, cluster, model, formulation, picks) if stage is None else stage
     # The sum over the plan and the solver's objective are computed in two ways, and must agree.
     solved = evaluate(formulation.problem, picks)
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
