@@ -285,7 +285,12 @@ def _search(
                 if not insists or not limits.time_reached:
                     raise
                 formulation = formulate(view, cluster, model, options, pins, rules=rules, simple=True)
-                solution = solve_simple(formulation.problem, solver)
+                try:
+                    solution = solve_simple(formulation.problem, solver)
+                except OutOfTimeError:
+                    # The few choices of a simple problem may all exceed a budget that some plan fits.
+                    formulation = formulate(view, cluster, model, options, pins, rules=rules)
+                    solution = solve_least(formulation.problem, solver)
 
         def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, int]:
             stage, held = write_stage(view, cluster, model, formulation, picks, made)
@@ -360,6 +365,25 @@ def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     if tell is not None:
         solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
     return replace(optimize(problem, solver, first), gap=1.0)
+
+
+def solve_least(problem: Problem, solver: SolveOptions) -> Solution:
+    """Find a plan that fits the budget of a whole problem, whatever it costs, however little time is left.
+
+    Raises
+    ------
+    OutOfTimeError
+        When the plan of least memory does not fit.
+    """
+    if sum(map(min, problem.memory)) > problem.budget:
+        raise OutOfTimeError
+    least = least_memory(problem, replace(solver, limits=Limits(None, solver.limits.nbytes)), problem.budget)
+    if least.nbytes > problem.budget:
+        raise OutOfTimeError
+    seconds = problem.totals.seconds(least.choices)
+    if solver.on_incumbent is not None:
+        solver.on_incumbent(least.choices, seconds, 0.0, solver.limits.elapsed_seconds())
+    return Solution(least.choices, seconds, 1.0, known=(least.choices,))
 
 
 def formulate_problem(
