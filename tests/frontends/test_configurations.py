@@ -310,6 +310,17 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
             "intermediate_size is 0, and The weight 'model.layers.0.mlp.gate_proj.weight'",
         ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
+        (
+            {
+                "model_type": "gpt2",
+                "architectures": ["GPT2Model"],
+                "n_embd": 8,
+                "n_layer": 1,
+                "n_head": 2,
+                "n_positions": 3,
+            },
+            "n_positions is 3, and The model reads row 3 of an embedding of 3 rows",
+        ),
         (MAMBA | {"n_groups": -7}, "n_groups is -7, and .* groups must be a positive integer"),
         # Sizes that contradict each other are named together, and of two wrong fields the one that comes first.
         (SWIN | {"window_size": 7}, "image_size is 16, patch_size is 2, window_size is 7, and"),

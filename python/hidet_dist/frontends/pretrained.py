@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.compat.replacing import replaced
-from hidet_dist.errors import ConfigError, TraceError
+from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.calls import DTYPES
@@ -136,6 +136,9 @@ def from_transformers(
             )
         except (ConfigError, TraceError) as error:
             blamed = configuration.blamed(error, lambda config: check_call(make, config))
+            if not blamed and not isinstance(error, UnsupportedModelError):
+                # A call without data does not show all that a conversion does, which is slower.
+                blamed = configuration.blamed(error, lambda config: from_torch(*make(config, False)))
             if not blamed:
                 raise
             raise ConfigError(f"{blamed} {error}") from error

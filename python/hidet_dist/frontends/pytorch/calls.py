@@ -47,6 +47,10 @@ class Refused(Exception):
     """An unsupported operator, or an unsupported use of one; the message is the reason."""
 
 
+class Invalid(Exception):
+    """A call that PyTorch refuses, whatever the inputs of the model are; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The shape and dtype of an operator's output in PyTorch."""

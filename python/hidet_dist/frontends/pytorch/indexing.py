@@ -9,7 +9,7 @@ import numpy as np
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, Invalid, Refused, lowers, static
 from hidet_dist.operators import elementwise, reductions, to_dtype
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.shaping import expanded, reshaped
@@ -18,6 +18,14 @@ from hidet_dist.spec.extents import extents_of
 
 @lowers("embedding.default")
 def _embedding(call: Call, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    rows = extents_of(weight)[0]
+    if indices.storage is not None and isinstance(rows, int):
+        known = indices.cpu().numpy()
+        if (outside := known[(known < 0) | (known >= rows)]).size:
+            raise Invalid(
+                f"The model reads row {outside[0]} of an embedding of {rows} rows, whatever its inputs are: trace it "
+                "with shorter sequences, or give the embedding more rows."
+            )
     return ops.take(weight, indices, 0)
 
 

@@ -22,6 +22,7 @@ from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch.calls import (
     DTYPES,
     Call,
+    Invalid,
     Lowering,
     Refused,
     Result,
@@ -387,6 +388,8 @@ class _Lowerer:
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
+        except Invalid as invalid:
+            raise TraceError(str(invalid)) from invalid
         except _UNFIT as error:
             if self.missing:
                 return self.stand_in(meta)  # a stand-in may have caused the error
