@@ -292,7 +292,7 @@ def _search(
                     formulation = formulate(view, cluster, model, options, pins, rules=rules)
                     solution = solve_least(formulation.problem, solver)
 
-        def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, int]:
+        def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, list[int]]:
             stage, held = write_stage(view, cluster, model, formulation, picks, made)
             return label_stage(view, stage, tensors), held
 
@@ -300,7 +300,7 @@ def _search(
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
             (stage, held), bound, gap, price = write(picks), 0.0, 1.0, 0.0
-            _check_held(held, budget)
+            _check_held(max(held), budget)
         else:
             bound = solution.seconds * (1 - solution.gap)
             picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
@@ -312,8 +312,8 @@ def _search(
             gap = solution.gap
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
-            if held > budget:
-                raise VerificationError(f"The plan holds {held} bytes on a device, more than mem_budget = {budget}.")
+            if (most := max(held)) > budget:
+                raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
             if options.mode == "propagate":
                 beside = overlapped(PlannedTasks(view, cluster, formulation.fused), stage, budget)
@@ -327,10 +327,7 @@ def _search(
             for one in incumbents.known
             if one.choices == picks or not left.expired()
         ]
-        places_shards = cluster.device.places_shards
-        return write_report(
-            view, formulation, stage, picks, known, options.mode, bound, gap, budget, places_shards, left, steps
-        )
+        return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, budget, held, left, steps)
 
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price, report_of)
 

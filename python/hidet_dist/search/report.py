@@ -13,7 +13,6 @@ from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.formulation.formulate import Formulation
-from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.problem import Edge, Problem, evaluate, readers
 from hidet_dist.search.problem.descent import Neighbourhood
@@ -62,18 +61,21 @@ def write_report(
     bound_seconds: float,
     gap: float,
     budget: int,
-    places_shards: bool,
+    held: Sequence[int],
     limits: Limits,
     steps: Sequence[StepTaken] = (),
 ) -> SearchReport:
-    """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
+    """Write the report of the search that chose ``stage``.
+
+    ``incumbents`` are the best plans over time, ``held`` the plan's bytes on a device during each operator.
+    """
     others = Alternatives(formulation, picks, bound_seconds, limits)
     return SearchReport(
         mode,
         bound_seconds,
         gap,
         budget,
-        tuple(live_bytes(view, stage, places_shards)),
+        tuple(held),
         traffic(view, stage),
         others.runner_ups(),
         _incumbents(incumbents),
@@ -97,6 +99,7 @@ class Alternatives:
         problem = formulation.problem
         free = Prices([0.0] * problem.activations.points)
         try:
+            limits.check()
             self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
         except OutOfTimeError:
             self.least = None

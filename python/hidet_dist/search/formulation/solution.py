@@ -27,8 +27,8 @@ def write_stage(
     formulation: Formulation,
     picks: Sequence[int],
     stage: StagePlan | None = None,
-) -> tuple[StagePlan, int]:
-    """Write down the plan of a choice for every entity, and check it; return it with the bytes that a device holds.
+) -> tuple[StagePlan, list[int]]:
+    """Write down the plan of a choice for every entity, and check it; return it with its :func:`live_bytes`.
 
     ``stage`` is the plan, if :func:`stage_of` has made it.
 
@@ -43,10 +43,10 @@ def write_stage(
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    most = max(live_bytes(view, stage, cluster.device.places_shards))
-    if most > counted:
-        raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
-    return stage, most
+    held = live_bytes(view, stage, cluster.device.places_shards)
+    if max(held) > counted:
+        raise VerificationError(f"The plan holds {max(held)} bytes on a device, but the search computed {counted}.")
+    return stage, held
 
 
 def stage_of(
