@@ -129,11 +129,16 @@ def formulate(
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
     nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
     memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in cost]
+    sizes: dict[Hashable, list[int]] = {}  # equal weights share theirs, too
     numbers = range(len(cost), len(cost) + len(weights))
     names = (*view.weights, *view.inputs, *view.outputs, *view.states)
     for name, specs in zip(names, (*weights, *inputs, *outputs, *states), strict=True):
         cost.append([0.0] * len(specs))
-        memory.append([shard_nbytes(view.tensors[name], view.shape(name), spec, mesh) for spec in specs])
+        tensor, shape = view.tensors[name], view.shape(name)
+        sized = name if storage_of(tensor) is not None else (shape, view.itemsize(name), id(specs))
+        if sized not in sizes:
+            sizes[sized] = [shard_nbytes(tensor, shape, spec, mesh) for spec in specs]
+        memory.append(sizes[sized])
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs, states)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
@@ -145,6 +150,21 @@ def formulate(
     specs_of = {number: [spec for spec, _ in of_layouts] for number, of_layouts in unlike.items()}
     layouts = {name: specs_of[id(of_layouts)] for name, of_layouts in tensors.numbers.items()}
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
+
+
+def _weight_specs(view: GraphView, pins: Pins, simple: bool, offered: OfferedParts) -> list[Specs]:
+    """List the specs to store each weight in; equal weights without pins share their list."""
+    known: dict[Hashable, Specs] = {}
+    weights = []
+    for name in view.weights:
+        weight, pinned = view.tensors[name], pins.tensors.get(name, [])
+        is_plain = not pinned and storage_of(weight) is None
+        key: Hashable = (view.shape(name), view.pieces(name)[0]) if is_plain else name
+        if key not in known:
+            specs = _layouts(pins, pinned, name, f"the weight {name}", True, simple, offered)
+            known[key] = _whole_groups(weight, view.shape(name), specs, pins.mesh)
+        weights.append(known[key])
+    return weights
 
 
 def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
@@ -238,7 +258,8 @@ def _operator_costs(
 def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
     """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
     if isinstance(entry, Member):
-        return replace(entry, otherwise=None), _position(view, number, entry.otherwise)
+        # What an operator costs does not depend on which one is the last of its launch.
+        return replace(entry, otherwise=None, beside=None), _position(view, number, entry.otherwise)
     if entry is None:
         return None
     op = view.operators[number]
