@@ -107,6 +107,7 @@ class GraphView:
         self._pieces: dict[str, tuple[tuple[int, ...], Element]] = {}
         self._signatures: dict[int, Hashable] = {}
         self._uses: list[tuple[str, Use]] = []
+        self._fingerprint: str | None = None
         for name, shape in self._shapes.items():
             if 0 in shape:
                 raise ConfigError(
@@ -220,6 +221,11 @@ class GraphView:
 
     def fingerprint(self) -> str:
         """Digest the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""
+        if self._fingerprint is None:
+            self._fingerprint = self._digest()
+        return self._fingerprint
+
+    def _digest(self) -> str:
         lines = [
             f"{name} {self.tensors[name].dtype.name} {_written(self.extents(name))}"
             for name in (*self.inputs, *self.weights, *self.states)

@@ -244,7 +244,7 @@ def _operator_costs(
     for number, op in enumerate(view.operators):
         limits.check()
         held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
-        key = id(choices[number]), _position(view, number, fused.get(number)), held
+        key = id(choices[number]), position_in_kernel(view, number, fused.get(number)), held
         if key not in known:
             known[key] = [
                 compute_seconds(model, view, number, choice, fused.get(number), mesh)
@@ -255,11 +255,11 @@ def _operator_costs(
     return costs
 
 
-def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+def position_in_kernel(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
     """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
     if isinstance(entry, Member):
         # What an operator costs does not depend on which one is the last of its launch.
-        return replace(entry, otherwise=None, beside=None), _position(view, number, entry.otherwise)
+        return replace(entry, otherwise=None, beside=None), position_in_kernel(view, number, entry.otherwise)
     if entry is None:
         return None
     op = view.operators[number]

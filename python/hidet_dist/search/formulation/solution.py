@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+
+from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import Fusions, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.formulation.formulate import Formulation
+from hidet_dist.search.formulation.formulate import Formulation, position_in_kernel
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.problem import evaluate, held_bytes, readers
 from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
+from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.storage import storage_of
 
 
@@ -96,7 +99,8 @@ def lay_out(
                 reduced.add(view.names[y])
 
     between = tensors_between(view, fused)
-    compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
+    seconds = _Seconds(view, mesh, model, fused)
+    compute = [seconds.compute(i, choice) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
     conversions_of: dict[int | None, list[ConversionPlan]] = {}
@@ -110,14 +114,13 @@ def lay_out(
             split = functools.partial(_split_seconds, view, model, mesh, name)
             compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
         if target != spec_of[name]:
-            conversion = model.conversion(*view.pieces(name), spec_of[name], target)
-            steps = tuple(map(str, conversion.steps))
+            steps, taken = seconds.conversion(name, spec_of[name], target)
             conversions_of.setdefault(use.operator, []).append(
-                ConversionPlan(name, spec_of[name], target, steps, conversion.seconds)
+                ConversionPlan(name, spec_of[name], target, steps, taken)
             )
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
-        reduce, conversions = reduction_seconds(model, op, choice), tuple(conversions_of.get(i, ()))
+        reduce, conversions = seconds.reduction(op, choice), tuple(conversions_of.get(i, ()))
         operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
     return StagePlan(
         mesh,
@@ -130,6 +133,45 @@ def lay_out(
         view.symbols,
         states=tuple(tensor(name, stored[name]) for name in view.states),
     )
+
+
+class _Seconds:
+    """The predicted seconds of a plan's parts; those of equal layers are predicted once."""
+
+    def __init__(self, view: GraphView, mesh: DeviceMesh, model: CostModel, fused: Fusions):
+        self._view, self._mesh, self._model, self._fused = view, mesh, model, fused
+        self._compute: dict[Hashable, float] = {}
+        self._reduction: dict[Hashable, float] = {}
+        self._conversion: dict[Hashable, tuple[tuple[str, ...], float]] = {}
+
+    def compute(self, number: int, choice: Choice) -> float:
+        """Predict the seconds of an operator's computation. Equal operators share their choices."""
+        view, op, entry = self._view, self._view.operators[number], self._fused.get(number)
+        held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
+        shapes = tuple(view.shape(view.names[x]) for x in (*op.inputs, *op.outputs))
+        key = type(op), shapes, id(choice), position_in_kernel(view, number, entry), held
+        if key not in self._compute:
+            self._compute[key] = compute_seconds(self._model, view, number, choice, entry, self._mesh)
+        return self._compute[key]
+
+    def reduction(self, op: Operator, choice: Choice) -> float:
+        """Predict the seconds of all reduce functions of an operator."""
+        if not any(choice.spec.reduce_fns):
+            return 0.0
+        outputs = [self._view.names[y] for y in op.outputs]
+        key = id(choice), tuple((self._view.shape(name), self._view.pieces(name)) for name in outputs)
+        if key not in self._reduction:
+            self._reduction[key] = reduction_seconds(self._model, op, choice)
+        return self._reduction[key]
+
+    def conversion(self, name: str, source: TensorShardSpec, target: TensorShardSpec) -> tuple[tuple[str, ...], float]:
+        """Find the cheapest conversion of a tensor; return its steps as text, and their seconds."""
+        shape, dtype = self._view.pieces(name)
+        key = shape, dtype, source, target
+        if key not in self._conversion:
+            found = self._model.conversion(shape, dtype, source, target)
+            self._conversion[key] = tuple(map(str, found.steps)), found.seconds
+        return self._conversion[key]
 
 
 def _split_seconds(view: GraphView, model: CostModel, mesh: DeviceMesh, name: str, spec: TensorShardSpec) -> float:
