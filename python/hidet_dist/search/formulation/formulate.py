@@ -152,21 +152,6 @@ def formulate(
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
 
 
-def _weight_specs(view: GraphView, pins: Pins, simple: bool, offered: OfferedParts) -> list[Specs]:
-    """List the specs to store each weight in; equal weights without pins share their list."""
-    known: dict[Hashable, Specs] = {}
-    weights = []
-    for name in view.weights:
-        weight, pinned = view.tensors[name], pins.tensors.get(name, [])
-        is_plain = not pinned and storage_of(weight) is None
-        key: Hashable = (view.shape(name), view.pieces(name)[0]) if is_plain else name
-        if key not in known:
-            specs = _layouts(pins, pinned, name, f"the weight {name}", True, simple, offered)
-            known[key] = _whole_groups(weight, view.shape(name), specs, pins.mesh)
-        weights.append(known[key])
-    return weights
-
-
 def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
     """Leave the operators that update states the choices of equal specs at both ends, without partial results."""
     known: dict[int, tuple[Choice, ...]] = {}  # equal operators share their choices
