@@ -6,11 +6,12 @@ This machine is calibrated, each model is planned and compiled for one rank and 
 
 * hidet_dist with one rank of all threads, one rank of one thread, and two ranks that share the threads
 * PyTorch, eager and compiled, in one process of all threads
-* ONNX Runtime and OpenVINO, in float32, with all threads and with one, where they are installed (the extra ``bench``)
+* ONNX Runtime and OpenVINO, with all threads and with one, where they are installed (the extra ``bench``)
 * PyTorch in two processes that share the threads: DTensor's ``parallelize_module`` over Gloo, where it has a plan
 
-are loaded side by side, their answers compared, and their calls timed in turns. The tables say which goals are met, and
-how far predicted times are from measured ones. ``--kernels`` says the same of each kernel. All figures go to a file in
+are loaded side by side, their answers compared, and their calls timed in turns. Of a model in 8 bits the runtimes are
+as each of them quantizes, and hidet_dist runs in float32, too. The tables say which goals are met, and how far
+predicted times are from measured ones. ``--kernels`` says the same of each kernel. All figures go to a file in
 ``benchmarks/results``; the last line is JSON with the ratios by model. Weights are random where none are installed.
 """
 
@@ -27,7 +28,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -45,8 +46,7 @@ from hidet_dist.files import write_text
 from hidet_dist.progress import Progress, Task
 
 HERE = Path(__file__).parent
-TOLERANCE = 1e-4  # of answers, relative to the largest
-REFERENCE = "torch_eager"
+REFERENCE, FLOAT32 = "torch_eager", "float32"
 ALL_REDUCE_BYTES = 256 * 1024
 TIMING_SECONDS, QUICK_SECONDS = 30.0, 5.0  # about: for the calls of one model
 PROFILED = ("hidet_1", "hidet_2")
@@ -56,26 +56,45 @@ PREDICTED = {"hidet_1": (1, 1), "hidet_1_one_thread": (1, 2), "hidet_2": (2, 2)}
 BUILD_SECONDS = 600.0
 
 
-def variants_of(case: Case, threads: int) -> dict[str, tuple[str, int, int]]:
-    """How, in how many processes, of how many threads each; by name."""
+def builds_of(case: Case) -> dict[str, tuple[int, str]]:
+    """The ranks, and the precision of stored weights, that a case is built for; by name."""
+    own = case.precision or FLOAT32
+    builds = {"1": (1, own), "2": (2, own)}
+    return builds if own == FLOAT32 else {**builds, "1_float32": (1, FLOAT32)}
+
+
+class Running(NamedTuple):
+    """How a variant runs a model, in how many processes, of how many threads each; and what hidet_dist built for it."""
+
+    how: str
+    ranks: int
+    threads: int
+    build: str = ""
+
+
+def variants_of(case: Case, threads: int) -> dict[str, Running]:
+    """The variants of a case, by name."""
     half = max(1, threads // 2)
     found = {
-        REFERENCE: ("eager", 1, threads),
-        "torch_compile": ("compile", 1, threads),
-        "torch_parallel": ("parallel", 2, half),
-        "hidet_1": ("hidet", 1, threads),
-        "hidet_1_one_thread": ("hidet", 1, 1),
-        "hidet_2": ("hidet", 2, half),
+        REFERENCE: Running("eager", 1, threads),
+        "torch_compile": Running("compile", 1, threads),
+        "torch_parallel": Running("parallel", 2, half),
+        "hidet_1": Running("hidet", 1, threads, "1"),
+        "hidet_1_one_thread": Running("hidet", 1, 1, "1"),
+        "hidet_2": Running("hidet", 2, half, "2"),
     }
     if half > 1:
-        found["hidet_2_one_thread"] = ("hidet", 2, 1)
+        found["hidet_2_one_thread"] = Running("hidet", 2, 1, "2")
     if case.parallel is None:
         del found["torch_parallel"]
+    if case.precision is not None:
+        found["hidet_1_float32"] = Running("hidet", 1, threads, "1_float32")
     for runtime in ("onnxruntime", "openvino"):
         if importlib.util.find_spec(runtime) is not None:
-            found[runtime] = (runtime, 1, threads)
+            how = runtime if case.precision is None else f"{runtime}_{case.precision}"
+            found[runtime] = Running(how, 1, threads)
             if threads > 1:
-                found[f"{runtime}_one_thread"] = (runtime, 1, 1)
+                found[f"{runtime}_one_thread"] = Running(how, 1, 1)
     return found
 
 
@@ -125,33 +144,34 @@ class Benchmark:
                     self.failed(f"calibration of {ranks} ranks", error)
                 task.advance()
 
-    def build(self, name: str) -> dict[int, dict[str, Any]]:
-        """Plan and compile a case for one rank and for two."""
+    def build(self, name: str) -> dict[str, dict[str, Any]]:
+        """Plan and compile a case for one rank and for two, and what else its variants run."""
         case, built = CASES[name], {}
         weights = case.weights(self.work)
-        for ranks in (1, 2):
+        for build, (ranks, precision) in builds_of(case).items():
             machine = str(self.machines.get(ranks, "cpu"))
             others = [
                 f"{variant}={self.machines[own]}"
                 for variant, (planned, own) in PREDICTED.items()
-                if planned == ranks and own in self.machines
+                if build == str(planned) and own in self.machines
             ]
-            out = self.work / f"{name}-{ranks}"
-            command = [sys.executable, str(HERE / "build.py"), name, str(ranks), str(weights), machine, str(out)]
+            out = self.work / f"{name}-{build}"
+            given = [name, str(ranks), precision, str(weights), machine, str(out)]
+            command = [sys.executable, str(HERE / "build.py"), *given]
             try:
                 done = subprocess.run(
                     [*command, *others], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS
                 )
             except subprocess.TimeoutExpired:
-                self.failed(f"{name}, building for {ranks} ranks", f"not done after {BUILD_SECONDS:g} s")
+                self.failed(f"{name}, building for {ranks} ranks in {precision}", f"not done after {BUILD_SECONDS:g} s")
                 continue
             if done.returncode:
-                self.failed(f"{name}, building for {ranks} ranks", last_line(done.stderr))
+                self.failed(f"{name}, building for {ranks} ranks in {precision}", last_line(done.stderr))
             else:
-                built[ranks] = json.loads(done.stdout.splitlines()[-1])
+                built[build] = json.loads(done.stdout.splitlines()[-1])
         return built
 
-    def start(self, name: str, built: dict[int, Any], task: Task) -> list[Variant]:
+    def start(self, name: str, built: dict[str, Any], task: Task) -> list[Variant]:
         """The variants of a case that could be loaded."""
         case, started = CASES[name], []
         inputs = self.work / f"{name}.npz"
@@ -160,13 +180,13 @@ class Benchmark:
         loading = [
             Variant(
                 variant,
-                {**settings, "how": how, "artifacts": str(self.work / f"{name}-{ranks}")},
-                ranks,
-                threads,
+                {**settings, "how": own.how, "artifacts": str(self.work / f"{name}-{own.build}")},
+                own.ranks,
+                own.threads,
                 self.work,
             )
-            for variant, (how, ranks, threads) in variants_of(case, self.threads).items()
-            if how != "hidet" or ranks in built
+            for variant, own in variants_of(case, self.threads).items()
+            if not own.build or own.build in built
         ]
         for own in loading:
             task.say(f"{name}: loading {own.name}")
@@ -180,7 +200,7 @@ class Benchmark:
 
     def check(self, name: str, started: list[Variant]) -> dict[str, float]:
         """The largest error of each variant's answers, of all ranks; those that are off are closed and left out."""
-        errors, expected = {}, None
+        errors, expected, tolerance = {}, None, CASES[name].tolerance
         for variant in list(started):
             try:
                 answers = [np.load(file) for file in variant.answer(self.work)]
@@ -190,7 +210,7 @@ class Benchmark:
                     raise VariantError(f"{variant.name} gave {[answer.shape for answer in answers]}")
                 worst = float(np.max([np.abs(answer - expected).max() for answer in answers]))
                 errors[variant.name] = worst
-                if not worst <= TOLERANCE * float(np.abs(expected).max()):
+                if not worst <= tolerance * float(np.abs(expected).max()):
                     raise VariantError(f"{variant.name} is off by {worst:.2e} of {np.abs(expected).max():.2e}")
             except VariantError as error:
                 self.failed(f"{name}, answers", error)
@@ -224,15 +244,15 @@ class Benchmark:
         finally:
             for variant in started:
                 variant.close()
-            for ranks in (1, 2):
-                shutil.rmtree(self.work / f"{name}-{ranks}", ignore_errors=True)
+            for build in builds_of(CASES[name]):
+                shutil.rmtree(self.work / f"{name}-{build}", ignore_errors=True)
         self.cases[name] = {
             "title": CASES[name].title,
             "torch_parallel_is": CASES[name].parallel,
             "max_abs_error": errors,
             "median_seconds": medians(times),
             "calls": {variant: len(own) for variant, own in times.items()},
-            "built": {str(ranks): own for ranks, own in built.items()},
+            "built": built,
             "predicted_seconds": {
                 variant: seconds for own in built.values() for variant, seconds in own["predicted_seconds"].items()
             },

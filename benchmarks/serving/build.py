@@ -1,9 +1,9 @@
 """Plans and compiles one case for so many ranks, in a process of its own: its memory and its failures are its own.
 
-    python build.py CASE RANKS WEIGHTS MACHINE OUT [VARIANT=MACHINE ...]
+    python build.py CASE RANKS PRECISION WEIGHTS MACHINE OUT [VARIANT=MACHINE ...]
 
-The plan is the best for MACHINE. The last line is JSON: what it took, and the time that is predicted for each VARIANT,
-which runs the plan on a machine of its own.
+The plan is the best for MACHINE; PRECISION is that of stored weights, or float32. The last line is JSON: what it took,
+and the time that is predicted for each VARIANT, which runs the plan on a machine of its own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ def seconds_of_parts(plan: Plan, view: GraphView) -> dict[str, float]:
     return {**parts, "communication": max(0.0, plan.seconds - sum(parts.values()))}
 
 
-def main(name: str, ranks: str, weights: str, machine: str, out: str, *variants: str) -> None:
+def main(name: str, ranks: str, precision: str, weights: str, machine: str, out: str, *variants: str) -> None:
     case = CASES[name]
-    options = {"weights": weights} if case.named_weights else {}
+    of_weights = {"files": weights} if case.named_weights else {}
+    if precision != "float32":
+        of_weights["precision"] = precision
+    options = {"weights": of_weights} if of_weights else {}
     graph = case.graph(Path(weights))
     normal = normalize(graph)
     result = hidet.distributed.auto_parallel(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import hidet
 import numpy as np
@@ -12,6 +13,7 @@ from hidet.graph import FlowGraph
 from hidet.testing.models.resnet import Bottleneck, ResNet
 from safetensors.numpy import save_file
 
+import hidet_dist
 from hidet_dist.normalize import normalize
 from hidet_dist.testing import bert, minilm, shapes
 from hidet_dist.view import GraphView
@@ -36,6 +38,8 @@ class Case:
     inputs: what it is called with.
     most_of_eager: how much of PyTorch eager's time one rank may take at most.
     parallel: what PyTorch does with two processes; None where no plan of DTensor's splits such a model.
+    tolerance: of answers, relative to the largest.
+    precision: the one in which weights of products are stored, by all but PyTorch; None for float32.
     named_weights: the graph has its weights by name only, and what ``weights`` returned holds them.
     """
 
@@ -48,6 +52,8 @@ class Case:
     most_of_eager: float
     parallel: str | None
     named_weights: bool = False
+    tolerance: float = 1e-4
+    precision: str | None = None
 
 
 def _minilm(batch: int) -> Case:
@@ -133,10 +139,40 @@ def _resnet50(batch: int) -> Case:
     )
 
 
+def _module(title: str, model: str, inputs: Callable[[], list[np.ndarray]], **options: Any) -> Case:
+    """A model of :mod:`modules`, at batch 1."""
+
+    def graph(_folder: Path) -> FlowGraph:
+        import modules
+        import torch
+
+        return hidet_dist.from_torch(modules.make(model), tuple(torch.from_numpy(x) for x in inputs()))
+
+    return Case(title, model, 1, lambda folder: folder, graph, inputs, 1.2, None, **options)
+
+
+def _images() -> list[np.ndarray]:
+    return [np.random.default_rng(SEED).standard_normal((1, 3, PIXELS, PIXELS), np.float32)]
+
+
+def _spectrogram() -> list[np.ndarray]:
+    return [np.random.default_rng(SEED).standard_normal((1, 80, 3000), np.float32)]
+
+
+def _tokens() -> list[np.ndarray]:
+    ids = np.random.default_rng(SEED).integers(1000, 30000, (1, SEQUENCE))
+    return [ids, np.ones_like(ids)]
+
+
 CASES = {
     "minilm_8": _minilm(8),
     "gpt2_1": _gpt2(1),
     "gpt2_8": _gpt2(8),
     "resnet50_1": _resnet50(1),
     "resnet50_8": _resnet50(8),
+    "efficientnet_b0_1": _module("EfficientNet-B0, batch 1", "efficientnet_b0", _images),
+    "convnext_tiny_1": _module("ConvNeXt-T, batch 1", "convnext_tiny", _images),
+    "vit_base_1": _module("ViT-B, batch 1", "vit_base", _images),
+    "whisper_tiny_1": _module("Whisper-tiny's encoder, batch 1", "whisper_tiny", _spectrogram),
+    "bert_base_int8_1": _module("BERT-base in 8 bits, batch 1", "bert_base", _tokens, tolerance=0.1, precision="int8"),
 }

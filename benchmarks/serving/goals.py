@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SPEEDUP = 1.7  # two ranks of one thread over one rank of one thread
+OVER_FLOAT32 = 1.6  # weights of 8 bits, and activations that are rounded to 8, over float32
 OVER_TORCH_PARALLEL = 1.3
 OF_RUNTIMES = 0.95  # of the faster of ONNX Runtime and OpenVINO
 ALL_REDUCE = 10.0
@@ -41,6 +42,7 @@ def goals_of(case: Mapping[str, Any], most_of_eager: float) -> dict[str, Goal]:
     two = "hidet_2_one_thread" if "hidet_2_one_thread" in seconds else "hidet_2"
     ratio("time_of_eager", "hidet_1", "torch_eager", most_of_eager, True)
     ratio("speedup_of_2_ranks", "hidet_1_one_thread", two, SPEEDUP, False)
+    ratio("over_float32", "hidet_1_float32", "hidet_1", OVER_FLOAT32, False)
     ratio("over_torch_parallel", "torch_parallel", "hidet_2", OVER_TORCH_PARALLEL, False)
     for name, own, ending in (("", "hidet_1", ""), ("_one_thread", "hidet_1_one_thread", "_one_thread")):
         runtimes = [variant for variant in (f"onnxruntime{ending}", f"openvino{ending}") if variant in seconds]

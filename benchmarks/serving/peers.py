@@ -5,6 +5,7 @@ All take and give what the graphs of :mod:`cases` do. Weights go by the names th
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import modules
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -72,10 +74,10 @@ class HalfBatch(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """A model in PyTorch: how it is made from the file or folder with its weights, and how it is split."""
+    """A model in PyTorch: how it is made from the file or folder with its weights, and how it is split, if at all."""
 
     build: Callable[[Path], nn.Module]
-    split: Callable[[nn.Module, DeviceMesh], nn.Module]
+    split: Callable[[nn.Module, DeviceMesh], nn.Module] | None = None
 
 
 GPT2 = replace(sizes.GPT2, sequence=128)
@@ -84,13 +86,15 @@ PEERS = {
     "minilm": Peer(SentenceEncoder, split_encoder),
     "gpt2": Peer(lambda file: torch_models.GPT(GPT2).load(file), split_gpt),
     "resnet50": Peer(lambda file: torch_models.resnet50().load(file), lambda model, _: HalfBatch(model)),
+    **{name: Peer(functools.partial(modules.make, name)) for name in modules.NAMES},
 }
 
 
 def make(name: str, weights: Path, how: str, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """The model ready to be called, ``eager``, by ``compile``, or ``parallel``: then this process is one of several.
 
-    By ``onnxruntime`` or ``openvino``, in float32, from a file that PyTorch exports for tensors like ``inputs``.
+    By ``onnxruntime`` or ``openvino``, in float32, from a file that PyTorch exports for tensors like ``inputs``; by
+    ``onnxruntime_int8`` or ``openvino_int8`` as each of them quantizes it.
     """
     model = PEERS[name].build(weights).eval()
     if how in RUNTIMES:
@@ -98,7 +102,10 @@ def make(name: str, weights: Path, how: str, inputs: Sequence[torch.Tensor]) -> 
     if how == "parallel":
         dist.init_process_group("gloo")
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-        model = PEERS[name].split(model, mesh)
+        split = PEERS[name].split
+        if split is None:
+            raise ValueError(f"Nothing splits {name!r}: its case has no parallel variant")
+        model = split(model, mesh)
     run = torch.compile(model) if how == "compile" else model
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
@@ -120,12 +127,33 @@ def exported(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Iterator[Path]
 
 def by_onnxruntime(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
     """The model in ONNX Runtime, with all of its optimizations, which are the default."""
+    with exported(model, inputs) as file:
+        return _onnxruntime_session(file, threads)
+
+
+def by_onnxruntime_int8(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
+    """The model in ONNX Runtime with products in 8 bits, whose activations are quantized in each call.
+
+    Its sums of pairs of products have 16 bits where the processor has no instructions for 8-bit dot products (VNNI), so
+    that weights have 7 bits there, as its manual says.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    has_vnni = any("vnni" in flag for flag in Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    with exported(model, inputs) as file:
+        prepared, quantized = file.with_name("prepared.onnx"), file.with_name("int8.onnx")
+        quant_pre_process(str(file), str(prepared))
+        quantize_dynamic(prepared, quantized, per_channel=True, reduce_range=not has_vnni, weight_type=QuantType.QInt8)
+        return _onnxruntime_session(quantized, threads)
+
+
+def _onnxruntime_session(file: Path, threads: int) -> Callable[..., Any]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    with exported(model, inputs) as file:
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     return lambda *tensors: session.run(None, {n: x.numpy() for n, x in zip(names, tensors, strict=True)})[0]
 
@@ -134,11 +162,34 @@ def by_openvino(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) 
     """The model in OpenVINO, for the latency of one call, in float32 also where the processor has bfloat16."""
     import openvino
 
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
     with exported(model, inputs) as file:
-        request = openvino.Core().compile_model(str(file), "CPU", settings).create_infer_request()
+        return _openvino_request(openvino.Core().read_model(str(file)), threads)
+
+
+def by_openvino_int8(model: nn.Module, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
+    """The model in OpenVINO as NNCF quantizes it, weights and activations, from the ranges that the inputs give."""
+    import nncf
+    import openvino
+
+    with exported(model, inputs) as file:
+        whole = openvino.Core().read_model(str(file))
+    examples = nncf.Dataset([[x.numpy() for x in inputs]])
+    quantized = nncf.quantize(whole, examples, model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
+    return _openvino_request(quantized, threads)
+
+
+def _openvino_request(model: Any, threads: int) -> Callable[..., Any]:
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
     return lambda *tensors: request.infer([x.numpy() for x in tensors])[0]
 
 
-RUNTIMES = {"onnxruntime": by_onnxruntime, "openvino": by_openvino}
-"""Other runtimes, by the names of their packages (the extra ``bench``)."""
+RUNTIMES = {
+    "onnxruntime": by_onnxruntime,
+    "openvino": by_openvino,
+    "onnxruntime_int8": by_onnxruntime_int8,
+    "openvino_int8": by_openvino_int8,
+}
+"""Other runtimes, by the names of their packages (the extra ``bench``), and how they quantize."""

@@ -1,0 +1,78 @@
+"""Models of transformers with random weights, as modules of one tensor: traced, exported and run by PyTorch alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+SEED = 0
+
+
+class OneOutput(nn.Module):
+    """A model that is called with tensors, and returns one of its outputs."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], output: str):
+        super().__init__()
+        self.model, self.names, self.output = model, names, output
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = getattr(self.model(**dict(zip(self.names, inputs, strict=True))), self.output)
+        return y
+
+
+def _efficientnet_b0() -> nn.Module:
+    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+
+    # The defaults are those of B7; the paper's B0 is the one that it scales (arXiv:1905.11946, table 1).
+    config = EfficientNetConfig(
+        image_size=224, width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, num_labels=1000
+    )
+    return OneOutput(EfficientNetForImageClassification(config), ("pixel_values",), "logits")
+
+
+def _convnext_tiny() -> nn.Module:
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    return OneOutput(ConvNextForImageClassification(ConvNextConfig(num_labels=1000)), ("pixel_values",), "logits")
+
+
+def _vit_base() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return OneOutput(ViTForImageClassification(ViTConfig(num_labels=1000)), ("pixel_values",), "logits")
+
+
+def _whisper_tiny() -> nn.Module:
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    config = WhisperConfig(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536)
+    return OneOutput(WhisperEncoder(config), ("input_features",), "last_hidden_state")
+
+
+def _bert_base() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(), add_pooling_layer=False)
+    return OneOutput(model, ("input_ids", "attention_mask"), "last_hidden_state")
+
+
+_MODULES: Mapping[str, Callable[[], nn.Module]] = {
+    "efficientnet_b0": _efficientnet_b0,
+    "convnext_tiny": _convnext_tiny,
+    "vit_base": _vit_base,
+    "whisper_tiny": _whisper_tiny,
+    "bert_base": _bert_base,
+}
+
+
+NAMES = tuple(_MODULES)
+
+
+def make(name: str, *_: Any) -> nn.Module:
+    """The model of a name, with the same weights each time."""
+    torch.manual_seed(SEED)
+    return _MODULES[name]().eval()
