@@ -34,7 +34,7 @@ def test_programs_are_compiled_without_an_environment(program, monkeypatch):
 
 def test_a_full_disk_is_an_error_of_one_reason(program):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**13, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, limits[1]))
     try:
         with pytest.raises(
             CompileError, match=r"A kernel does not compile: .*File (size limit exceeded|too large)"
