@@ -51,8 +51,8 @@ ALL_REDUCE_BYTES = 256 * 1024
 TIMING_SECONDS, QUICK_SECONDS = 30.0, 5.0  # about: for the calls of one model
 PROFILED = ("hidet_1", "hidet_2")
 PROFILED_CALLS = 5
-# Of each prediction the ranks of the plan, and of the machine as it was calibrated.
-PREDICTED = {"hidet_1": (1, 1), "hidet_1_one_thread": (1, 2), "hidet_2": (2, 2)}
+# Of each prediction the build whose plan it is, and the ranks of the machine as it was calibrated.
+PREDICTED = {"hidet_1": ("1", 1), "hidet_1_one_thread": ("1", 2), "hidet_2": ("2", 2)}
 BUILD_SECONDS = 600.0
 
 
@@ -153,7 +153,7 @@ class Benchmark:
             others = [
                 f"{variant}={self.machines[own]}"
                 for variant, (planned, own) in PREDICTED.items()
-                if build == str(planned) and own in self.machines
+                if build == planned and own in self.machines
             ]
             out = self.work / f"{name}-{build}"
             given = [name, str(ranks), precision, str(weights), machine, str(out)]
@@ -285,7 +285,7 @@ def report(console: Console, run: Benchmark, kernels: bool) -> dict[str, Any]:
             console.print(prediction_table(run.cases))
     for own in run.cases.values() if kernels else ():
         for variant, profile in own["profile"].items():
-            parts = own["built"][str(PREDICTED[variant][0])]["predicted_parts"].get(variant, {})
+            parts = own["built"][PREDICTED[variant][0]]["predicted_parts"].get(variant, {})
             console.print(kernels_table(f"{own['title']}, {variant}", parts, profile))
     if run.all_reduce:
         console.print(all_reduce_table(run.all_reduce))

@@ -1,9 +1,8 @@
-"""Models of transformers with random weights, as modules of one tensor: traced, exported and run by PyTorch alike."""
+"""Models of transformers with random weights, as modules that take tensors and return one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -78,7 +77,7 @@ _MODULES: Mapping[str, Callable[[], nn.Module]] = {
 NAMES = tuple(_MODULES)
 
 
-def make(name: str, *_: Any) -> nn.Module:
+def make(name: str) -> nn.Module:
     """The model of a name, with the same weights each time."""
     torch.manual_seed(SEED)
     return _MODULES[name]().eval()

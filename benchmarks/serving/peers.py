@@ -5,7 +5,6 @@ All take and give what the graphs of :mod:`cases` do. Weights go by the names th
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from hidet_dist.runtime.processor import features
 from hidet_dist.testing import sizes, torch_models
 
 
@@ -86,7 +86,7 @@ PEERS = {
     "minilm": Peer(SentenceEncoder, split_encoder),
     "gpt2": Peer(lambda file: torch_models.GPT(GPT2).load(file), split_gpt),
     "resnet50": Peer(lambda file: torch_models.resnet50().load(file), lambda model, _: HalfBatch(model)),
-    **{name: Peer(functools.partial(modules.make, name)) for name in modules.NAMES},
+    **{name: Peer(lambda _, name=name: modules.make(name)) for name in modules.NAMES},
 }
 
 
@@ -140,7 +140,7 @@ def by_onnxruntime_int8(model: nn.Module, inputs: Sequence[torch.Tensor], thread
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    has_vnni = any("vnni" in flag for flag in Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    has_vnni = any("vnni" in feature for feature in features())
     with exported(model, inputs) as file:
         prepared, quantized = file.with_name("prepared.onnx"), file.with_name("int8.onnx")
         quant_pre_process(str(file), str(prepared))

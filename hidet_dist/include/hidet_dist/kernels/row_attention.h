@@ -444,12 +444,7 @@ class Worker {
         ask_for(operands_.keys, shape_.size_k, block, l / kWindow + 1, most, tile);
       else /* behind the last keys come the first values */
         ask_for(operands_.values, shape_.value_step, block, least / kWindow, most, tile);
-      Ahead ahead = {tile.ahead, tile.asked * block.groups, 0, 0, 0};
-      for (int64_t g = 0; g < block.groups; ++g) {
-        ahead.left = tile.lines();
-        scores_of_tile(block, g, tile, ahead);
-        while (ahead.left > 0) ahead.ask();
-      }
+      for_groups(block, tile, [&](int64_t g, Ahead &ahead) { scores_of_tile(block, g, tile, ahead); });
     }
     for (int64_t g = 0; g < block.groups; ++g)
       for (int64_t t = 0; t < block.tokens; ++t)
@@ -461,12 +456,18 @@ class Worker {
         ask_for(operands_.values, shape_.value_step, block, l / kWindow + 1, most, tile);
       else if (most == kChunk)
         ask_for(operands_.keys, shape_.size_k, block, kChunk / kWindow, kChunk + kWindow, tile);
-      Ahead ahead = {tile.ahead, tile.asked * block.groups, 0, 0, 0};
-      for (int64_t g = 0; g < block.groups; ++g) {
-        ahead.left = tile.lines();
-        mix_tile(block, g, tile, result, ahead);
-        while (ahead.left > 0) ahead.ask();
-      }
+      for_groups(block, tile, [&](int64_t g, Ahead &ahead) { mix_tile(block, g, tile, result, ahead); });
+    }
+  }
+
+  /* Call `use` for each group of a tile, and ask for an equal part of what is wanted ahead beside each. */
+  template <class Use>
+  static void for_groups(const Block &block, const Tile &tile, const Use &use) {
+    Ahead ahead = {tile.ahead, tile.asked * block.groups, 0, 0, 0};
+    for (int64_t g = 0; g < block.groups; ++g) {
+      ahead.left = tile.lines();
+      use(g, ahead);
+      while (ahead.left > 0) ahead.ask();
     }
   }
 

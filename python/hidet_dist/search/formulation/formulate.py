@@ -223,13 +223,12 @@ def _operator_costs(
     limits: Limits,
 ) -> list[list[float]]:
     """Predict the seconds of each operator's choices, reduce functions included."""
-    # Equal operators share their tuple of choices; kernels that read weights or constants have costs of their own.
+    # Equal operators share their tuple of choices.
     known: dict[Hashable, list[float]] = {}
     costs = []
     for number, op in enumerate(view.operators):
         limits.check()
-        held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
-        key = id(choices[number]), position_in_kernel(view, number, fused.get(number)), held
+        key = id(choices[number]), place_in_kernel(view, number, fused.get(number))
         if key not in known:
             known[key] = [
                 compute_seconds(model, view, number, choice, fused.get(number), mesh)
@@ -240,11 +239,20 @@ def _operator_costs(
     return costs
 
 
-def position_in_kernel(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+def place_in_kernel(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
+    """Describe what the cost of an operator's choice depends on in its kernel, alike for those of equal layers.
+
+    Kernels that read weights or constants have costs of their own.
+    """
+    held = tuple(x.storage is not None or is_weight(x) for x in view.operators[number].inputs)
+    return _position(view, number, entry), held
+
+
+def _position(view: GraphView, number: int, entry: Fused | Member | None) -> Hashable:
     """Describe how an operator shares a kernel by the positions of tensors, not by their names."""
     if isinstance(entry, Member):
         # What an operator costs does not depend on which one is the last of its launch.
-        return replace(entry, otherwise=None, beside=None), position_in_kernel(view, number, entry.otherwise)
+        return replace(entry, otherwise=None, beside=None), _position(view, number, entry.otherwise)
     if entry is None:
         return None
     op = view.operators[number]

@@ -13,13 +13,12 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.formulation.formulate import Formulation, position_in_kernel
+from hidet_dist.search.formulation.formulate import Formulation, place_in_kernel
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.problem import evaluate, held_bytes, readers
 from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
-from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.storage import storage_of
 
 
@@ -147,9 +146,8 @@ class _Seconds:
     def compute(self, number: int, choice: Choice) -> float:
         """Predict the seconds of an operator's computation. Equal operators share their choices."""
         view, op, entry = self._view, self._view.operators[number], self._fused.get(number)
-        held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
         shapes = tuple(view.shape(view.names[x]) for x in (*op.inputs, *op.outputs))
-        key = type(op), shapes, id(choice), position_in_kernel(view, number, entry), held
+        key = type(op), shapes, id(choice), place_in_kernel(view, number, entry)
         if key not in self._compute:
             self._compute[key] = compute_seconds(self._model, view, number, choice, entry, self._mesh)
         return self._compute[key]

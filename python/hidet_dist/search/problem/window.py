@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.problem.problem import Activations, Edge, LiveInterval, Problem, Sharing, add_converted
+from hidet_dist.search.problem.problem import Activations, Edge, LiveInterval, Problem, Sharing
 
 _Integers = npt.NDArray[np.int64]
 
@@ -104,7 +104,8 @@ class Windows:
             cost, memory, whole.budget, edges, Activations(points, tuple(intervals), held), sharing=sharing
         )
         choices = (*(plan[entity] for entity in entities), *(0,) * (made.others + 1))
-        beside = np.array(whole.totals.nbytes(plan), dtype=np.int64) - _held(problem, choices)
+        totals = problem.totals
+        beside = np.array(whole.totals.nbytes(plan), dtype=np.int64) - np.array(totals.nbytes(choices), dtype=np.int64)
         begins = _begins(problem)
         ends = np.append(begins[1:], points)
         most: _Integers = np.maximum.reduceat(beside, begins)
@@ -115,7 +116,7 @@ class Windows:
         activations = Activations(len(begins), (*map(place.interval, intervals), *always), held)
         problem = replace(problem, memory=memory, edges=[*map(place.edge, edges)], activations=activations)
         dearest = np.array([b + int(beside[b:e].argmax()) for b, e in zip(begins, ends, strict=True)], dtype=np.int64)
-        seconds = whole.totals.seconds(plan) - problem.totals.seconds(choices)
+        seconds = whole.totals.seconds(plan) - totals.seconds(choices)
         return Window(problem, tuple(plan), tuple(entities), seconds, begins, dearest)
 
 
@@ -151,23 +152,6 @@ class _Ends:
     def _other(self) -> int:
         self.others += 1
         return len(self._number) + self.others - 1
-
-
-def _held(problem: Problem, choices: Sequence[int]) -> _Integers:
-    """Compute the bytes that a window's problem holds at each program point of the whole one."""
-    activations = problem.activations
-    change = np.zeros(activations.points + 1, dtype=np.int64)
-    change[0] = problem.resident(choices)
-    for interval in activations.intervals:
-        nbytes = interval.nbytes[choices[interval.entity]]
-        change[interval.begin] += nbytes
-        change[interval.end + 1] -= nbytes
-    for tensor, group in problem.groups.items():
-        memory = activations.tensors.get(tensor)
-        if memory is not None:
-            add_converted(change, memory, group, choices)
-    held: _Integers = np.cumsum(change)[:-1]
-    return held
 
 
 def _begins(problem: Problem) -> _Integers:
