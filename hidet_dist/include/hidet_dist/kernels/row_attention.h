@@ -121,16 +121,6 @@ inline void store_sums(const Vec (&x)[N][R], float *y, int64_t step) {
   for (int i = 0; i < N; ++i)
     _mm_storeu_ps(y + i * step, sums(x[i][0], x[i][1], x[i][2], R == 4 ? x[i][R - 1] : zero()));
 }
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
-inline void store_sums(const Vec (&x)[4][3], float *y, int64_t step) {
-  Vec four[4][4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) four[i][j] = j < 3 ? x[i][j] : zero();
-  store_sums(four, y, step);
-}
-#endif
 
 const int64_t kTile = 12;   /* rows that are read together: whole passes of three and of four */
 const int64_t kStreams = 3; /* streams of memory that are asked for beside a tile */
@@ -180,13 +170,14 @@ struct Rows {
 };
 
 /*
- * The scores of N queries with the rows of a tile. There are twelve sums for each lane: fewer would wait for one
- * another, and more do not fit into the registers. Without the pragmas GCC keeps them in memory around the loop.
+ * The scores of N queries with the rows of a tile. There are twelve sums for each lane where there are 16 registers:
+ * fewer would wait for one another, and more do not fit. With 32 there are sixteen, which load queries less often.
+ * Without the pragmas GCC keeps them in memory around the loop.
  */
 template <int N, class E>
 HIDET_DIST_NOINLINE void dots(const float *query, int64_t query_step, const Rows<E> &rows, int64_t size, float *scores,
                               Ahead &asked) {
-  const int R = N == 4 ? 3 : 4;
+  const int R = N == 4 && kRegisters < 32 ? 3 : 4;
   /* Elements of R rows that are as many bytes as are asked for at once. */
   const int64_t elements = kLine * kStreams / (R * static_cast<int64_t>(sizeof(E)));
   const int64_t at_once = std::max<int64_t>(elements / kLanes * kLanes, kLanes);
