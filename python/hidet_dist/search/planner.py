@@ -24,7 +24,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Allow, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
 from hidet_dist.search.formulation.pins import Pins, parse_pins
-from hidet_dist.search.formulation.solution import write_stage
+from hidet_dist.search.formulation.solution import stage_of, write_stage
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.overlap import OverlapSearch
@@ -296,6 +296,9 @@ def _search(
             stage, held = write_stage(view, cluster, model, formulation, picks, made)
             return label_stage(view, stage, tensors), held
 
+        def describe(picks: Sequence[int]) -> StagePlan:
+            return label_stage(view, stage_of(view, cluster, model, formulation, picks), tensors)
+
         steps: tuple[StepTaken, ...] = ()
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
@@ -323,7 +326,7 @@ def _search(
 
     def report_of(left: Limits) -> SearchReport:
         known = [
-            (one, stage if one.choices == picks else write(one.choices)[0])
+            (one, stage if one.choices == picks else describe(one.choices))
             for one in incumbents.known
             if one.choices == picks or not left.expired()
         ]
