@@ -383,13 +383,19 @@ def meet() -> bool:
     return True
 
 
+STOPS = 5  # of a process, in which run_bounded counts a fifth of a second each
+
+
 def answer_after_a_stop(seconds: float) -> bool:
-    """Take a while to answer, of which the process is stopped for most, and longer than the answer may take."""
+    """Take a while to answer, of which the process is stopped for most, and longer than the answer may take.
+
+    The stops are many, as those of a process that shares its processor are: each of them counts a little.
+    """
 
     def answer() -> bool:
-        _stop_for(2 * seconds)
-        for _ in range(10):
-            time.sleep(seconds / 40)
+        for _ in range(STOPS):
+            _stop_for(1.5 * seconds / STOPS)
+        time.sleep(seconds / 40)
         return True
 
     return run_bounded(answer, seconds)

@@ -27,6 +27,7 @@ LATE_SECONDS = 1.0
 """The most seconds that count from one look at the time to the next."""
 
 _STEP_SECONDS = 0.1
+_LATE_STEP_SECONDS = 2 * _STEP_SECONDS
 
 T = TypeVar("T")
 
@@ -35,17 +36,19 @@ class ActiveTime:
     """The time since this was made, without that in which this process was stopped, or had to wait for a processor.
 
     Ranks that stop together, as the machine does, cannot answer one another meanwhile, and none of them is to blame.
-    The caller is to look more often than once in ``LATE_SECONDS``.
+    The caller is to look more often than once in ``late_seconds``, the most that count from one look to the next. The
+    fewer they are, the less counts of the time in which this process waits for a processor again and again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late_seconds: float = LATE_SECONDS) -> None:
+        self._late_seconds = late_seconds
         self._seconds = 0.0
         self._last = time.monotonic()
 
     def seconds(self) -> float:
         """Return the seconds so far."""
         now = time.monotonic()
-        self._seconds += min(now - self._last, LATE_SECONDS)
+        self._seconds += min(now - self._last, self._late_seconds)
         self._last = now
         return self._seconds
 
@@ -66,7 +69,7 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="hidet_dist-bounded", daemon=True)
-    active = ActiveTime()
+    active = ActiveTime(_LATE_STEP_SECONDS)
     thread.start()
     while thread.is_alive() and (left := seconds - active.seconds()) > 0:
         thread.join(min(left, _STEP_SECONDS))
