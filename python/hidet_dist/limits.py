@@ -133,7 +133,8 @@ MOST_NODES = 2**16
 
 MOST_KNOWN_ELEMENTS = 2**28
 """Elements that nodes of an ONNX model read and write while it is traced, to compute shapes, indices and masks: a mask
-of a thousand positions for each of a hundred layers takes 2**27. Each has up to 8 bytes, and takes up to 0.5 us."""
+of a thousand positions for each of a hundred layers takes 2**27. Each has up to 8 bytes, and takes up to 0.5 us. The
+constants that its nodes become have as many at most."""
 
 MOST_ONNX_ENTRIES = 2**18
 """Nodes, initializers, inputs, outputs and described values of an ONNX graph: four for each of the most nodes."""

@@ -468,6 +468,18 @@ def test_values_that_are_computed_while_tracing_are_bounded(tmp_path, monkeypatc
         read(tmp_path, own)
 
 
+def test_constants_that_operators_become_are_bounded_together(tmp_path, monkeypatch):
+    """A node of some bytes becomes the numbers of all places of a dim."""
+    places, count = 100, 6
+    names = ["x", *(f"x{number}" for number in range(1, count)), "y"]
+    own = model([node("Hardmax", a, b) for a, b in itertools.pairwise(names)], {"x": (2, places)})
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.MOST_KNOWN_ELEMENTS", count * places)
+    assert len(read(tmp_path, own).inputs) == 1
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model.MOST_KNOWN_ELEMENTS", count * places - 1)
+    with pytest.raises(TraceError, match=f"need constants of more than {count * places - 1} elements together"):
+        read(tmp_path, own)
+
+
 def test_an_array_is_one_constant_however_many_nodes_read_it(tmp_path):
     sums = [node("Add", f"x{number or ''},big", f"x{number + 1}") for number in range(8)]
     own = model(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import hidet
@@ -100,8 +102,26 @@ def to_dtype(x: Tensor, dtype: DataType | str) -> Tensor:
     return ops.cast(x, target)
 
 
+_COUNT: ContextVar[Callable[[int], None] | None] = ContextVar("count of the elements of constants", default=None)
+
+
+@contextmanager
+def counted_constants(count: Callable[[int], None]) -> Iterator[None]:
+    """Have ``count`` know the elements of each constant that the block makes, before it is made.
+
+    Whoever lowers a model from outside bounds what all of its operators make together: each of them bounds its own.
+    """
+    token = _COUNT.set(count)
+    try:
+        yield
+    finally:
+        _COUNT.reset(token)
+
+
 def constant(value: Any, dtype: DataType | str, like: Tensor) -> Tensor:
     """Make a constant on the device of ``like``; ``value`` is anything that NumPy converts to an array."""
+    if (count := _COUNT.get()) is not None:
+        count(int(np.size(value)))
     array = np.array(value, order="C")
     if array.dtype.name == "bfloat16":  # of ml_dtypes, which PyTorch does not know; float32 has all of its values
         array = array.astype(np.float32)

@@ -35,7 +35,7 @@ from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.unrolled import body_of, count_nodes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
 from hidet_dist.limits import MOST_DIMS, MOST_KNOWN_ELEMENTS, MOST_NODES, MOST_OPERANDS
-from hidet_dist.operators.dtypes import constant
+from hidet_dist.operators.dtypes import constant, counted_constants
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.interface import Interface, attach
 
@@ -141,6 +141,7 @@ class _Lowerer:
         self.missing: list[MissingOperator] = []
         self.lowered = 0  # nodes, those of each iteration of a loop and of each step of a recurrent layer among them
         self.known = 0  # elements that nodes have read and written to compute values
+        self.made = 0  # elements of constants
         self.constants: dict[int, tuple[np.ndarray, Tensor]] = {}  # by the id of the array, which they keep alive
         self.bodies: dict[int, Body] = {}  # of loops
         # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
@@ -163,7 +164,8 @@ class _Lowerer:
         scope.values.update((item.name, self._input(item)) for item in declared)
         inputs = dict(scope.values)
         self._check_count(count_nodes(self.file, self.opset, inputs))
-        self._lower(model, scope)
+        with counted_constants(self._count_made):
+            self._lower(model, scope)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
         outputs: dict[str, Tensor] = {}
@@ -340,6 +342,15 @@ class _Lowerer:
             raise TraceError(
                 f"{self.file.path} computes values that do not depend on its inputs from more than "
                 f"{MOST_KNOWN_ELEMENTS} elements: store them as initializers, or simplify the model."
+            )
+
+    def _count_made(self, elements: int) -> None:
+        """Count elements of constants that lowerings make. Raises TraceError for too many."""
+        self.made += elements
+        if self.made > MOST_KNOWN_ELEMENTS:
+            raise TraceError(
+                f"{self.file.path} has operators that need constants of more than {MOST_KNOWN_ELEMENTS} elements "
+                "together, such as positions and the weights of interpolations: simplify the model."
             )
 
     def _constant(self, value: np.ndarray) -> Tensor:
