@@ -47,6 +47,13 @@ SWIN = {
     "depths": [1, 1],
     "num_heads": [2, 2],
 }
+MIXTRAL = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 1,
+    "num_local_experts": 4,
+    **SIZES,
+}
 GEMMA = {
     "model_type": "gemma3",
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -168,7 +175,7 @@ def test_code_of_a_folder_is_never_run_and_nothing_is_asked(
     tmp_path: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
-    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: type(module).__name__)
+    monkeypatch.setattr(pretrained, "converted", lambda module, *_, **__: type(module).__name__)
     file = written(tmp_path, fields)
     if "evil" in str(fields.get("auto_map")) and fields["model_type"] == "llama":
         assert hidet_dist.from_transformers(file, seq=4) == "LlamaForCausalLM"
@@ -244,7 +251,7 @@ def test_numbers_that_no_model_computes_with_are_refused_by_field(tmp_path: Path
 def test_numbers_of_rotary_embeddings_that_stand_for_defaults_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: module.config.rope_parameters)
+    monkeypatch.setattr(pretrained, "converted", lambda module, *_, **__: module.config.rope_parameters)
     given = YARN | {"beta_fast": None, "beta_slow": 0, "mscale": 0, "attention_factor": None}
     parameters: Any = hidet_dist.from_transformers(written(tmp_path, LLAMA | {"rope_parameters": given}), seq=4)
     assert parameters == given
@@ -261,7 +268,7 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
 
     Each field gets one value, neighbouring fields neighbouring values; all values are for the slow tests.
     """
-    monkeypatch.setattr(pretrained, "from_torch", lambda *_, **__: None)
+    monkeypatch.setattr(pretrained, "converted", lambda *_, **__: None)
     plain = json.loads(transformers.LlamaConfig(**LLAMA).to_json_string(use_diff=False)) | {"torch_dtype": None}
     cases = [(LLAMA | {name: value}, name) for name in plain | {"layer_types": None} for value in HOSTILE]
     inner = ("hidden_size", "image_size", "hidden_act")
@@ -309,6 +316,21 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
             LLAMA | {"intermediate_size": 0},
             "intermediate_size is 0, and The weight 'model.layers.0.mlp.gate_proj.weight'",
         ),
+        # Models whose results do not depend on what they have nothing of.
+        (
+            MIXTRAL | {"num_experts_per_tok": 0},
+            "num_experts_per_tok is 0, and MixtralForCausalLM computes with tensors",
+        ),
+        pytest.param(
+            {
+                **{"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], **SIZES},
+                **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
+                **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 0},
+                **{"moe_intermediate_size": 8, "first_k_dense_replace": 0},
+            },
+            "topk_group is 0, and DeepseekV3ForCausalLM computes with tensors of no elements",
+            marks=pytest.mark.slow,
+        ),
         ({"model_type": "gpt2", "n_positions": 10**8}, "n_positions is 100000000, and"),
         (
             {
@@ -347,7 +369,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, fields: Any, message: str):
 
 
 def test_images_of_any_size_have_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pretrained, "from_torch", lambda _, inputs, *__, **___: inputs)
+    monkeypatch.setattr(pretrained, "converted", lambda _, inputs, *__, **___: inputs)
     fields = {"model_type": "vit", **SIZES, "image_size": 2**16, "patch_size": 2**12}
     inputs: Any = hidet_dist.from_transformers(written(tmp_path, fields), batch=2**6)
     assert inputs["pixel_values"].is_meta

@@ -255,6 +255,14 @@ def test_sizes_that_do_not_fit_each_other_are_refused_by_name(tmp_path: Path):
         load(folder, cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
+def test_models_that_compute_with_nothing_are_refused_by_name(tmp_path: Path):
+    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"})
+    model_of("mixtral", vocab_size=VOCABULARY, num_experts_per_tok=0).save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"config\.json: num_experts_per_tok is 0, and "):
+        load(folder, cache=tmp_path / "cache")
+
+
 def test_the_command_says_nothing_but_why_a_model_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     config = {"model_type": "gpt2", "vocab_size": 341, "bos_token_id": 50256, "embd_pdrop": 3}
     folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"}, config=config)
