@@ -77,6 +77,7 @@ SEARCH_LAYERS: tuple[str, ...] = (
     "shares",
     "recost",
     "planner",
+    "in_time",
     "propagate",
     "overlap",
     "report",

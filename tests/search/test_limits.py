@@ -10,7 +10,7 @@ import random
 import tracemalloc
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import hidet
@@ -28,6 +28,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
+from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import (
@@ -35,6 +36,7 @@ from hidet_dist.search.problem import (
     ConvertedTensor,
     Edge,
     Problem,
+    Solution,
     evaluate,
     held_bytes,
     readers,
@@ -297,6 +299,46 @@ def test_pipelines_of_a_family_have_plans_at_any_deadline(seconds: float) -> Non
     for plan in family.plans:
         assert [tuple(stage.ranks) for stage in plan.pipeline.stages] == [(0, 1), (2, 3)]
     assert len({tuple((w.name, str(w.spec)) for s in plan.stages for w in s.weights) for plan in family.plans}) == 1
+
+
+def test_a_family_has_plans_at_the_least_budget_at_any_deadline() -> None:
+    """The few choices of the simpler problem all exceed it."""
+    graph = normalize(shapes.gpt(shapes.GPTConfig(1, 12, heads=3, vocabulary=11, batch=2, sequence=4)))
+    cluster, least = builtin("cpu", DeviceMesh((2, 2))), 2_032  # the bytes that a refusal names
+    options = SearchOptions(mem_budget=least, solver_time_limit_seconds=1.0, clock=Clock())
+    family = warned(lambda: search_family([graph, graph], cluster, options=options))
+    for plan in family.plans:
+        assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
+    with pytest.raises(InfeasibleError, match=f"{least} bytes"):
+        search_family([graph, graph], cluster, options=replace(options, mem_budget=1, solver_time_limit_seconds=None))
+
+
+@dataclass(frozen=True)
+class Formulated:
+    problem: Problem
+
+
+@pytest.mark.parametrize(
+    ("operators", "formulated"),
+    [pytest.param(10**9, [True, False], id="too large"), pytest.param(9, [False, True], id="in time")],
+)
+def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, formulated: list[bool]) -> None:
+    whole, made = dense(9, 4), list[bool]()
+    unfit = replace(whole, budget=0)
+
+    def make(_limits: Limits | None, simple: bool) -> Formulated:
+        made.append(simple)
+        return Formulated(unfit if simple else whole)
+
+    limits = Limits(100.0, clock=Clock())
+
+    def solve(_whole: Formulated, _options: SolveOptions) -> Solution:
+        limits.reach()
+        raise SolverError("no plan was found in time")
+
+    found, solution = plan_in_time(make, solve, SolveOptions(limits=limits), operators)
+    assert found.problem is whole and made == formulated
+    assert peak(whole, solution.choices) <= whole.budget
 
 
 def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:

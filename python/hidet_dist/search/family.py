@@ -21,9 +21,10 @@ from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import write_stage
-from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.in_time import plan_in_time
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, solve_simple, warn_of_limit
+from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
@@ -126,6 +127,8 @@ def search_family(
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
         def formulated(part: Limits | None, simple: bool) -> _Joint:
+            if simple:
+                _share_pins(views, pinned, sharing)
             formulations = []
             for view, member, pins in zip(views, members, pinned, strict=True):
                 own = replace(
@@ -137,15 +140,8 @@ def search_family(
                 formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, simple))
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 
-        try:
-            joint = formulated(limits.part(tuning.FORMULATION_SHARE), simple=False)
-            solution = _solve(joint, options.solve_options(limits))
-        except (OutOfTimeError, SolverError):
-            if not limits.time_reached:
-                raise
-            _share_pins(views, pinned, sharing)
-            joint = formulated(None, simple=True)
-            solution = solve_simple(joint.problem, options.solve_options(limits))
+        operators = sum(len(view.operators) for view in views)
+        joint, solution = plan_in_time(formulated, _solve, options.solve_options(limits), operators)
         stages = [
             label_stage(
                 view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices))[0], tensors

@@ -19,12 +19,12 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
-from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
-from hidet_dist.search.formulation.formulate import Allow, formulate
+from hidet_dist.search.formulation.formulate import Allow, Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import stage_of, write_stage
+from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.overlap import OverlapSearch
@@ -276,21 +276,19 @@ def _search(
             formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         else:
             solver = options.solve_options(limits, tell)
-            insists = insists and allow is None
-            try:
-                part = limits.part(tuning.FORMULATION_SHARE) if insists else limits
-                formulation = formulate(view, cluster, model, options, pins, allow, part, rules)
-                solution = optimize(formulation.problem, solver)
-            except (OutOfTimeError, SolverError):
-                if not insists or not limits.time_reached:
-                    raise
-                formulation = formulate(view, cluster, model, options, pins, rules=rules, simple=True)
-                try:
-                    solution = solve_simple(formulation.problem, solver)
-                except OutOfTimeError:
-                    # The few choices of a simple problem may all exceed a budget that some plan fits.
-                    formulation = formulate(view, cluster, model, options, pins, rules=rules)
-                    solution = solve_least(formulation.problem, solver)
+
+            def formulated(part: Limits | None, simple: bool) -> Formulation:
+                given = None if simple else allow
+                return formulate(view, cluster, model, options, pins, given, part, rules, simple)
+
+            def solved(whole: Formulation, given: SolveOptions) -> Solution:
+                return optimize(whole.problem, given)
+
+            if insists and allow is None:
+                formulation, solution = plan_in_time(formulated, solved, solver, len(view.operators))
+            else:
+                formulation = formulated(limits, False)
+                solution = solved(formulation, solver)
 
         def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, list[int]]:
             stage, held = write_stage(view, cluster, model, formulation, picks, made)
@@ -333,57 +331,6 @@ def _search(
         return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, budget, held, left, steps)
 
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price, report_of)
-
-
-def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
-    """Solve a simple problem, whose bound is none of the whole problem's.
-
-    A plan that fits is found however little time is left, and improved until the time limit. Once that has passed, the
-    first one is returned.
-
-    Raises
-    ------
-    OutOfTimeError
-        When no plan of it is found that fits. Others may.
-    """
-    unlimited = replace(solver, limits=Limits(None, solver.limits.nbytes))
-    # The plan of least memory splits all that it can, and so is often quicker than the first one that fits.
-    found = [least_memory(problem, unlimited, 0)]
-    late = solver.limits.expired()
-    if not late or found[0].nbytes > problem.budget:
-        found.insert(0, least_memory(problem, unlimited, problem.budget))
-    fitting = [one.choices for one in found if one.nbytes <= problem.budget]
-    if not fitting:
-        raise OutOfTimeError
-    best = min(fitting, key=problem.totals.seconds)
-    first = Solution(best, problem.totals.seconds(best), 1.0, known=(best,))
-    tell = solver.on_incumbent
-    if late:
-        if tell is not None:
-            tell(first.choices, first.seconds, 0.0, solver.limits.elapsed_seconds())
-        return first
-    if tell is not None:
-        solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
-    return replace(optimize(problem, solver, first), gap=1.0)
-
-
-def solve_least(problem: Problem, solver: SolveOptions) -> Solution:
-    """Find a plan that fits the budget of a whole problem, whatever it costs, however little time is left.
-
-    Raises
-    ------
-    OutOfTimeError
-        When the plan of least memory does not fit.
-    """
-    if sum(map(min, problem.memory)) > problem.budget:
-        raise OutOfTimeError
-    least = least_memory(problem, replace(solver, limits=Limits(None, solver.limits.nbytes)), problem.budget)
-    if least.nbytes > problem.budget:
-        raise OutOfTimeError
-    seconds = problem.totals.seconds(least.choices)
-    if solver.on_incumbent is not None:
-        solver.on_incumbent(least.choices, seconds, 0.0, solver.limits.elapsed_seconds())
-    return Solution(least.choices, seconds, 1.0, known=(least.choices,))
 
 
 def formulate_problem(

@@ -6,8 +6,9 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 # Presolve (presolve.py).
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
-# The whole search (planner.py).
+# The whole search (in_time.py).
 FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
+LEAST_FORMULATION_SECONDS = 2e-4  # for an operator: no large graph takes less, and it is not begun where there is less
 
 # Graphs that share weights (family.py).
 JOINT_SHARE = 0.5  # of the time that is left, for the joint problem where candidates may follow it
