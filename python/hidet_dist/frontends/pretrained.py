@@ -137,10 +137,7 @@ def from_transformers(
                 module, inputs, _dynamic_shapes(module.config, inputs, dynamic) if dynamic else None, stored
             )
         except (ConfigError, TraceError) as error:
-            blamed = configuration.blamed(error, lambda config: check_call(make, config))
-            if not blamed and not isinstance(error, UnsupportedModelError):
-                # A call without data does not show all that a conversion does, which is slower.
-                blamed = configuration.blamed(error, lambda config: converted(*make(config, False)))
+            blamed = blamed_field(configuration, make, error)
             if not blamed:
                 raise
             raise ConfigError(f"{blamed} {error}") from error
@@ -170,6 +167,21 @@ def converted(
 
 def _without_elements(graph: FlowGraph) -> list[Tensor]:
     return [y for op in graph.nodes for y in op.outputs if 0 in extents_of(y)]
+
+
+def blamed_field(
+    configuration: Configuration, make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], error: Exception
+) -> str:
+    """Name the field that is to blame for an error of a conversion, as :meth:`Configuration.blamed`.
+
+    ``make`` makes the module of a configuration object and its inputs, with data if so. A field is to blame if a plain
+    call of the model, or else its conversion, succeeds without it.
+    """
+    blamed = configuration.blamed(error, lambda config: check_call(make, config))
+    if not blamed and not isinstance(error, UnsupportedModelError):
+        # A call without data does not show all that a conversion does, which is slower.
+        blamed = configuration.blamed(error, lambda config: converted(*make(config, False)))
+    return blamed
 
 
 def check_call(make: Callable[[Any, bool], tuple[Any, Mapping[str, Any]]], config: Any) -> None:

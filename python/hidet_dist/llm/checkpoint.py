@@ -17,13 +17,12 @@ from typing import Any
 from hidet.graph import Tensor
 
 from hidet_dist.checks import shown
-from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError
+from hidet_dist.errors import ConfigError, TraceError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pretrained import (
-    check_call,
+    blamed_field,
     class_of,
-    converted,
     dtype_of,
     example_inputs_of,
     made_module,
@@ -144,10 +143,7 @@ def module_of(
 
 @contextmanager
 def blaming(configuration: Configuration, is_encoder: bool = False) -> Iterator[None]:
-    """Have errors of a trace name the field of the configuration that is to blame for them, if one is.
-
-    It is one without which a plain call of the model succeeds, or else its conversion.
-    """
+    """Have errors of a trace name the field of the configuration that is to blame for them, if one is."""
 
     def make(config: Any, _: bool) -> tuple[Any, Mapping[str, Any]]:
         module = _made(config, configuration.where, None, None, is_encoder)
@@ -157,9 +153,7 @@ def blaming(configuration: Configuration, is_encoder: bool = False) -> Iterator[
         yield
     except (ConfigError, TraceError) as error:
         with offline():
-            blamed = configuration.blamed(error, lambda config: check_call(make, config))
-            if not blamed and not isinstance(error, UnsupportedModelError):
-                blamed = configuration.blamed(error, lambda config: converted(*make(config, False)))
+            blamed = blamed_field(configuration, make, error)
         if blamed:
             raise ConfigError(f"{blamed} {error}") from error
         raise
