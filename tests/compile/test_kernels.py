@@ -85,6 +85,19 @@ def test_layout_changes():
     )
 
 
+def test_short_rows_that_are_read_where_a_condition_holds():
+    cases = []
+    for width in (2, 4, 6, 9):
+        for dtype in ("float32", "float64", "int64", "int8"):
+            x, keeps = (numbers(6, width) * 9).astype(dtype), numbers(6, 1) > 0
+            cases += [
+                (lambda a: ops.pad(a, [1, 2, 2, 0]), lambda a: functional.pad(a, [2, 0, 1, 2]), [x]),
+                (lambda a: ops.pad(a, [3, 0, 1, 0]), lambda a: functional.pad(a, [0, 0, 3, 1]), [x]),
+                (ops.where, torch.where, [keeps, x, x[::-1].copy()]),
+            ]
+    check(cases)
+
+
 def test_rows_and_columns():
     x, w, m = numbers(4, 6, 67), numbers(67), numbers(4, 1, 67)
     names = check(
@@ -162,6 +175,8 @@ def test_infinity_and_nan_are_kept():
             (ops.exp, lambda a: a.exp(), [special]),
             (ops.tanh, lambda a: a.tanh(), [special]),
             (ops.log, lambda a: a.log(), [special]),
+            (lambda a: a / nan, lambda a: a / nan, [special]),
+            (lambda a: a / -inf, lambda a: a / -inf, [special]),
         ]
     )
 

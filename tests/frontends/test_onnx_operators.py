@@ -20,6 +20,9 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 1.5, -2.5], np.float32)
+
+
 @pytest.mark.parametrize(
     ("opset", "operator", "inputs", "weights", "attributes", "outputs"),
     [
@@ -51,6 +54,16 @@ def ints(*values: int) -> np.ndarray:
         (22, "AveragePool", [X], [], {"kernel_shape": [2, 2], "dilations": [2, 1], "pads": [1, 0, 0, 1]}, 1),
         (22, "RNN", [X[0]], [floats(1, 6, 5), floats(1, 6, 6), floats(1, 12)], {"hidden_size": 6, "layout": 1}, 2),
         (24, "Swish", [X], [], {"alpha": 1.5}, 1),
+        (13, "Sign", [SPECIAL], [], {}, 1),
+        (22, "ThresholdedRelu", [SPECIAL], [], {"alpha": -1.0}, 1),
+        (13, "Pow", [SPECIAL], [np.array(np.nan, np.float32)], {}, 1),
+        (13, "Pow", [SPECIAL], [np.array(np.inf, np.float32)], {}, 1),
+        (18, "Trilu", [X], [np.array(2**40)], {"upper": 1}, 1),
+        (18, "Trilu", [X], [np.array(-(2**62))], {"upper": 0}, 1),
+        (18, "ReduceMean", [ints(7, -2, -9, 1, 2, 2).reshape(2, 3)], [ints(1)], {"keepdims": 0}, 1),
+        (18, "ReduceL1", [ints(7, -2, -9, 1, 2, 2).reshape(2, 3)], [ints(1)], {}, 1),
+        (18, "ReduceL2", [ints(7, -2, -9, 1, 2, 2).reshape(2, 3)], [ints(1)], {}, 1),
+        (13, "Concat", [X[0, 0]], [np.zeros((0, 5), np.float32)], {"axis": 0}, 1),
         (24, "TensorScatter", [X, floats(2, 3, 2, 5), ints(3, 1)], [], {"mode": "circular"}, 1),
     ],
 )

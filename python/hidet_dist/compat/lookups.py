@@ -4,11 +4,15 @@
   node anew. It depends on the two types only, so it is found once for them.
 * The hash of a tensor is computed by a function in Python, and is the tensor's address. Python's own hash is the same.
 * Whether a value is immutable is asked for each pair of values that are compared, and imports two modules each time.
+
+Immutable values are compared by equality, others by identity. NaN, which does not equal itself, is among the latter:
+hidet's passes would take it for changed each time, and not end.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -94,9 +98,9 @@ def _visit(self: Any, node: Any) -> Any:
 
 def _is_immutable(value: Any) -> bool:
     """Whether a value is compared by equality; replaces the function of this name in ``hidet.utils.py``."""
-    if isinstance(value, int | float | str | tuple):
-        return True
-    return isinstance(value, Constant | Device) and not (isinstance(value, Constant) and value.type.is_tensor())
+    if isinstance(value, Constant):
+        return not value.type.is_tensor() and bool(value.value == value.value)
+    return isinstance(value, int | str | tuple | Device) or (isinstance(value, float) and not math.isnan(value))
 
 
 def install() -> None:

@@ -174,7 +174,7 @@ class _Guard(IRRewriter):
 
     def quotient(self, e: Div | FloorDiv | Mod, plain: Any) -> Expr:
         """Guard a quotient or remainder: ``plain`` where it is defined."""
-        known = e.b if isinstance(e.b, int) else int(e.b) if isinstance(e.b, Constant) and e.b.is_scalar() else None
+        known = e.b if isinstance(e.b, int) else e.b.value if isinstance(e.b, Constant) and e.b.is_scalar() else None
         if known not in (None, 0, -1) or (known is None and not self.is_read(e.b)):
             return plain
         kind = self.types(e)

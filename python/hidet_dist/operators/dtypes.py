@@ -125,5 +125,8 @@ def constant(value: Any, dtype: DataType | str, like: Tensor) -> Tensor:
     array = np.array(value, order="C")
     if array.dtype.name == "bfloat16":  # of ml_dtypes, which PyTorch does not know; float32 has all of its values
         array = array.astype(np.float32)
-    result = hidet.from_torch(torch.from_numpy(array).to(dtype_to_torch(data_type(dtype))))
+    if array.size:
+        result = hidet.from_torch(torch.from_numpy(array).to(dtype_to_torch(data_type(dtype))))
+    else:  # whose strides, all 0, hidet takes for those of a view
+        result = hidet.empty(list(array.shape), dtype)
     return result if like.device.is_cpu() else result.to(device=like.device)

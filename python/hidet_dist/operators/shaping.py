@@ -17,6 +17,9 @@ from hidet_dist.spec.extents import Extent, extents_of, same_shape
 _MOST_JOINED = 64
 """Tensors that one operator joins: its elements test for each of them, and making it takes their number squared."""
 
+_MOST_SIZE = 2**30
+"""The most elements of a symbolic dim whose diagonals are told apart; sums of two such indices have 32 bits."""
+
 
 def reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     """Reshape a tensor; return the tensor itself if it has that shape."""
@@ -209,14 +212,20 @@ def channel_shuffle(x: Tensor, groups: int) -> Tensor:
     return ops.reshape(moved, [batch, channels, *rest])
 
 
+def _diagonal(x: Tensor, diagonal: int) -> int:
+    """A diagonal with the same elements above and below it, which indices of 32 bits can be compared with."""
+    rows, columns = (size if isinstance(size, int) else _MOST_SIZE for size in extents_of(x)[-2:])
+    return max(-rows, min(diagonal, columns))
+
+
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """``x[..., i, j]`` where ``j <= i + diagonal``, else 0."""
-    return ops.tril(x, diagonal)
+    return ops.tril(x, _diagonal(x, diagonal))
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """``x[..., i, j]`` where ``j >= i + diagonal``, else 0."""
-    return ops.triu(x, diagonal)
+    return ops.triu(x, _diagonal(x, diagonal))
 
 
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:

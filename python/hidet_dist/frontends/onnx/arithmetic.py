@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -17,6 +17,13 @@ from hidet_dist.frontends.onnx.nodes import Node, Refused, check_single, dim_of,
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import Extent, extents_of
+
+
+def _sign(x: Tensor) -> Tensor:
+    """The sign of each element; NaN for NaN, for which PyTorch has 0."""
+    signs = elementwise.sign(x)
+    return elementwise.where(elementwise.isnan(x), x, signs) if x.dtype.is_float() else signs
+
 
 _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": elementwise.add,
@@ -60,7 +67,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Relu": elementwise.relu,
     "Round": elementwise.round,
     "Sigmoid": elementwise.sigmoid,
-    "Sign": elementwise.sign,
+    "Sign": _sign,
     "Sin": elementwise.sin,
     "Sinh": elementwise.sinh,
     "Softplus": lambda x: elementwise.softplus(x, 1.0, math.inf),
@@ -106,7 +113,7 @@ def _mod(node: Node) -> Tensor:
 def _pow(node: Node) -> Tensor:
     x, y = node.tensor(0), node.operand(1)
     if not isinstance(y, Tensor):
-        y = int(y) if float(y) == int(y) and not x.dtype.is_float() else y  # type: ignore[arg-type]
+        y = int(y) if not x.dtype.is_float() and float(y).is_integer() else y  # type: ignore[arg-type]
         return to_dtype(elementwise.pow(x, y), x.dtype)
     return to_dtype(elementwise.pow(x, y if y.dtype == x.dtype else to_dtype(y, x.dtype)), x.dtype)
 
@@ -195,7 +202,8 @@ def _hard_sigmoid(node: Node) -> Tensor:
 
 @lowers("ThresholdedRelu")
 def _thresholded_relu(node: Node) -> Tensor:
-    return elementwise.threshold(node.tensor(0), node.get("alpha", 1.0), 0.0)
+    x = node.tensor(0)
+    return elementwise.where(elementwise.gt(x, node.get("alpha", 1.0)), x, 0.0)  # 0 for NaN, unlike PyTorch
 
 
 @lowers("Shrink")
@@ -234,18 +242,22 @@ def _dropout(node: Node) -> tuple[Tensor, Tensor | None]:
 # Reductions
 
 
-def _norm(order: int) -> Callable[..., Tensor]:
-    return lambda x, dims, keep: reductions.linalg_vector_norm(x, order, dims, keep)
+def _mean(x: Tensor, dims: Sequence[int] | None, keep: bool) -> Tensor:
+    """The mean; that of integers is rounded towards zero."""
+    if x.dtype.is_float():
+        return reductions.mean(x, dims, keep)
+    count = math.prod(static(x, dim, "a dim of a mean of integers") for dim in dims or range(rank_of(x)))
+    return elementwise.div(reductions.sum(x, dims, keep, x.dtype), count, "trunc")
 
 
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "ReduceSum": lambda x, dims, keep: reductions.sum(x, dims, keep, x.dtype),
     "ReduceProd": lambda x, dims, keep: reductions.prod(x, dims, keep, x.dtype),
-    "ReduceMean": reductions.mean,
+    "ReduceMean": _mean,
     "ReduceMax": reductions.amax,
     "ReduceMin": reductions.amin,
-    "ReduceL1": _norm(1),
-    "ReduceL2": _norm(2),
+    "ReduceL1": lambda x, dims, keep: reductions.sum(elementwise.abs(x), dims, keep, x.dtype),
+    "ReduceL2": lambda x, dims, keep: reductions.linalg_vector_norm(x, 2, dims, keep),
     "ReduceLogSum": lambda x, dims, keep: elementwise.log(reductions.sum(x, dims, keep)),
     "ReduceLogSumExp": reductions.logsumexp,
     "ReduceSumSquare": lambda x, dims, keep: reductions.sum(elementwise.mul(x, x), dims, keep, x.dtype),
@@ -261,13 +273,19 @@ _ON_ELEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+_OF_REALS = frozenset(["ReduceL2", "ReduceLogSum", "ReduceLogSumExp"])
+"""Reductions whose results for integers are those for real numbers, rounded towards zero."""
+
+
 @lowers(*_REDUCTIONS)
 def _reduce(node: Node) -> Tensor:
     x, axes = node.tensor(0), node.integers(1, "axes")
-    dims = dims_of(axes or (), rank_of(x))
+    dims, dtype = dims_of(axes or (), rank_of(x)), x.dtype
+    if node.operator in _OF_REALS and not dtype.is_float():
+        x = to_dtype(x, "float64")
     if not axes and node.get("noop_with_empty_axes", 0):
-        return _ON_ELEMENTS.get(node.operator, lambda x: x)(x)
-    return _REDUCTIONS[node.operator](x, dims or None, bool(node.get("keepdims", 1)))
+        return to_dtype(_ON_ELEMENTS.get(node.operator, lambda x: x)(x), dtype)
+    return to_dtype(_REDUCTIONS[node.operator](x, dims or None, bool(node.get("keepdims", 1))), dtype)
 
 
 @lowers("ArgMax", "ArgMin")

@@ -76,7 +76,7 @@ class _Writer:
             return
         column = self.reductions.column(reductions, inner)
         rest = [axis for axis in inner if axis is not column]
-        with self.loops.loops(rest):
+        with self.loops.loops(rest, written=True):
             if column is None:
                 for reduction in reductions:
                     self.reductions.row_reduction(reduction)

@@ -18,6 +18,7 @@ _RUN = BLOCK  # half-precision elements that are converted at a time
 _SHORTEST_RUN = 8
 _TILE = 16  # rows and columns of a transposed tile: 16 floats are a cache line
 _MOST_PIECES = 8
+_MOST_PEELED = 16  # iterations of a loop that GCC writes one by one (max-completely-peel-times)
 
 
 class Loops:
@@ -51,12 +52,13 @@ class Loops:
                 f"for (int64_t {self.space.block_start} = 0; {self.space.block_start} < {self.space.extent(block)}; "
                 f"{self.space.block_start} += {self.space.chunk})"
             )
-        if heads:
-            condition = self.parallel_condition()
-            if condition is not None:
-                collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-                self.code.put(f"#pragma omp parallel for{collapse} schedule(static){condition}")
-        for head in heads:
+        condition = self.parallel_condition() if heads else None
+        if condition is not None:
+            collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
+            self.code.put(f"#pragma omp parallel for{collapse} schedule(static){condition}")
+        for number, head in enumerate(heads):
+            if condition is None and number < len(loops):
+                self.keep_loop(self.space.extent(loops[number]).constant)
             self.code.put(head + " {")
             self.code.depth += 1
         if block is not None:
@@ -89,10 +91,24 @@ class Loops:
         name = self.space.name(axis)
         return f"for (int64_t {name} = {start}; {name} < {self.space.extent(axis) if end is None else end}; ++{name})"
 
+    def keep_loop(self, iterations: int | None) -> None:
+        """Keep the compiler from unrolling a loop over elements that are written.
+
+        Written at once, these are stored as one vector. GCC 12 then takes the mask of the first vector of elements that
+        are read where a condition holds for that of all of them.
+        """
+        if iterations is not None and iterations <= _MOST_PEELED and self.space.schedule.conditional:
+            self.code.put("#pragma GCC unroll 1")
+
     @contextmanager
-    def loops(self, axes: Sequence[Axis]) -> Iterator[None]:
-        """Write loops over axes, the first one outermost, around the lines that the block writes."""
+    def loops(self, axes: Sequence[Axis], written: bool = False) -> Iterator[None]:
+        """Write loops over axes, the first one outermost, around the lines that the block writes.
+
+        ``written`` is whether the axes are those of elements that are written, rather than reduced.
+        """
         for axis in axes:
+            if written:
+                self.keep_loop(self.space.extent(axis).constant)
             if self.space.is_blocked(axis):
                 self.code.put(self.loop_head(axis, self.space.block_start, f"e{self.space.block_start}") + " {")
             else:
@@ -111,6 +127,8 @@ class Loops:
     def simd(self, axis: Axis, start: str, end: str) -> Iterator[None]:
         """Write an innermost loop with independent iterations."""
         self.code.put("#pragma GCC ivdep")
+        whole = self.space.ranges.get(axis, (0, self.space.extent(axis).constant))
+        self.keep_loop(None if whole[1] is None else whole[1] - whole[0])
         with self.code.braces(self.loop_head(axis, start, end)):
             yield
 
@@ -136,7 +154,7 @@ class Loops:
         if self.space.across is not None:
             self.tiles(nest, self.space.across, inner[-1])
             return
-        with self.loops(inner[:-1]):
+        with self.loops(inner[:-1], written=True):
             self.vector_loop(nest, inner[-1])
 
     def tiles(self, nest: Nest, across: Axis, last: Axis) -> None:
@@ -150,6 +168,7 @@ class Loops:
             self.code.depth += 1
             self.put_end(start, self.space.extent(axis), _TILE)
         for axis, start in starts.items():
+            self.keep_loop(_TILE)
             self.code.put(self.loop_head(axis, start, f"e{start}") + " {")
             self.code.depth += 1
         self.store(nest)

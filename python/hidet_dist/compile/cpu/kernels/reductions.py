@@ -110,6 +110,7 @@ class Reductions:
     def lane_loop(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
         """Write the loop over lanes."""
         self.code.put("#pragma GCC ivdep")
+        self.loops.keep_loop(int(number) if number.isdigit() else None)
         with self.code.braces(f"for (int64_t l = 0; l < {number}; ++l)"):
             self.code.put(f"const int64_t {self.space.name(lane)} = {start} + l;")
             shared = self.expressions.name_shared(reduction.value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hidet.ir import expr as ir
@@ -31,6 +32,7 @@ from hidet_dist.compile.cpu.kernels.terms import (
     Term,
     free_axes,
     is_costly,
+    reads_conditionally,
     walk,
 )
 
@@ -74,6 +76,11 @@ class Schedule:
     block: Axis | None
     same: dict[Axis, Axis | None]
     symbols: dict[str, Expr]
+
+    @cached_property
+    def conditional(self) -> bool:
+        """Whether an element is read only where a condition holds."""
+        return any(reads_conditionally(nest.value) for nest in self.nests)
 
     def inner(self, nest: Nest) -> list[Axis]:
         """List the axes of a nest that have loops within the outer loops."""

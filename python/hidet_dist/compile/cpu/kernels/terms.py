@@ -278,6 +278,18 @@ def walk(term: Term) -> list[Term]:
     return list(terms)
 
 
+def reads_conditionally(term: Term) -> bool:
+    """Whether an element within a term is read only where a condition holds."""
+    guarded = [
+        branch
+        for part in walk(term)
+        for branch in (
+            (part.then, part.other) if isinstance(part, Choice) else (part.right,) if isinstance(part, And | Or) else ()
+        )
+    ]
+    return any(isinstance(part, Load) for branch in guarded for part in walk(branch))
+
+
 def is_costly(term: Term) -> bool:
     """Whether a term, its operands aside, takes much longer to compute than a sum."""
     return isinstance(term, Function) and term.costly
