@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from hidet_dist.errors import SolverError
+from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
@@ -34,9 +34,9 @@ def plan_in_time(
 ) -> tuple[Formulated, Solution]:
     """Formulate a problem and solve it; where time is too short for that, find a plan in other ways.
 
-    Time is up while the problem is formulated or solved, or it is too short to begin with. Then a simple problem is
-    solved, of few choices. Those may all exceed a budget that some plan fits. Then the plan that holds least is taken,
-    for which all choices are formulated. These two take the time that they need.
+    Time is up while the problem is formulated, or before anything is known of its plans, or it is too short to begin
+    with. Then a simple problem is solved, of few choices. Those may all exceed a budget that some plan fits. Then the
+    plan that holds least is taken, for which all choices are formulated. These two take the time that they need.
 
     Parameters
     ----------
@@ -58,23 +58,29 @@ def plan_in_time(
     """
     limits = solver.limits
     whole: Formulated | None = None
+    solution: Solution | None = None
     try:
         part = limits.part(tuning.FORMULATION_SHARE)
         if part.seconds is not None and part.seconds < tuning.LEAST_FORMULATION_SECONDS * operators:
             limits.reach()
             raise OutOfTimeError
         whole = formulated(part, False)
-        return whole, solve(whole, solver)
+        solution = solve(whole, solver)
+        if solution.gap < 1.0 or not limits.time_reached:
+            return whole, solution
     except (OutOfTimeError, SolverError):
         if not limits.time_reached:
             raise
     simple = formulated(None, True)
     try:
-        return simple, solve_simple(simple.problem, solver)
+        found = solve_simple(simple.problem, solver)
     except OutOfTimeError:
         if whole is None:
             whole = formulated(None, False)
-        return whole, solve_least(whole.problem, solver)
+        return whole, solution or solve_least(whole.problem, solver)
+    if whole is not None and solution is not None and solution.seconds <= found.seconds:
+        return whole, solution
+    return simple, found
 
 
 def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
@@ -88,25 +94,17 @@ def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:
     OutOfTimeError
         When no plan of it is found that fits. Others may.
     """
-    unlimited = replace(solver, limits=Limits(None, solver.limits.nbytes))
-    # The plan of least memory splits all that it can, and so is often quicker than the first one that fits.
-    found = [least_memory(problem, unlimited, 0)]
-    late = solver.limits.expired()
-    if not late or found[0].nbytes > problem.budget:
-        found.insert(0, least_memory(problem, unlimited, problem.budget))
-    fitting = [one.choices for one in found if one.nbytes <= problem.budget]
-    if not fitting:
-        raise OutOfTimeError
-    best = min(fitting, key=problem.totals.seconds)
-    first = Solution(best, problem.totals.seconds(best), 1.0, known=(best,))
     tell = solver.on_incumbent
-    if late:
-        if tell is not None:
-            tell(first.choices, first.seconds, 0.0, solver.limits.elapsed_seconds())
-        return first
     if tell is not None:
         solver = replace(solver, on_incumbent=lambda choices, seconds, _, elapsed: tell(choices, seconds, 0.0, elapsed))
-    return replace(optimize(problem, solver, first), gap=1.0)
+    try:
+        # With a gap of 1, the search ends with the first plan that fits.
+        solution = optimize(problem, replace(solver, limits=Limits(None, solver.limits.nbytes), solver_gap=1.0))
+    except (InfeasibleError, SolverError):
+        raise OutOfTimeError from None
+    if not solver.limits.expired():
+        solution = optimize(problem, solver, solution)
+    return replace(solution, gap=1.0)
 
 
 def solve_least(problem: Problem, solver: SolveOptions) -> Solution:
