@@ -178,6 +178,18 @@ def test_at_any_deadline_axes_that_cannot_split_heads_split_something_else() -> 
     assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
 
 
+def test_at_a_short_deadline_a_plan_of_few_choices_is_the_best_of_them() -> None:
+    """For this model that is the best one of all; the plan that holds least takes twice as long."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2)))
+
+    def seconds(deadline: float) -> float:
+        options = SearchOptions(solver_time_limit_seconds=deadline, clock=Clock())
+        return find_plan(graph, cluster, options, report=False).plan.seconds
+
+    best = seconds(FOREVER)
+    assert warned(lambda: seconds(1.0)) == pytest.approx(best, rel=SearchOptions().solver_gap)
+
+
 @pytest.mark.parametrize("factors", [(2,), pytest.param((4, 100), marks=pytest.mark.slow)])
 def test_at_a_short_deadline_more_memory_makes_no_plan_slower(factors: tuple[int, ...]) -> None:
     """The plan that holds least is known too, not only the first that fits, which computes much several times."""
@@ -339,6 +351,28 @@ def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, formulate
     found, solution = plan_in_time(make, solve, SolveOptions(limits=limits), operators)
     assert found.problem is whole and made == formulated
     assert peak(whole, solution.choices) <= whole.budget
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_plan_of_which_nothing_is_known_is_compared_with_one_of_few_choices(better: bool) -> None:
+    """A search that a limit cuts off before the first bound has tried three plans only, none of them well chosen."""
+    whole = dense(9, 4)
+    best = optimize(whole, SolveOptions(solver_gap=1e-6))
+    dear = replace(whole, cost=[[seconds + 100.0 * better for seconds in costs] for costs in whole.cost])
+    limits = Limits(100.0, clock=Clock())
+
+    def solve(_whole: Formulated, _options: SolveOptions) -> Solution:
+        limits.reach()
+        return replace(best, seconds=evaluate(dear, best.choices), gap=1.0)
+
+    found, solution = plan_in_time(
+        lambda _limits, simple: Formulated(whole if simple else dear), solve, SolveOptions(limits=limits), 9
+    )
+    assert (found.problem is whole) == better
+    assert solution.seconds == pytest.approx(evaluate(found.problem, solution.choices))
+    assert (solution.seconds < evaluate(dear, best.choices)) == better
+    assert peak(whole, solution.choices) <= whole.budget
+    assert solution.gap == 1.0
 
 
 def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
