@@ -4,13 +4,16 @@ Equal layers that are joined from two plans (:mod:`hidet_dist.search.budget.join
 at a time, and the points that have a price need not reach the budget at once. What is left is less than a layer's
 bytes. The frontier of a window of operators has the budget as a constraint, so that it uses that room as well as the
 window can; prices alone do not see it. All windows together have far fewer choices than the graph.
+
+Where a better plan of a window only exceeds the budget somewhere else, the window gets a second place: the operators
+around that point, where a few bytes may cost little.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.combination import try_plans_below
@@ -27,22 +30,26 @@ from hidet_dist.search.steps import step
 def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int]) -> None:
     """Plan windows of operators again, around the ``cuts`` in execution order and the points that have a price.
 
-    Ends with a pass that hardly reduces the gap.
+    Windows of each width end with a pass that hardly reduces the gap. Wide ones take ten times as long as narrow ones.
     """
     position = positions(state.problem)
-    centres = _centres(cuts, _priced(state.problem, second_per_byte, position))
+    operators = _Operators(state.problem, position)
+    centres = _centres(cuts, operators.priced(second_per_byte))
     if not state.best or not centres:
         return
-    filling = _Filling(state, second_per_byte, position)
-    while not state.done():
-        gap = state.seconds - state.bound
-        for centre in filling.unlike(centres):
-            filling.plan_around(centre)
+    filling = _Filling(state, second_per_byte, position, operators)
+    for width in tuning.FILLED_WIDTHS:
+        left = 0.0
+        while left <= tuning.FILLING_PROGRESS:
+            gap = state.seconds - state.bound
+            for centre in filling.unlike(centres, width):
+                filling.plan_around(centre, width)
+                if state.done():
+                    return
+            state.record(descend(state.problem, state.groups, state.best, state.limits))
             if state.done():
                 return
-        state.record(descend(state.problem, state.groups, state.best, state.limits))
-        if state.seconds - state.bound > tuning.FILLING_PROGRESS * gap:
-            return
+            left = (state.seconds - state.bound) / gap
 
 
 class _Filling:
@@ -52,8 +59,8 @@ class _Filling:
     all operators would have too many labels with them.
     """
 
-    def __init__(self, state: State, second_per_byte: Sequence[float], position: Sequence[int]):
-        self._state, self._second_per_byte = state, second_per_byte
+    def __init__(self, state: State, second_per_byte: Sequence[float], position: Sequence[int], operators: _Operators):
+        self._state, self._second_per_byte, self._operators = state, second_per_byte, operators
         self._windows = Windows(state.problem)
         self._by_position: list[list[int]] = [[] for _ in range(max(position) + 1)]
         for entity, own in enumerate(position):
@@ -61,15 +68,15 @@ class _Filling:
         self.points: list[int] = []
         self._seen: set[Hashable] = set()
 
-    def unlike(self, centres: Sequence[int]) -> Iterator[int]:
-        """Yield the first few centres of which none has the choices of an earlier one around it.
+    def unlike(self, centres: Sequence[int], width: int) -> Iterator[int]:
+        """Yield the first few centres of which none has the choices of an earlier one in the operators around it.
 
         Equal layers have equal windows, in which the same plans are found.
         """
         kinds, count = self._state.problem.equal_parts.kinds, 0
         for centre in centres:
-            entities = self._around(centre, tuning.FILLED_WIDTHS[0])
-            key = tuple((kinds[entity], self._state.best[entity]) for entity in entities)
+            entities = self._around(centre, width)
+            key = width, tuple((kinds[entity], self._state.best[entity]) for entity in entities)
             if key not in self._seen:
                 self._seen.add(key)
                 yield centre
@@ -77,27 +84,30 @@ class _Filling:
             if count == tuning.FILLED_WINDOWS:
                 return
 
-    def plan_around(self, centre: int) -> None:
+    def plan_around(self, centre: int, width: int) -> None:
         """Find the best plan that fits among those that differ from the best one in the operators around one.
 
-        A window has too many partial plans to list all. Where none of those listed is better, a narrower one follows,
-        of which more of them are.
+        Where points elsewhere keep better plans from fitting, the operators around these are planned along.
         """
-        before = self._state.seconds
-        for width in tuning.FILLED_WIDTHS:
-            self._state.limits.check()
-            self._plan(self._around(centre, width))
-            if self._state.seconds < before:
-                return
+        places: list[int] = []
+        place: int | None = centre
+        while place is not None and len(places) < tuning.FILLED_PLACES and not self._state.done():
+            places.append(place)
+            place = self._plan(places, width)
 
     def _around(self, centre: int, width: int) -> list[int]:
         """List the entities of the operators around one."""
         near = self._by_position[max(0, centre - width) : centre + width + 1]
         return sorted(entity for own in near for entity in own)
 
-    def _plan(self, entities: Sequence[int]) -> None:
-        """Find the best plan that fits among those that differ from the best one in some entities."""
+    def _plan(self, places: Sequence[int], width: int) -> int | None:
+        """Find the best plan that fits among those that differ from the best one in the operators around some.
+
+        Returns the operator at whose point alone a still better one exceeds the budget, if it is none of these.
+        """
         whole = self._state
+        whole.limits.check()
+        entities = sorted({entity for place in places for entity in self._around(place, width)})
         window = self._windows.of([entity for entity in entities if len(whole.kept[entity]) > 1], whole.best)
         state = _WindowState.of(whole, window)
         state.frontier_points = window.points(self.points)
@@ -105,14 +115,26 @@ class _Filling:
         try_plans_below(state, Tables(state.limits), prices, state.kept, state.seconds)
         known = set(self.points)
         self.points += [point for n in state.frontier_points if (point := int(window.dearest[n])) not in known]
+        for seconds, exceeded in sorted(state.exceeding):
+            if seconds >= state.seconds:
+                break
+            operators = [self._operators.at(int(window.dearest[n])) for n in exceeded]
+            if all(abs(operator - place) > width for operator in operators for place in places):
+                return operators[0]
+        return None
 
 
 @dataclass
 class _WindowState(State):
-    """The state of a window of another one's best plan: seconds are those of the window's part of plans."""
+    """The state of a window of another one's best plan: seconds are those of the window's part of plans.
+
+    ``exceeding`` are the seconds of plans that were better but for the points, the fullest first, at which they exceed
+    the budget.
+    """
 
     whole: State | None = None
     window: Window | None = None
+    exceeding: list[tuple[float, list[int]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, whole: State, window: Window) -> _WindowState:
@@ -141,6 +163,9 @@ class _WindowState(State):
             self.whole.record(self.window.planned(choices))
             if self.whole.seconds < before:
                 self.best, self.seconds = choices, self.whole.seconds - self.window.seconds_beside
+        elif probe.seconds < self.seconds:
+            points = [n for n, nbytes in enumerate(probe.nbytes) if nbytes > self.problem.budget]
+            self.exceeding.append((probe.seconds, sorted(points, key=lambda n: -probe.nbytes[n])))
         return probe
 
     def cutoff(self) -> float:
@@ -154,11 +179,20 @@ class _WindowState(State):
         return self.whole.done()
 
 
-def _priced(problem: Problem, second_per_byte: Sequence[float], position: Sequence[int]) -> list[int]:
-    """List the positions of the operators at points that have a price, the dearest point first."""
-    reads = sorted((edge.begin, position[edge.consumer]) for edge in problem.edges)
-    points = sorted((m for m, price in enumerate(second_per_byte) if price), key=lambda m: (-second_per_byte[m], m))
-    return [reads[min(bisect_left(reads, (m, 0)), len(reads) - 1)][1] for m in points] if reads else []
+class _Operators:
+    """The operators of program points, as positions in execution order."""
+
+    def __init__(self, problem: Problem, position: Sequence[int]):
+        self._reads = sorted((edge.begin, position[edge.consumer]) for edge in problem.edges)
+
+    def at(self, point: int) -> int:
+        """Find the operator of a point: the first one that reads a tensor from there on, or else the last."""
+        return self._reads[min(bisect_left(self._reads, (point, 0)), len(self._reads) - 1)][1]
+
+    def priced(self, second_per_byte: Sequence[float]) -> list[int]:
+        """List the operators of the points that have a price, the dearest point first."""
+        points = sorted((m for m, price in enumerate(second_per_byte) if price), key=lambda m: (-second_per_byte[m], m))
+        return [self.at(m) for m in points] if self._reads else []
 
 
 def _centres(cuts: Sequence[int], priced: Sequence[int]) -> list[int]:
@@ -168,6 +202,6 @@ def _centres(cuts: Sequence[int], priced: Sequence[int]) -> list[int]:
     """
     centres: list[int] = []
     for position in (*cuts, *priced):
-        if all(abs(position - other) > tuning.FILLED_WIDTHS[0] // 2 for other in centres):
+        if all(abs(position - other) > tuning.FILLED_WIDTHS[0] for other in centres):
             centres.append(position)
     return centres
