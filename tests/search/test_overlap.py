@@ -21,7 +21,7 @@ from hidet_dist.search import find_plan, tuning
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import Pins
-from hidet_dist.search.formulation.solution import stage_of
+from hidet_dist.search.formulation.solution import StageCosts, stage_of
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch, _cheapest
 from hidet_dist.search.problem import Problem, Solution, evaluate
@@ -198,7 +198,8 @@ def test_of_plans_that_a_search_saw_the_one_of_least_makespan_is_taken(data: st.
     graph, cluster = chain(3), machine()
     view, model, options = GraphView(graph), PredictedCost(cluster), SearchOptions(mem_budget=BUDGET)
     formulation = formulate(view, cluster, model, options, Pins(view, cluster.mesh, {}))
-    search = OverlapSearch(view, cluster, model, formulation)
+    costs = StageCosts(view, cluster.mesh, model, formulation.fused)
+    search = OverlapSearch(costs, cluster, formulation)
     draws = [st.integers(0, len(costs) - 1) for costs in formulation.problem.cost]
     known = tuple(data.draw(st.lists(st.tuples(*draws), min_size=1, max_size=tuning.OVERLAP_PLANS + 1, unique=True)))
     assume(peak(formulation.problem, known[0]) <= BUDGET)
@@ -209,7 +210,7 @@ def test_of_plans_that_a_search_saw_the_one_of_least_makespan_is_taken(data: st.
         best = search.better(solution, solve)
 
     def makespan(picks: tuple[int, ...]) -> float:
-        stage = stage_of(view, cluster, model, formulation, picks)
+        stage = stage_of(costs, formulation, picks)
         return overlapped(search.planned, stage, BUDGET).schedule.seconds
 
     assert peak(formulation.problem, best.choices) <= BUDGET

@@ -20,7 +20,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.formulation.pins import Pins, parse_pins
-from hidet_dist.search.formulation.solution import write_stage
+from hidet_dist.search.formulation.solution import StageCosts, write_stage
 from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions, SolveOptions
@@ -142,12 +142,11 @@ def search_family(
 
         operators = sum(len(view.operators) for view in views)
         joint, solution = plan_in_time(formulated, _solve, options.solve_options(limits), operators)
-        stages = [
-            label_stage(
-                view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices))[0], tensors
-            )
-            for g, (view, formulation, tensors) in enumerate(zip(views, joint.formulations, named, strict=True))
-        ]
+        stages = []
+        for g, (view, formulation, tensors) in enumerate(zip(views, joint.formulations, named, strict=True)):
+            costs = StageCosts(view, cluster.mesh, model, formulation.fused)
+            stage, _ = write_stage(costs, cluster, formulation, joint.picks(g, solution.choices))
+            stages.append(label_stage(view, stage, tensors))
     specs: dict[str, TensorShardSpec] = {}
     for g, stage in enumerate(stages):
         for tensor in (*stage.weights, *stage.states):

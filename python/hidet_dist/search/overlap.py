@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
-from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
@@ -30,7 +29,7 @@ from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.formulation.formulate import Formulation
-from hidet_dist.search.formulation.solution import stage_of
+from hidet_dist.search.formulation.solution import StageCosts, stage_of
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
@@ -58,10 +57,10 @@ class Candidate:
 class OverlapSearch:
     """The search for a plan of less makespan than the plan of the least sum."""
 
-    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation):
-        self.view = view
+    def __init__(self, costs: StageCosts, cluster: Cluster, formulation: Formulation):
+        self.costs = costs
+        self.view = view = costs.view
         self.cluster = cluster
-        self.model = model
         self.formulation = formulation
         self.planned = PlannedTasks(view, cluster, formulation.fused)
         self.number = {name: n for n, name in enumerate(formulation.layouts)}
@@ -143,7 +142,7 @@ class OverlapSearch:
     def _candidate(self, choices: tuple[int, ...], below: float = math.inf) -> Candidate | None:
         """Schedule a plan; None if its computation alone takes ``below`` seconds, so that its makespan is no less."""
         if choices not in self._candidates:
-            stage = stage_of(self.view, self.cluster, self.model, self.formulation, choices)
+            stage = stage_of(self.costs, self.formulation, choices)
             if math.fsum(operator.compute_seconds for operator in stage.operators) >= below:
                 return None
             beside = overlapped(self.planned, stage, self.formulation.problem.budget)

@@ -23,7 +23,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.formulation.formulate import Allow, Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
 from hidet_dist.search.formulation.pins import Pins, parse_pins
-from hidet_dist.search.formulation.solution import stage_of, write_stage
+from hidet_dist.search.formulation.solution import StageCosts, stage_of, write_stage
 from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SearchOptions, SolveOptions
@@ -290,12 +290,14 @@ def _search(
                 formulation = formulated(limits, False)
                 solution = solved(formulation, solver)
 
+        costs = StageCosts(view, cluster.mesh, model, formulation.fused)
+
         def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, list[int]]:
-            stage, held = write_stage(view, cluster, model, formulation, picks, made)
+            stage, held = write_stage(costs, cluster, formulation, picks, made)
             return label_stage(view, stage, tensors), held
 
         def describe(picks: Sequence[int]) -> StagePlan:
-            return label_stage(view, stage_of(view, cluster, model, formulation, picks), tensors)
+            return label_stage(view, stage_of(costs, formulation, picks), tensors)
 
         steps: tuple[StepTaken, ...] = ()
         if options.mode == "propagate":
@@ -307,7 +309,7 @@ def _search(
             picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
             made: StagePlan | None = None
             if overlaps:
-                candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
+                candidate = OverlapSearch(costs, cluster, formulation).better(solution, solver)
                 picks, made = candidate.choices, candidate.stage
             stage, held = write(picks, made)
             gap = solution.gap

@@ -11,7 +11,7 @@ from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import ProvenStage
 from hidet_dist.search.formulation.labels import label_stage
 from hidet_dist.search.formulation.memory import live_bytes
-from hidet_dist.search.formulation.solution import lay_out
+from hidet_dist.search.formulation.solution import StageCosts, lay_out
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.spec import StagePlan
 from hidet_dist.view import GraphView
@@ -42,7 +42,8 @@ def recost_stage(proven: ProvenStage, cluster: Cluster, cost_model: CostModel | 
     outputs = [tensor.spec for tensor in stage.outputs]
     names = {t.label: view.tensors[t.name] for t in (*stage.stored, *stage.outputs) if t.label}
     fused = model.fused(view)
-    laid_out = lay_out(view, stage.mesh, model, proven.choices, stored, outputs, proven.notes, fused)
+    costs = StageCosts(view, stage.mesh, model, fused)
+    laid_out = lay_out(costs, proven.choices, stored, outputs, proven.notes)
     if cost_model is None and cluster.device.overlaps_communication:
         result = overlapped(PlannedTasks(view, cluster, fused), laid_out, cluster.device.memory_bytes)
         laid_out = result.plan(laid_out)

@@ -295,19 +295,29 @@ def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
 def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumbent, ...]:
     result = []
     before: dict[int, tuple[Row, ...]] = {}
+    written: dict[tuple[TensorShardSpec, ...], str] = {}  # equal layers of all plans have few specs
     for known, stage in incumbents:
-        rows = _rows(stage)
+        rows = _rows(stage, written)
         changed = {number: new_rows for number, new_rows in rows.items() if before.get(number) != new_rows}
         result.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
         before = rows
     return tuple(result)
 
 
-def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
-    """Make the plan's table by operator number, as the Slapo autosharder prints it: operator, then its conversions."""
+def _rows(stage: StagePlan, written: dict[tuple[TensorShardSpec, ...], str]) -> dict[int, tuple[Row, ...]]:
+    """Make the plan's table by operator number, as the Slapo autosharder prints it: operator, then its conversions.
+
+    ``written`` are specs that were written out already.
+    """
+
+    def joined(specs: tuple[TensorShardSpec, ...]) -> str:
+        if specs not in written:
+            written[specs] = " x ".join(map(str, specs))
+        return written[specs]
+
     rows: dict[int, tuple[Row, ...]] = {}
     for op in stage.operators:
-        ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))
+        ins, outs = joined(op.spec.in_specs), joined(op.spec.out_specs)
         lines = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
         lines += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
         rows[op.index] = tuple(lines)

@@ -23,12 +23,7 @@ from hidet_dist.weights.storage import storage_of
 
 
 def write_stage(
-    view: GraphView,
-    cluster: Cluster,
-    model: CostModel,
-    formulation: Formulation,
-    picks: Sequence[int],
-    stage: StagePlan | None = None,
+    costs: StageCosts, cluster: Cluster, formulation: Formulation, picks: Sequence[int], stage: StagePlan | None = None
 ) -> tuple[StagePlan, list[int]]:
     """Write down the plan of a choice for every entity, and check it; return it with its :func:`live_bytes`.
 
@@ -39,22 +34,21 @@ def write_stage(
     VerificationError
         When its cost or its memory, computed anew from the graph, contradicts the search's figures.
     """
-    stage = stage_of(view, cluster, model, formulation, picks) if stage is None else stage
+    stage = stage_of(costs, formulation, picks) if stage is None else stage
     # The sum over the plan and the solver's objective are computed in two ways, and must agree.
     solved = evaluate(formulation.problem, picks)
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    held = live_bytes(view, stage, cluster.device.places_shards)
+    held = live_bytes(costs.view, stage, cluster.device.places_shards)
     if max(held) > counted:
         raise VerificationError(f"The plan holds {max(held)} bytes on a device, but the search computed {counted}.")
     return stage, held
 
 
-def stage_of(
-    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
-) -> StagePlan:
+def stage_of(costs: StageCosts, formulation: Formulation, picks: Sequence[int]) -> StagePlan:
     """Write down the plan of a choice for every entity, without checking it."""
+    view = costs.view
     chosen = [formulation.choices[i][picks[i]] for i in range(len(view.operators))]
     stored = [*formulation.weight_specs, *formulation.inputs]
     specs = [options[picks[formulation.weights.start + n]] for n, options in enumerate(stored)]
@@ -64,25 +58,22 @@ def stage_of(
         (name, options[picks[entity]])
         for name, options, entity in zip(view.states, formulation.states, formulation.state_entities, strict=True)
     )
-    return lay_out(view, cluster.mesh, model, chosen, spec_of, outputs, formulation.notes, formulation.fused)
+    return lay_out(costs, chosen, spec_of, outputs, formulation.notes)
 
 
 def lay_out(
-    view: GraphView,
-    mesh: DeviceMesh,
-    model: CostModel,
+    costs: StageCosts,
     chosen: Sequence[Choice],
     stored: Mapping[str, TensorShardSpec],
     outputs: Sequence[TensorShardSpec],
     notes: Sequence[str],
-    fused: Fusions,
 ) -> StagePlan:
     """Write down the plan of given choices, with the conversions between them, and all costs.
 
     ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights, graph inputs and
-    states by name, ``outputs`` those in which graph outputs are delivered, and ``fused`` is how operators share
-    kernels.
+    states by name, and ``outputs`` those in which graph outputs are delivered.
     """
+    view = costs.view
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
         dtype, written = view.tensors[name].dtype.name, view.written(name)
@@ -97,9 +88,7 @@ def lay_out(
             if fns:
                 reduced.add(view.names[y])
 
-    between = tensors_between(view, fused)
-    seconds = _Seconds(view, mesh, model, fused)
-    compute = [seconds.compute(i, choice) for i, choice in enumerate(chosen)]
+    compute = [costs.compute(i, choice) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
     conversions_of: dict[int | None, list[ConversionPlan]] = {}
@@ -108,21 +97,21 @@ def lay_out(
         if (name, target) in paid:
             continue
         paid.add((name, target))
-        if name in between:
-            splitter, kind = between[name]
-            split = functools.partial(_split_seconds, view, model, mesh, name)
+        if name in costs.between:
+            splitter, kind = costs.between[name]
+            split = functools.partial(costs.split, name)
             compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
         if target != spec_of[name]:
-            steps, taken = seconds.conversion(name, spec_of[name], target)
+            steps, taken = costs.conversion(name, spec_of[name], target)
             conversions_of.setdefault(use.operator, []).append(
                 ConversionPlan(name, spec_of[name], target, steps, taken)
             )
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
-        reduce, conversions = seconds.reduction(op, choice), tuple(conversions_of.get(i, ()))
+        reduce, conversions = costs.reduction(op, choice), tuple(conversions_of.get(i, ()))
         operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
     return StagePlan(
-        mesh,
+        costs.mesh,
         view.fingerprint(),
         tuple(operators),
         tuple(tensor(name, stored[name]) for name in view.weights),
@@ -134,44 +123,56 @@ def lay_out(
     )
 
 
-class _Seconds:
-    """The predicted seconds of a plan's parts; those of equal layers are predicted once."""
+class StageCosts:
+    """The predicted seconds of the parts of a graph's plans; those of equal parts are predicted once, for all plans.
+
+    Attributes
+    ----------
+    view, mesh: the graph, and the mesh that it is planned for.
+    between: the tensors between operators of one kernel (:func:`tensors_between`).
+    """
 
     def __init__(self, view: GraphView, mesh: DeviceMesh, model: CostModel, fused: Fusions):
-        self._view, self._mesh, self._model, self._fused = view, mesh, model, fused
+        self.view, self.mesh, self._model, self._fused = view, mesh, model, fused
+        self.between = tensors_between(view, fused)
+        self._chosen: dict[
+            tuple[int, int], tuple[Choice, float]
+        ] = {}  # with the choice, so that its identity stays its own
         self._compute: dict[Hashable, float] = {}
         self._reduction: dict[Hashable, float] = {}
         self._conversion: dict[Hashable, tuple[tuple[str, ...], float]] = {}
 
     def compute(self, number: int, choice: Choice) -> float:
         """Predict the seconds of an operator's computation. Equal operators share their choices."""
-        view, op, entry = self._view, self._view.operators[number], self._fused.get(number)
-        shapes = tuple(view.shape(view.names[x]) for x in (*op.inputs, *op.outputs))
-        key = type(op), shapes, id(choice), place_in_kernel(view, number, entry)
-        if key not in self._compute:
-            self._compute[key] = compute_seconds(self._model, view, number, choice, entry, self._mesh)
-        return self._compute[key]
+        chosen = number, id(choice)
+        if chosen not in self._chosen:
+            view, op, entry = self.view, self.view.operators[number], self._fused.get(number)
+            shapes = tuple(view.shape(view.names[x]) for x in (*op.inputs, *op.outputs))
+            key = type(op), shapes, id(choice), place_in_kernel(view, number, entry)
+            if key not in self._compute:
+                self._compute[key] = compute_seconds(self._model, view, number, choice, entry, self.mesh)
+            self._chosen[chosen] = choice, self._compute[key]
+        return self._chosen[chosen][1]
 
     def reduction(self, op: Operator, choice: Choice) -> float:
         """Predict the seconds of all reduce functions of an operator."""
         if not any(choice.spec.reduce_fns):
             return 0.0
-        outputs = [self._view.names[y] for y in op.outputs]
-        key = id(choice), tuple((self._view.shape(name), self._view.pieces(name)) for name in outputs)
+        outputs = [self.view.names[y] for y in op.outputs]
+        key = id(choice), tuple((self.view.shape(name), self.view.pieces(name)) for name in outputs)
         if key not in self._reduction:
             self._reduction[key] = reduction_seconds(self._model, op, choice)
         return self._reduction[key]
 
     def conversion(self, name: str, source: TensorShardSpec, target: TensorShardSpec) -> tuple[tuple[str, ...], float]:
         """Find the cheapest conversion of a tensor; return its steps as text, and their seconds."""
-        shape, dtype = self._view.pieces(name)
+        shape, dtype = self.view.pieces(name)
         key = shape, dtype, source, target
         if key not in self._conversion:
             found = self._model.conversion(shape, dtype, source, target)
             self._conversion[key] = tuple(map(str, found.steps)), found.seconds
         return self._conversion[key]
 
-
-def _split_seconds(view: GraphView, model: CostModel, mesh: DeviceMesh, name: str, spec: TensorShardSpec) -> float:
-    """Predict the seconds of splitting a kernel at a tensor in a spec."""
-    return model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), mesh))
+    def split(self, name: str, spec: TensorShardSpec) -> float:
+        """Predict the seconds of splitting a kernel at a tensor in a spec."""
+        return self._model.split(spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.mesh))
