@@ -44,7 +44,9 @@ STEPS: dict[str, Step] = {
         "an integer program over the choices of known plans", "graphs that are not wide, and the end"
     ),
     "joining": Step("join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"),
-    "filling": Step("plan windows of operators again within the budget", "after joining, on graphs that are not wide"),
+    "filling": Step(
+        "plan windows of operators again within the budget", "after joining, and after frontiers; not on wide graphs"
+    ),
     "narrowing": Step(
         "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"
     ),

@@ -111,7 +111,8 @@ FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed th
 WINDOW = 80  # operators to each side of the cut that are planned again
 
 # Room that is left (filling.py).
-FILLED_WIDTHS = (15, 40)  # operators to each side of a place of a window; more of the narrow ones' plans can be listed
+FILLED_WIDTH = 15  # operators to each side of a place of a window: most plans of so few can be listed
+FILLED_WIDE = 40  # the same where the gap is still too large after frontiers; a window takes ten times as long
 FILLED_PLACES = 3  # of one window at most
 FILLED_WINDOWS = 4  # unlike windows in a pass; each takes up to half a second where layers have many choices
 FILLING_PROGRESS = 0.9  # share of the gap that must be left after a pass over all windows, at most, for another one

@@ -27,29 +27,26 @@ from hidet_dist.search.steps import step
 
 
 @step("filling")
-def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int]) -> None:
+def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int], width: int) -> None:
     """Plan windows of operators again, around the ``cuts`` in execution order and the points that have a price.
 
-    Windows of each width end with a pass that hardly reduces the gap. Wide ones take ten times as long as narrow ones.
+    A window has ``width`` operators to each side of its places. Ends with a pass that hardly reduces the gap.
     """
     position = positions(state.problem)
     operators = _Operators(state.problem, position)
     centres = _centres(cuts, operators.priced(second_per_byte))
     if not state.best or not centres:
         return
-    filling = _Filling(state, second_per_byte, position, operators)
-    for width in tuning.FILLED_WIDTHS:
-        left = 0.0
-        while left <= tuning.FILLING_PROGRESS:
-            gap = state.seconds - state.bound
-            for centre in filling.unlike(centres, width):
-                filling.plan_around(centre, width)
-                if state.done():
-                    return
-            state.record(descend(state.problem, state.groups, state.best, state.limits))
+    filling = _Filling(state, second_per_byte, position, operators, width)
+    while not state.done():
+        gap = state.seconds - state.bound
+        for centre in filling.unlike(centres):
+            filling.plan_around(centre)
             if state.done():
                 return
-            left = (state.seconds - state.bound) / gap
+        state.record(descend(state.problem, state.groups, state.best, state.limits))
+        if state.seconds - state.bound > tuning.FILLING_PROGRESS * gap:
+            return
 
 
 class _Filling:
@@ -59,8 +56,15 @@ class _Filling:
     all operators would have too many labels with them.
     """
 
-    def __init__(self, state: State, second_per_byte: Sequence[float], position: Sequence[int], operators: _Operators):
-        self._state, self._second_per_byte, self._operators = state, second_per_byte, operators
+    def __init__(
+        self,
+        state: State,
+        second_per_byte: Sequence[float],
+        position: Sequence[int],
+        operators: _Operators,
+        width: int,
+    ):
+        self._state, self._second_per_byte, self._operators, self._width = state, second_per_byte, operators, width
         self._windows = Windows(state.problem)
         self._by_position: list[list[int]] = [[] for _ in range(max(position) + 1)]
         for entity, own in enumerate(position):
@@ -68,15 +72,14 @@ class _Filling:
         self.points: list[int] = []
         self._seen: set[Hashable] = set()
 
-    def unlike(self, centres: Sequence[int], width: int) -> Iterator[int]:
+    def unlike(self, centres: Sequence[int]) -> Iterator[int]:
         """Yield the first few centres of which none has the choices of an earlier one in the operators around it.
 
         Equal layers have equal windows, in which the same plans are found.
         """
         kinds, count = self._state.problem.equal_parts.kinds, 0
         for centre in centres:
-            entities = self._around(centre, width)
-            key = width, tuple((kinds[entity], self._state.best[entity]) for entity in entities)
+            key = tuple((kinds[entity], self._state.best[entity]) for entity in self._around(centre))
             if key not in self._seen:
                 self._seen.add(key)
                 yield centre
@@ -84,7 +87,7 @@ class _Filling:
             if count == tuning.FILLED_WINDOWS:
                 return
 
-    def plan_around(self, centre: int, width: int) -> None:
+    def plan_around(self, centre: int) -> None:
         """Find the best plan that fits among those that differ from the best one in the operators around one.
 
         Where points elsewhere keep better plans from fitting, the operators around these are planned along.
@@ -93,21 +96,21 @@ class _Filling:
         place: int | None = centre
         while place is not None and len(places) < tuning.FILLED_PLACES and not self._state.done():
             places.append(place)
-            place = self._plan(places, width)
+            place = self._plan(places)
 
-    def _around(self, centre: int, width: int) -> list[int]:
+    def _around(self, centre: int) -> list[int]:
         """List the entities of the operators around one."""
-        near = self._by_position[max(0, centre - width) : centre + width + 1]
+        near = self._by_position[max(0, centre - self._width) : centre + self._width + 1]
         return sorted(entity for own in near for entity in own)
 
-    def _plan(self, places: Sequence[int], width: int) -> int | None:
+    def _plan(self, places: Sequence[int]) -> int | None:
         """Find the best plan that fits among those that differ from the best one in the operators around some.
 
         Returns the operator at whose point alone a still better one exceeds the budget, if it is none of these.
         """
         whole = self._state
         whole.limits.check()
-        entities = sorted({entity for place in places for entity in self._around(place, width)})
+        entities = sorted({entity for place in places for entity in self._around(place)})
         window = self._windows.of([entity for entity in entities if len(whole.kept[entity]) > 1], whole.best)
         state = _WindowState.of(whole, window)
         state.frontier_points = window.points(self.points)
@@ -119,7 +122,7 @@ class _Filling:
             if seconds >= state.seconds:
                 break
             operators = [self._operators.at(int(window.dearest[n])) for n in exceeded]
-            if all(abs(operator - place) > width for operator in operators for place in places):
+            if all(abs(operator - place) > self._width for operator in operators for place in places):
                 return operators[0]
         return None
 
@@ -202,6 +205,6 @@ def _centres(cuts: Sequence[int], priced: Sequence[int]) -> list[int]:
     """
     centres: list[int] = []
     for position in (*cuts, *priced):
-        if all(abs(position - other) > tuning.FILLED_WIDTHS[0] for other in centres):
+        if all(abs(position - other) > tuning.FILLED_WIDTH for other in centres):
             centres.append(position)
     return centres

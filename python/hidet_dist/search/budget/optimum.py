@@ -140,6 +140,7 @@ class _Improvement:
         self.prices = state.prices(mixture.prices)
         self.known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
         self.combined = mixture.over
+        self.cuts: tuple[int, ...] = ()
         self.more: list[Probe] = []
 
     def run(self) -> None:
@@ -151,6 +152,7 @@ class _Improvement:
             self._join,
             self._narrow,
             self._list_plans,
+            self._fill_widely,
             self._divide,
             self._probe_exactly,
             self._recombine,
@@ -199,9 +201,9 @@ class _Improvement:
         """Join two plans of the mixture, and use the room left; without a proof, the search ends with that."""
         if self.mixture.over:
             return False
-        cuts = join_at_cut(self.state, self.mixture)
+        self.cuts = join_at_cut(self.state, self.mixture)
         if not self.state.done() and not self._is_wide:
-            fill_room(self.state, self.mixture.prices, cuts)
+            fill_room(self.state, self.mixture.prices, self.cuts, tuning.FILLED_WIDTH)
         if self.state.done():
             return True
         if self._is_far(tuning.ROUGH_GAP):
@@ -229,6 +231,12 @@ class _Improvement:
             if state.seconds < best and not state.done():
                 self._narrow()
                 search_below_limits(state, self.tables, self.prices)
+        return False
+
+    def _fill_widely(self) -> bool:
+        """Use the room left by wide windows, which take longer than frontiers that raise the bound a little."""
+        if not self.mixture.over and not self._is_wide:
+            fill_room(self.state, self.mixture.prices, self.cuts, tuning.FILLED_WIDE)
         return False
 
     def _divide(self) -> bool:
