@@ -153,6 +153,7 @@ def _extend_hidet() -> None:
         predicates,
         quick_layouts,
         quick_types,
+        reduced_dims,
         simplest_forms,
         simplifier_rules,
         squeezed_dims,
@@ -161,6 +162,7 @@ def _extend_hidet() -> None:
 
     matmul_definition.install()
     squeezed_dims.install()
+    reduced_dims.install()
     infinities.install()
     predicates.install()
     extremes.install()

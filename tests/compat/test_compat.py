@@ -443,3 +443,26 @@ def test_hidet_still_keeps_dims_that_are_squeezed_from_the_end(monkeypatch):
     assert [int(n) for n in ops.squeeze(hidet.symbol([1, 4, 1], "float32", "cpu"), [-1, 0]).shape] == [4]
     monkeypatch.setattr(SqueezeOp, "__init__", squeezed_dims.hidet_init)
     assert len(ops.squeeze(x, [-1]).shape) == 3, "hidet counts from the end now: drop squeezed_dims.py"
+
+
+@pytest.mark.parametrize("function", [ops.sum, ops.mean, ops.max, ops.prod])
+def test_dims_are_reduced_in_any_order(function):
+    x = hidet.symbol([2, 3, 5], "float32", "cpu")
+    data = np.random.default_rng(0).standard_normal((2, 3, 5))
+    for keep in (False, True):
+        outputs = [function(x, dims, keep_dim=keep) for dims in ([2, 0], [0, 2], [-1, 0])]
+        first, *others = evaluate_graph(hidet.trace_from(outputs, [x]), [data])
+        for own in others:
+            np.testing.assert_array_equal(own, first)
+
+
+def test_hidet_still_takes_dims_that_are_reduced_in_the_order_given(monkeypatch):
+    from hidet.graph.ops.reduce.reduce import ReduceBaseOp
+
+    from hidet_dist.compat import reduced_dims
+    from hidet_dist.soundness.oracle import OutOfRange
+
+    monkeypatch.setattr(ReduceBaseOp, "__init__", reduced_dims.hidet_init)
+    x = hidet.symbol([2, 3, 5], "float32", "cpu")
+    with pytest.raises(OutOfRange):  # otherwise: drop reduced_dims.py
+        evaluate_graph(hidet.trace_from(ops.sum(x, [2, 0]), [x]), [np.ones((2, 3, 5))])

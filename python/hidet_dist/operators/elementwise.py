@@ -29,7 +29,7 @@ from hidet.ir.dtypes import boolean
 from hidet.ir.expr import BitwiseAnd, BitwiseOr, BitwiseXor, Expr, LeftShift, RightShift, cast, if_then_else
 from hidet.ir.type import DataType, data_type
 
-from hidet_dist.operators.dtypes import Operand, Scalar, category, floating, promoted_dtype, to_dtype
+from hidet_dist.operators.dtypes import Operand, Scalar, category, constant, floating, promoted_dtype, to_dtype
 
 # Functions of one operand. Arguments: the element, its dtype, and parameters.
 
@@ -464,8 +464,10 @@ def bitwise_not(x: Tensor) -> Tensor:
     return logical_not(x) if x.dtype.is_boolean() else ops.bitwise_invert(x)
 
 
-def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    """``x`` where the condition is nonzero, else ``y``, in their promoted dtype."""
+def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
+    """``x`` where the condition is nonzero, else ``y``, in their promoted dtype; one of the three is a tensor."""
+    if not isinstance(condition, Tensor):
+        condition = constant(bool(condition), boolean, next(v for v in (x, y) if isinstance(v, Tensor)))
     condition, dtype = to_dtype(condition, boolean), promoted_dtype(x, y)
     left, right = (to_dtype(v, dtype) if isinstance(v, Tensor) else v for v in (x, y))
     if isinstance(left, Tensor) and isinstance(right, Tensor):
