@@ -61,6 +61,9 @@ def _column_set(x: torch.Tensor) -> torch.Tensor:
         pytest.param(_column_set, [_numbers(3, 4)], id="a column set to a number"),
         pytest.param(lambda x: x.var((-1, 0)), [_numbers(2, 3, 5)], id="the variance over dims in another order"),
         pytest.param(lambda x: torch.xlogy(x, torch.tensor(2.0)), [_numbers(3, 4)], id="a choice by a known number"),
+        pytest.param(lambda x: x.masked_fill(torch.tensor(True), 2), [_numbers(3, 4)], id="a mask of one number"),
+        pytest.param(lambda x: x.var(0, correction=0), [torch.tensor(3.0)], id="the variance of a number"),
+        pytest.param(lambda x: x.topk(1)[1], [torch.tensor(math.nan)], id="the place of a number that is not one"),
         pytest.param(lambda x: x.tril(2**40), [_numbers(3, 4)], id="a diagonal above all elements"),
         pytest.param(lambda x: x.triu(-(2**31)), [_numbers(3, 4)], id="a diagonal below all elements"),
         pytest.param(

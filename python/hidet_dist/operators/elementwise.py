@@ -464,11 +464,16 @@ def bitwise_not(x: Tensor) -> Tensor:
     return logical_not(x) if x.dtype.is_boolean() else ops.bitwise_invert(x)
 
 
+def _condition(condition: Operand, *like: Operand) -> Tensor:
+    """Convert a condition, a tensor or a number that is known, to a tensor of bool."""
+    if isinstance(condition, Tensor):
+        return to_dtype(condition, boolean)
+    return constant(bool(condition), boolean, next(x for x in like if isinstance(x, Tensor)))
+
+
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     """``x`` where the condition is nonzero, else ``y``, in their promoted dtype; one of the three is a tensor."""
-    if not isinstance(condition, Tensor):
-        condition = constant(bool(condition), boolean, next(v for v in (x, y) if isinstance(v, Tensor)))
-    condition, dtype = to_dtype(condition, boolean), promoted_dtype(x, y)
+    condition, dtype = _condition(condition, x, y), promoted_dtype(x, y)
     left, right = (to_dtype(v, dtype) if isinstance(v, Tensor) else v for v in (x, y))
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return WhereOp(condition, left, right).outputs[0]
@@ -492,12 +497,12 @@ class SelectOp(UnaryElementwiseOp):
         )
 
 
-def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+def masked_fill(x: Tensor, mask: Operand, value: Operand) -> Tensor:
     """``x`` with ``value`` where the mask is true; the result has the dtype of ``x``."""
     if isinstance(value, Tensor):
         return where(mask, to_dtype(value, x.dtype), x)
     value = value if x.dtype.is_float() else bool(value) if x.dtype.is_boolean() else int(value)  # type: ignore[arg-type]
-    return WhereScalarTensorOp(to_dtype(mask, boolean), y=x, x=value).outputs[0]
+    return WhereScalarTensorOp(_condition(mask, x), y=x, x=value).outputs[0]
 
 
 def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:

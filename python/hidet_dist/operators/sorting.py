@@ -65,9 +65,7 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = T
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Tensor, Tensor]:
     """The elements along ``dim`` in sorted order, and their indices (int64). The order is always stable."""
-    if not x.shape:
-        return x, to_dtype(ops.not_equal(x, x), int64)
-    return topk(x, x.shape[dim], dim, largest=descending)
+    return topk(x, x.shape[dim] if x.shape else 1, dim, largest=descending)
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -75,6 +73,8 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
 
     Equal elements keep their order in ``x``; PyTorch leaves their order open.
     """
+    if not x.shape:
+        return x, to_dtype(ops.less(x, x), int64)  # 0, for NaN as well
     dim %= len(x.shape)
     keys = to_dtype(x, int32) if x.dtype.is_boolean() else x
     places = ArgsortOp(keys, dim, k, largest).outputs[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from hidet.graph import Tensor, ops
 
-from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lowers, whole_dims
+from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lowers
 from hidet_dist.operators import log_softmax, logsumexp, reductions, softmax, to_dtype
 from hidet_dist.spec.extents import extents_of
 
@@ -81,9 +81,9 @@ def _variance_options(
 
 def variance(x: Tensor, dim: Any, keepdim: bool, correction: float) -> Tensor:
     """Compute the variance along dims, symbolic ones included; the divisor is their number less ``correction``."""
-    axes = whole_dims(dim, len(x.shape))
-    squares = ops.square(ops.subtract(x, ops.mean(x, axes, True)))
-    result = ops.mean(squares, axes, keepdim)
+    axes = reductions.dims_of(x, dim)
+    squares = ops.square(ops.subtract(x, reductions.mean(x, axes, True)))
+    result = reductions.mean(squares, axes, keepdim)
     if correction == 0:
         return result
     count: Any = 1
