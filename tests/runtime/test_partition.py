@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
+import hidet_dist
 from hidet_dist.errors import ArtifactError, HidetDistError, InputError
 from hidet_dist.runtime.partition import LoadedPartition
 from hidet_dist.runtime.tensors import buffer_of
@@ -426,3 +426,25 @@ def test_ranks_that_communicate_are_called_from_one_thread(split: Path) -> None:
 
 def test_closing_while_another_thread_runs_on_two_ranks(split: Path) -> None:
     assert sorted(launch("close", split).split()) == ["0:closed", "1:closed"]
+
+
+def test_each_output_is_written_by_each_call(tmp_path: Path) -> None:
+    """Outputs that no operator is left to compute: constants, and an input that is permuted and back."""
+    x = hidet.symbol([4, 6], "float32", "cpu")
+    sevens = [hidet.ops.full([4, 6], 7.0) for _ in range(2)]
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        made = hidet.ops.full([4, 6], 3.0)
+        there_and_back = hidet.ops.permute_dims(hidet.ops.permute_dims(x, [1, 0]), [1, 0])
+        outputs = [x + 1.0, *sevens, made, made + 1.0, hidet.ops.permute_dims(made, [1, 0]), there_and_back, x]
+    hidet_dist.auto_parallel(hidet.trace_from(outputs, [x]), {"mesh_shape": [1]}, {}, tmp_path / "out")
+    data = np.arange(24, dtype=np.float32).reshape(4, 6)
+    with hidet_dist.load_partition(tmp_path / "out", 0) as own:
+        for _ in range(2):
+            found = own(data.copy())
+            constants = [
+                np.full(shape, number) for shape, number in (((4, 6), 7), ((4, 6), 7), ((4, 6), 3), ((4, 6), 4))
+            ]
+            for got, want in zip(found, [data + 1, *constants, np.full((6, 4), 3), data, data], strict=True):
+                np.testing.assert_array_equal(got, want)
+                got.fill(99)

@@ -42,6 +42,7 @@ from hidet_dist.files import parse_json, sha256
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.program import unaliased
 from hidet_dist.targets import KINDS_OF_MEMORY, targets_with
 from hidet_dist.weights import Layout
 from hidet_dist.weights.panels import StoredPrecision
@@ -148,11 +149,25 @@ def optimize_program(
         with _compile_errors(CompilationFailed):  # constants are computed
             fused = hidet.graph.optimize(rewritten)
     check_kept(rewritten, fused)
-    with shared_tasks():
+    with hidet.option.context(), shared_tasks():
+        hidet.option.execution_mode("symbolic")  # a copy of a constant would be computed at once
         once = fused if frugal else merge_duplicates(fused)  # what is merged is held for longer
-        graph = target.after_fusion(renamings_in_place(once), frugal)
+        graph = target.after_fusion(_with_own_outputs(renamings_in_place(once), len(program.outputs)), frugal)
     check_kept(once, graph)
     return graph
+
+
+def _with_own_outputs(graph: FlowGraph, count: int) -> FlowGraph:
+    """Copy those of the first ``count`` outputs that rewriting left without a kernel that writes them.
+
+    They are constants, or have the elements of an input in their order.
+    """
+    outputs = [*unaliased(graph.outputs[:count]), *graph.outputs[count:]]
+    if all(own is y for own, y in zip(outputs, graph.outputs, strict=True)):
+        return graph
+    result = FlowGraph(outputs, graph.inputs)
+    result.update_nodes()
+    return result
 
 
 def compile_program(

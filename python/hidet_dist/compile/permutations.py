@@ -37,7 +37,7 @@ def _same_order(y: Tensor) -> Tensor | None:
     """The earliest tensor that was permuted to ``y`` by several operators, and has its elements in the same order."""
     x, found, permutations = y, None, 0
     dims = _longer_dims(extents_of(y))  # those of x that y's longer dims are, in the order of y's
-    while x.op is not None:
+    while x.op is not None and x.op.inputs:
         (before, *_), after = x.op.inputs, x
         if isinstance(x.op, PermuteDimsOp):
             dims = [x.op.attrs["axes"][dim] for dim in dims]

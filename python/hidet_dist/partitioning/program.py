@@ -256,7 +256,7 @@ class _Partitioner:
         new_values = {old: self.local[new, spec_of[old]] for old, new in self.view.new_values.items()}
         updated = {y for new in new_values.values() for op in updates_of(new) for y in op.outputs}
         extra = [self.coordinate] if self.coordinate_used else []
-        returned = [*_unaliased(outputs, updated), *new_values.values()]
+        returned = [*unaliased(outputs, updated), *new_values.values()]
         program = FlowGraph(returned, [*inputs, *weights.values(), *states.values(), *extra])
         program.update_nodes()
         return Program(
@@ -435,8 +435,8 @@ def _reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     return x if same_shape(extents_of(x), shape) else reshape(x, list(shape))
 
 
-def _unaliased(outputs: Sequence[Tensor], updated: Set[Tensor]) -> list[Tensor]:
-    """Copy outputs that share memory with a placeholder or another output, so that none share memory.
+def unaliased(outputs: Sequence[Tensor], updated: Set[Tensor] = frozenset()) -> list[Tensor]:
+    """Copy outputs that share memory with a placeholder, a constant or another output, so that none share memory.
 
     ``updated`` are results of updates, which share the memory of a state.
     """
