@@ -198,25 +198,27 @@ class Rule:
         for factor in self.factors:
             longest = 0
             for run in runs:
-                if len(run) >= longest and add(self._joint(mesh, factor, run, proofs)):
+                if len(run) >= longest and add(self._joint(mesh, {factor: run}, proofs)):
                     longest = len(run)
                 if len(run) == longest or factor in self.reduce_ops:
                     add(self._completed(mesh, factor, run, proofs))
         return tuple(by_spec.values())
 
     def _joint(
-        self, mesh: DeviceMesh, factor: Digit, axes: tuple[int, ...], proofs: dict[Hashable, bool]
+        self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], proofs: dict[Hashable, bool]
     ) -> Iterator[Choice]:
-        """Yield the choices of a factor that all of some mesh axes split, reduced over all of them at once."""
+        """Yield the choices of an assignment of mesh axes to factors, reduced over all axes of a factor at once."""
         ways: list[list[tuple[ReduceFn, ...]]] = [[()] for _ in self.op.outputs]
-        for output, op in self.reduce_ops.get(factor, ()):
-            dims = range(len(self.op.outputs[output].shape))
-            ways[output] = [
-                (ReduceFn(ALL_REDUCE.name, op, axes),),
-                *((ReduceFn(REDUCE_SCATTER.name, op, axes, dim),) for dim in dims),
-            ]
+        for factor, of_factor in axes.items():
+            for output, op in self.reduce_ops.get(factor, ()):
+                dims = range(len(self.op.outputs[output].shape))
+                each = [
+                    ReduceFn(ALL_REDUCE.name, op, of_factor),
+                    *(ReduceFn(REDUCE_SCATTER.name, op, of_factor, dim) for dim in dims),
+                ]
+                ways[output] = [(*before, fn) for before in ways[output] for fn in each]
         for fns in itertools.product(*ways):
-            yield from self._assigned(mesh, {factor: axes}, proofs, fns)
+            yield from self._assigned(mesh, axes, proofs, fns)
 
     def _completed(
         self, mesh: DeviceMesh, factor: Digit, run: tuple[int, ...], proofs: dict[Hashable, bool]
@@ -225,7 +227,7 @@ class Rule:
         others = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1 and axis not in run)
         for other in self.factors if others else ():
             if other != factor:
-                yield from self._assigned(mesh, {factor: run, other: others}, proofs)
+                yield from self._joint(mesh, {factor: run, other: others}, proofs)
 
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
         """Derive the choice with this ``spec``, without all others; None if the rule does not prove it.
