@@ -50,6 +50,20 @@ def test_a_deep_model_is_analysed_as_fast_as_a_shallow_one():
     assert len({id(rule) for rule in rules}) == 4
 
 
+def test_few_choices_reduce_over_all_axes_of_a_factor_at_once():
+    """Of a product on (2, 2, 2): one replicated, one for each dim of the result, and those that split the inner dim.
+
+    Of these, all three axes or one of five shorter runs split it, the rest one of two dims. Three ways reduce each.
+    """
+    mesh = DeviceMesh((2, 2, 2))
+    op = ops.matmul(symbol([64, 64]), symbol([64, 64])).op
+    choices = RuleTable(mesh).joint(op)
+    assert len(choices) == len({choice.spec for choice in choices}) == 1 + 2 + 3 + 5 * 2 * 3
+    assert max(len(choice.spec.reduce_fns[0]) for choice in choices) == 1
+    rule = RuleTable(mesh).rule(op)
+    assert all(rule.choice(choice.spec, mesh) == choice for choice in choices)
+
+
 def test_tables_of_other_meshes_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choices are those of a table of its own, and no local operator is proven twice."""
     rebuilt: list[str] = []

@@ -179,7 +179,7 @@ class Rule:
         """List the choices in which neighbouring mesh axes split one factor together, the replicated one first.
 
         They are as many axes as the factor allows, and other axes split another factor. Partial outputs are reduced
-        over all axes of the factor at once. Factors with partial outputs are also split by fewer axes, beside another
+        over all axes of a factor at once. Factors with partial outputs are also split by fewer axes, beside another
         factor. There are few such choices whatever the mesh, and plans of nearly the least memory need no others.
         """
         by_spec: dict[OpShardSpec, Choice] = {}
