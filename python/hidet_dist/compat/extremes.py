@@ -1,5 +1,7 @@
 """hidet 0.6.1 drops NaN where it takes the greater or the less of two floats; NaN is kept from now on, as in PyTorch.
 
+For CPUs it has neither for integers other than int32 and int64, for which functions are added.
+
 * ``max`` and ``min`` call functions of C that return the other operand of NaN. These are the maximum of elements, of a
   reduction, of clamps and of ReLU.
 * The first index of an extreme is never that of NaN.
@@ -20,12 +22,13 @@ import hidet
 from hidet.graph.ops.pool import PoolNdBaseTask
 from hidet.ir.builders import FunctionBuilder
 from hidet.ir.compute.reduce_operations import MaxReduce, MinReduce
-from hidet.ir.dtypes import bfloat16, float16, float32, float64
+from hidet.ir.dtypes import bfloat16, float16, float32, float64, int8, int16, uint8, uint16, uint32, uint64
 from hidet.ir.expr import Equal, Expr, IfThenElse, LessThan, LogicalAnd, LogicalOr, NotEqual, Var, cast, if_then_else
 from hidet.ir.func import Function
 from hidet.ir.module import IRModule
 from hidet.ir.primitives.cuda.math.float32 import CUDAFloat32MathFunctionSet
 from hidet.ir.primitives.func import primitive_func_pool, register_primitive_function
+from hidet.ir.primitives.math import MathFunctionSet, register_math_function_set
 from hidet.ir.stmt import asm
 from hidet.ir.tools import infer_type
 from hidet.ir.type import DataType, data_type
@@ -37,6 +40,7 @@ hidet_import = ImportPrimitiveFunctionPass.process_module
 
 _SHORT_ON_CPU = {"cpu_f16": float16, "cpu_bf16": bfloat16}
 _LONG = {"cpu_f32": float32, "cpu_f64": float64, "cuda_f32": float32, "cuda_f64": float64}
+_INTEGERS_WITHOUT = (int8, int16, uint8, uint16, uint32, uint64)
 _INTRINSICS = {"cuda_f16_{}_sm80": "__h{}_nan", "cuda_bf16_{}": "__h{}_nan"}
 
 
@@ -49,11 +53,38 @@ def _extreme_of(name: str, dtype: DataType, before: Callable[[Expr, Expr], Expr]
     a, b = Var("a", dtype), Var("b", dtype)
     x, y = (operand if dtype is through else cast(operand, through) for operand in (a, b))
     kind = "cuda_internal" if name.startswith("cuda") else "cpu_internal"
+    is_first = LogicalOr(before(x, y), _is_nan(x)) if dtype.is_float() else before(x, y)
     with FunctionBuilder(name, kind=kind, ret_type=dtype) as builder:
         builder.extend_params([a, b])
-        builder.ret(if_then_else(LogicalOr(before(x, y), _is_nan(x)), a, b))
+        builder.ret(if_then_else(is_first, a, b))
     made: Function = builder.func
     return made
+
+
+class _Integers(MathFunctionSet):
+    """The functions of a dtype of integers on CPUs, of which there are two."""
+
+    def __init__(self, dtype: DataType):
+        self._dtype = dtype
+
+    def register(self) -> None:
+        for kind in ("max", "min"):
+            name = self._name(kind)
+            register_primitive_function(name, _extreme_of(name, self._dtype, _first(kind), self._dtype))
+        register_math_function_set("cpu", self._dtype.name, self)
+
+    def max(self, a: Expr, b: Expr) -> Expr:
+        return self._call("max", a, b)
+
+    def min(self, a: Expr, b: Expr) -> Expr:
+        return self._call("min", a, b)
+
+    def _name(self, kind: str) -> str:
+        return f"cpu_{self._dtype.short_name}_{kind}"
+
+    def _call(self, kind: str, a: Expr, b: Expr) -> Expr:
+        called: Expr = primitive_func_pool.lookup_by_name(self._name(kind)).var(a, b)
+        return called
 
 
 def _by_instruction(name: str, kind: str) -> Function:
@@ -110,7 +141,7 @@ def _import_in_order(self: Any, module: IRModule) -> IRModule:
 
 
 def install() -> None:
-    """Keep NaN and minus infinity from now on."""
+    """Keep NaN and minus infinity from now on, and take extremes of all integers."""
     for kind in ("max", "min"):
         for prefix, dtype in {**_LONG, **_SHORT_ON_CPU}.items():
             name = f"{prefix}_{kind}"
@@ -121,6 +152,8 @@ def install() -> None:
         name = f"cuda_f32_{kind}_sm80"
         register_primitive_function(name, _by_instruction(name, kind))
         setattr(CUDAFloat32MathFunctionSet, kind, _on_gpus(kind))
+    for dtype in _INTEGERS_WITHOUT:
+        _Integers(dtype).register()
     for reduction in (MaxReduce, MinReduce):
         reduction.initial_value = _initial_value
         reduction.arg_combine = _arg_combine
