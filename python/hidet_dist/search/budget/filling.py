@@ -90,7 +90,7 @@ class _Filling:
     def plan_around(self, centre: int) -> None:
         """Find the best plan that fits among those that differ from the best one in the operators around one.
 
-        Where points elsewhere keep better plans from fitting, the operators around these are planned along.
+        Where points elsewhere keep better plans from fitting, the operators around these are planned too.
         """
         places: list[int] = []
         place: int | None = centre

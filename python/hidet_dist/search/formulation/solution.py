@@ -135,9 +135,8 @@ class StageCosts:
     def __init__(self, view: GraphView, mesh: DeviceMesh, model: CostModel, fused: Fusions):
         self.view, self.mesh, self._model, self._fused = view, mesh, model, fused
         self.between = tensors_between(view, fused)
-        self._chosen: dict[
-            tuple[int, int], tuple[Choice, float]
-        ] = {}  # with the choice, so that its identity stays its own
+        # By operator and identity of its choice, which is kept, so that no other one gets that identity.
+        self._chosen: dict[tuple[int, int], tuple[Choice, float]] = {}
         self._compute: dict[Hashable, float] = {}
         self._reduction: dict[Hashable, float] = {}
         self._conversion: dict[Hashable, tuple[tuple[str, ...], float]] = {}
