@@ -9,7 +9,7 @@ import itertools
 import random
 import tracemalloc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -348,7 +348,7 @@ def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, formulate
         limits.reach()
         raise SolverError("no plan was found in time")
 
-    found, solution = plan_in_time(make, solve, SolveOptions(limits=limits), operators)
+    found, solution = plan_in_time(make, solve, lambda _: SolveOptions(limits=limits), limits, operators)
     assert found.problem is whole and made == formulated
     assert peak(whole, solution.choices) <= whole.budget
 
@@ -365,9 +365,17 @@ def test_a_plan_of_which_nothing_is_known_is_compared_with_one_of_few_choices(be
         limits.reach()
         return replace(best, seconds=evaluate(dear, best.choices), gap=1.0)
 
+    told: dict[bool, list[tuple[Sequence[int], float]]] = {True: [], False: []}
+
+    def options(of: Formulated) -> SolveOptions:
+        known = told[of.problem is whole]
+        return SolveOptions(limits=limits, on_incumbent=lambda choices, seconds, *_: known.append((choices, seconds)))
+
     found, solution = plan_in_time(
-        lambda _limits, simple: Formulated(whole if simple else dear), solve, SolveOptions(limits=limits), 9
+        lambda _limits, simple: Formulated(whole if simple else dear), solve, options, limits, 9
     )
+    assert told[True] and not told[False]  # by the search of few choices; the one that was cut off is a stand-in
+    assert all(seconds == pytest.approx(evaluate(whole, choices)) for choices, seconds in told[True])
     assert (found.problem is whole) == better
     assert solution.seconds == pytest.approx(evaluate(found.problem, solution.choices))
     assert (solution.seconds < evaluate(dear, best.choices)) == better

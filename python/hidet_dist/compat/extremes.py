@@ -40,7 +40,7 @@ hidet_import = ImportPrimitiveFunctionPass.process_module
 
 _SHORT_ON_CPU = {"cpu_f16": float16, "cpu_bf16": bfloat16}
 _LONG = {"cpu_f32": float32, "cpu_f64": float64, "cuda_f32": float32, "cuda_f64": float64}
-_INTEGERS_WITHOUT = (int8, int16, uint8, uint16, uint32, uint64)
+_OTHER_INTEGERS = (int8, int16, uint8, uint16, uint32, uint64)
 _INTRINSICS = {"cuda_f16_{}_sm80": "__h{}_nan", "cuda_bf16_{}": "__h{}_nan"}
 
 
@@ -152,7 +152,7 @@ def install() -> None:
         name = f"cuda_f32_{kind}_sm80"
         register_primitive_function(name, _by_instruction(name, kind))
         setattr(CUDAFloat32MathFunctionSet, kind, _on_gpus(kind))
-    for dtype in _INTEGERS_WITHOUT:
+    for dtype in _OTHER_INTEGERS:
         _Integers(dtype).register()
     for reduction in (MaxReduce, MinReduce):
         reduction.initial_value = _initial_value

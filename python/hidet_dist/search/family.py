@@ -141,7 +141,8 @@ def search_family(
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 
         operators = sum(len(view.operators) for view in views)
-        joint, solution = plan_in_time(formulated, _solve, options.solve_options(limits), operators)
+        solver = options.solve_options(limits)
+        joint, solution = plan_in_time(formulated, _solve, lambda _: solver, limits, operators)
         stages = []
         for g, (view, formulation, tensors) in enumerate(zip(views, joint.formulations, named, strict=True)):
             costs = StageCosts(view, cluster.mesh, model, formulation.fused)

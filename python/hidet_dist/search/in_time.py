@@ -29,7 +29,8 @@ Formulated = TypeVar("Formulated", bound=HasProblem)
 def plan_in_time(
     formulated: Callable[[Limits | None, bool], Formulated],
     solve: Callable[[Formulated, SolveOptions], Solution],
-    solver: SolveOptions,
+    options: Callable[[Formulated], SolveOptions],
+    limits: Limits,
     operators: int,
 ) -> tuple[Formulated, Solution]:
     """Formulate a problem and solve it; where time is too short for that, find a plan in other ways.
@@ -44,8 +45,10 @@ def plan_in_time(
         Formulates the problem within limits, or without any, the simple one if so.
     solve: callable
         Solves it.
-    solver: SolveOptions
-        The options of solvers, with the limits of all that is done.
+    options: callable
+        Makes the options for solving one: what is told of plans are choices of that problem alone.
+    limits: Limits
+        The limits of all that is done, which the options have too.
     operators: int
         The number of operators.
 
@@ -56,7 +59,6 @@ def plan_in_time(
     OutOfTimeError
         When no plan is found that fits.
     """
-    limits = solver.limits
     whole: Formulated | None = None
     solution: Solution | None = None
     try:
@@ -65,7 +67,7 @@ def plan_in_time(
             limits.reach()
             raise OutOfTimeError
         whole = formulated(part, False)
-        solution = solve(whole, solver)
+        solution = solve(whole, options(whole))
         if solution.gap < 1.0 or not limits.time_reached:
             return whole, solution
     except (OutOfTimeError, SolverError):
@@ -73,11 +75,11 @@ def plan_in_time(
             raise
     simple = formulated(None, True)
     try:
-        found = solve_simple(simple.problem, solver)
+        found = solve_simple(simple.problem, options(simple))
     except OutOfTimeError:
         if whole is None:
             whole = formulated(None, False)
-        return whole, solution or solve_least(whole.problem, solver)
+        return whole, solution or solve_least(whole.problem, options(whole))
     if whole is not None and solution is not None and solution.seconds <= found.seconds:
         return whole, solution
     return simple, found

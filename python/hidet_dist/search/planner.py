@@ -266,16 +266,22 @@ def _search(
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
         incumbents = Incumbents()
-
-        def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
-            incumbents(choices, seconds, least, elapsed)
-            if options.on_incumbent is not None:
-                options.on_incumbent(seconds, least)
-
         if options.mode == "propagate":
             formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         else:
-            solver = options.solve_options(limits, tell)
+            told: list[tuple[Formulation, Incumbents]] = []
+
+            def solve_options(of: Formulation) -> SolveOptions:
+                """Keep the incumbents of each formulation apart: their choices are numbers of its own."""
+                known = Incumbents()
+                told.append((of, known))
+
+                def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
+                    known(choices, seconds, least, elapsed)
+                    if options.on_incumbent is not None:
+                        options.on_incumbent(seconds, least)
+
+                return options.solve_options(limits, tell)
 
             def formulated(part: Limits | None, simple: bool) -> Formulation:
                 given = None if simple else allow
@@ -285,10 +291,12 @@ def _search(
                 return optimize(whole.problem, given)
 
             if insists and allow is None:
-                formulation, solution = plan_in_time(formulated, solved, solver, len(view.operators))
+                operators = len(view.operators)
+                formulation, solution = plan_in_time(formulated, solved, solve_options, limits, operators)
             else:
                 formulation = formulated(limits, False)
-                solution = solved(formulation, solver)
+                solution = solved(formulation, solve_options(formulation))
+            incumbents = next(known for of, known in reversed(told) if of is formulation)
 
         costs = StageCosts(view, cluster.mesh, model, formulation.fused)
 
@@ -309,7 +317,7 @@ def _search(
             picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
             made: StagePlan | None = None
             if overlaps:
-                candidate = OverlapSearch(costs, cluster, formulation).better(solution, solver)
+                candidate = OverlapSearch(costs, cluster, formulation).better(solution, options.solve_options(limits))
                 picks, made = candidate.choices, candidate.stage
             stage, held = write(picks, made)
             gap = solution.gap

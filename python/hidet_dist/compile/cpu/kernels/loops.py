@@ -127,8 +127,8 @@ class Loops:
     def simd(self, axis: Axis, start: str, end: str) -> Iterator[None]:
         """Write an innermost loop with independent iterations."""
         self.code.put("#pragma GCC ivdep")
-        whole = self.space.ranges.get(axis, (0, self.space.extent(axis).constant))
-        self.keep_loop(None if whole[1] is None else whole[1] - whole[0])
+        first, stop = self.space.ranges.get(axis, (0, self.space.extent(axis).constant))
+        self.keep_loop(None if stop is None else stop - first)
         with self.code.braces(self.loop_head(axis, start, end)):
             yield
 

@@ -280,14 +280,15 @@ def walk(term: Term) -> list[Term]:
 
 def reads_conditionally(term: Term) -> bool:
     """Whether an element within a term is read only where a condition holds."""
-    guarded = [
-        branch
-        for part in walk(term)
-        for branch in (
-            (part.then, part.other) if isinstance(part, Choice) else (part.right,) if isinstance(part, And | Or) else ()
-        )
-    ]
+    guarded = [branch for part in walk(term) for branch in _guarded(part)]
     return any(isinstance(part, Load) for branch in guarded for part in walk(branch))
+
+
+def _guarded(term: Term) -> tuple[Term, ...]:
+    """List the operands of a term that are computed only where a condition holds."""
+    if isinstance(term, Choice):
+        return term.then, term.other
+    return (term.right,) if isinstance(term, And | Or) else ()
 
 
 def is_costly(term: Term) -> bool:
