@@ -146,6 +146,7 @@ def _extend_hidet() -> None:
         exported_tensors,
         extremes,
         float_algebra,
+        half_functions,
         infinities,
         lookups,
         matmul_definition,
@@ -166,6 +167,7 @@ def _extend_hidet() -> None:
     infinities.install()
     predicates.install()
     extremes.install()
+    half_functions.install()
     simplifier_rules.install()
     float_algebra.install()
     simplest_forms.install()

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hidet.ir.builders import FunctionBuilder
 from hidet.ir.compute.reduce_operations import MaxReduce, MinReduce
-from hidet.ir.dtypes import float16, float32, int32
-from hidet.ir.expr import Constant, Multiply, Sub, Var
+from hidet.ir.dtypes import bfloat16, float16, float32, int32
+from hidet.ir.expr import Cast, Constant, Multiply, Sub, Var
 from hidet.ir.module import IRModule
-from hidet.ir.primitives.func import lookup_primitive_function
+from hidet.ir.primitives.func import lookup_primitive_function, primitive_func_pool
+from hidet.ir.primitives.math import registered_math_function_sets
 from hidet.ir.stmt import EvaluateStmt
 from hidet.ir.tools import simplify
 from hidet.transforms import import_primitive_functions_pass
@@ -61,3 +62,11 @@ def test_functions_that_kernels_call_are_added_in_order():
             builder.append(EvaluateStmt(function.var(x, x)))
     module = import_primitive_functions_pass().process_module(IRModule(functions={"kernel": builder.func}))
     assert list(module.functions) == ["kernel", *sorted(extreme_functions)]
+
+
+def test_hidet_still_lacks_functions_of_half_precision():
+    assert lookup_primitive_function("cpu_f16_mod").codegen_name == "mod", "C has a function now: see half_functions.py"
+    assert not any("bf16_mod" in name for name in primitive_func_pool.name2func)
+    for device in ("cpu", "cuda"):
+        of_half = registered_math_function_sets[device, "bfloat16"].mod(Var("a", bfloat16), Var("b", bfloat16))
+        assert isinstance(of_half, Cast) and of_half.target_type == bfloat16
