@@ -18,12 +18,13 @@ from hidet_dist.errors import ConfigError, InfeasibleError, PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.rules.rule import derive
+from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.search import search
 from hidet_dist.soundness.check import check_specs, random_inputs
 from hidet_dist.soundness.instances import MAKERS, instance
-from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.view import GraphView
 
 MEGATRON = {"w0": "(R, S0)", "w1": "(S0, R)", "op:2": "(R, S0), (S0, R) -> (R, R)"}
 
@@ -276,6 +277,22 @@ def test_a_spec_is_proven_alone_as_among_all_choices(cls: type[hidet.Operator]) 
     proven = [spec for spec in dict.fromkeys(turned) if rule.choice(spec, mesh) is not None]
     inputs = random_inputs(made.op, np.random.default_rng(2), made.ranges)
     assert not check_specs(made.op, mesh, proven, inputs, rule).failures
+
+
+def test_a_result_that_is_a_weight_is_not_padded() -> None:
+    """The memory of a weight may be padded; what a caller is given is not."""
+    x, weight = hidet.symbol([4, 5]), constant(5, 7)
+    graph = normalize(hidet.trace_from([hidet.ops.matmul(x, weight), weight], [x]))
+    mesh = DeviceMesh((2,))
+    view, rng = GraphView(graph), np.random.default_rng(0)
+    inputs = graph_inputs(graph, rng)
+    whole, table = evaluate_graph(graph, inputs), RuleTable(mesh)
+    for _ in range(12):
+        drawn = random_stage(view, mesh, table, rng)
+        assert check_stage(graph, drawn, inputs, whole, table) == ""
+    padded = replace(drawn.outputs[1], spec=TensorShardSpec.parse("(S0, R)"))
+    with pytest.raises(PlanError, match=r"w0 does not fit: .* which does not divide it"):
+        partition_graph(graph, replace(drawn, outputs=(drawn.outputs[0], padded)))
 
 
 # From an edited plan to artifacts

@@ -130,7 +130,7 @@ def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = 
         if [tensor.name for tensor in tensors] != names:
             raise PlanError(f"The plan's {what} are {[t.name for t in tensors]}; the graph's are {names}.")
         for tensor in tensors:
-            _check_tensor(view, stage, tensor)
+            _check_tensor(view, stage, tensor, padded=what == "weights")
     if [op.index for op in stage.operators] != list(range(len(view.operators))):
         raise PlanError(
             f"The plan must have the operators 0 to {len(view.operators) - 1} in order; it has "
@@ -203,7 +203,7 @@ def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> Sta
     return replace(stage, operators=tuple(operators), output_conversions=tuple(conversions_at.get(None, ())))
 
 
-def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None:
+def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan, padded: bool) -> None:
     name = tensor.name
     real = (view.shape(name), view.tensors[name].dtype.name, view.nbytes(name))
     if (tensor.shape, tensor.dtype, tensor.nbytes) != real:
@@ -217,7 +217,7 @@ def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None
             f"{list(view.written(name))}."
         )
     try:
-        tensor.spec.validate(view.pieces(name)[0], stage.mesh, padded=name in view.weights)
+        tensor.spec.validate(view.pieces(name)[0], stage.mesh, padded)
     except SpecError as error:
         raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
 

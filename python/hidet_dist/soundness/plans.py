@@ -61,9 +61,9 @@ def random_spec(
 def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> StagePlan:
     """Draw a random choice for every operator, weight, input and output; the plan's seconds are all 0."""
 
-    def tensor(name: str) -> TensorPlan:
+    def tensor(name: str, padded: bool = False) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(view.pieces(name)[0], mesh, rng, name in view.weights, table.offered)
+        spec = random_spec(view.pieces(name)[0], mesh, rng, padded, table.offered)
         dtype, written = view.tensors[name].dtype.name, view.written(name)
         return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 
@@ -72,9 +72,8 @@ def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) 
         _, choices = table(op)
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
-    weights, inputs, outputs, states = (
-        tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs, view.states)
-    )
+    weights = tuple(tensor(name, padded=True) for name in view.weights)
+    inputs, outputs, states = (tuple(map(tensor, names)) for names in (view.inputs, view.outputs, view.states))
     stage = StagePlan(
         mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols, states=states
     )
