@@ -22,6 +22,10 @@ class TraceError(HidetDistError, ValueError):
     """A model could not be traced to a graph."""
 
 
+class EmptyTensorError(TraceError):
+    """A model computes with tensors that have no elements."""
+
+
 @dataclass(frozen=True)
 class MissingOperator:
     """A call, in a model, of an operator that is not supported.

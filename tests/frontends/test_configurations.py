@@ -175,7 +175,7 @@ def test_code_of_a_folder_is_never_run_and_nothing_is_asked(
     tmp_path: Path, fields: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
-    monkeypatch.setattr(pretrained, "converted", lambda module, *_, **__: type(module).__name__)
+    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: type(module).__name__)
     file = written(tmp_path, fields)
     if "evil" in str(fields.get("auto_map")) and fields["model_type"] == "llama":
         assert hidet_dist.from_transformers(file, seq=4) == "LlamaForCausalLM"
@@ -251,7 +251,7 @@ def test_numbers_that_no_model_computes_with_are_refused_by_field(tmp_path: Path
 def test_numbers_of_rotary_embeddings_that_stand_for_defaults_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(pretrained, "converted", lambda module, *_, **__: module.config.rope_parameters)
+    monkeypatch.setattr(pretrained, "from_torch", lambda module, *_, **__: module.config.rope_parameters)
     given = YARN | {"beta_fast": None, "beta_slow": 0, "mscale": 0, "attention_factor": None}
     parameters: Any = hidet_dist.from_transformers(written(tmp_path, LLAMA | {"rope_parameters": given}), seq=4)
     assert parameters == given
@@ -268,7 +268,7 @@ def test_hostile_values_of_any_field_are_refused_by_name_or_make_a_model(
 
     Each field gets one value, neighbouring fields neighbouring values; all values are for the slow tests.
     """
-    monkeypatch.setattr(pretrained, "converted", lambda *_, **__: None)
+    monkeypatch.setattr(pretrained, "from_torch", lambda *_, **__: None)
     plain = json.loads(transformers.LlamaConfig(**LLAMA).to_json_string(use_diff=False)) | {"torch_dtype": None}
     cases = [(LLAMA | {name: value}, name) for name in plain | {"layer_types": None} for value in HOSTILE]
     inner = ("hidden_size", "image_size", "hidden_act")
@@ -369,7 +369,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, fields: Any, message: str):
 
 
 def test_images_of_any_size_have_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pretrained, "converted", lambda _, inputs, *__, **___: inputs)
+    monkeypatch.setattr(pretrained, "from_torch", lambda _, inputs, *__, **___: inputs)
     fields = {"model_type": "vit", **SIZES, "image_size": 2**16, "patch_size": 2**12}
     inputs: Any = hidet_dist.from_transformers(written(tmp_path, fields), batch=2**6)
     assert inputs["pixel_values"].is_meta

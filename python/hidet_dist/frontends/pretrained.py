@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
-from hidet.graph import FlowGraph, Tensor
+from hidet.graph import FlowGraph
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,8 +31,6 @@ from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.frontends.quantized import weights_of_folder
 from hidet_dist.frugal import older_objects_kept
 from hidet_dist.limits import MOST_PARAMETER_BYTES, MOST_PARAMETERS, MOST_TABLE_BYTES
-from hidet_dist.normalize.empties import drop_empty_parts
-from hidet_dist.spec.extents import extents_of
 
 WEIGHTS = ("files", "random", None)
 LOGITS = ("last", "all", "none")
@@ -133,40 +131,13 @@ def from_transformers(
         elif weights is None:
             module.tie_weights()  # part of the initialization that is skipped without data
         try:
-            return converted(
-                module, inputs, _dynamic_shapes(module.config, inputs, dynamic) if dynamic else None, stored
-            )
+            dynamic_shapes = _dynamic_shapes(module.config, inputs, dynamic) if dynamic else None
+            return from_torch(module, inputs, dynamic_shapes, stored=stored)
         except (ConfigError, TraceError) as error:
             blamed = blamed_field(configuration, make, error)
             if not blamed:
                 raise
             raise ConfigError(f"{blamed} {error}") from error
-
-
-def converted(
-    module: Any, inputs: Any, dynamic_shapes: Any = None, stored: Mapping[str, Tensor] | None = None
-) -> FlowGraph:
-    """Convert a module that a configuration describes, as :func:`from_torch`, and refuse tensors without elements.
-
-    A count of zero in a configuration mostly leads to an error of transformers, or to a weight without elements. One of
-    things to choose, such as the experts of a token, gives a model whose results do not depend on them.
-
-    Raises
-    ------
-    TraceError, UnsupportedModelError
-        As :func:`from_torch`, and when the module computes with tensors of no elements.
-    """
-    graph = from_torch(module, inputs, dynamic_shapes, stored=stored)
-    if _without_elements(graph):
-        found = _without_elements(drop_empty_parts(graph))  # caches are empty at first, and something follows them
-        if found:
-            shapes = ", ".join(dict.fromkeys(str(list(extents_of(y))) for y in found))
-            raise TraceError(f"{type(module).__name__} computes with tensors of no elements, of the shapes {shapes}.")
-    return graph
-
-
-def _without_elements(graph: FlowGraph) -> list[Tensor]:
-    return [y for op in graph.nodes for y in op.outputs if 0 in extents_of(y)]
 
 
 def blamed_field(
@@ -180,7 +151,7 @@ def blamed_field(
     blamed = configuration.blamed(error, lambda config: check_call(make, config))
     if not blamed and not isinstance(error, UnsupportedModelError):
         # A call without data does not show all that a conversion does, which is slower.
-        blamed = configuration.blamed(error, lambda config: converted(*make(config, False)))
+        blamed = configuration.blamed(error, lambda config: from_torch(*make(config, False)))
     return blamed
 
 

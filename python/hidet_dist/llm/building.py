@@ -11,7 +11,7 @@ from hidet.graph import FlowGraph
 
 from hidet_dist.api import auto_parallel
 from hidet_dist.errors import ConfigError
-from hidet_dist.frontends.pretrained import converted
+from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm import ragged_encoder
 from hidet_dist.llm.chat import ChatTemplate
 from hidet_dist.llm.checkpoint import Checkpoint, blaming
@@ -70,7 +70,7 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     with blaming(checkpoint.configuration):
         settle(module)
         step = RaggedModel(module, pages * options.page, options.page, device="meta")
-        graph = converted(step, step.inputs(), dynamic_shapes(), stored)
+        graph = from_torch(step, step.inputs(), dynamic_shapes(), stored=stored)
     vocabulary = int(graph.outputs[0].shape[1])
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(f"{path} has a tokenizer of {tokenizer.vocabulary} tokens, and logits of {vocabulary} alone.")
@@ -130,7 +130,7 @@ def _build_encoder(checkpoint: Checkpoint, name: str, options: LoadOptions, fold
     stored = {f"module.{name}": weight for name, weight in weights.items()}
     with blaming(checkpoint.configuration, is_encoder=True):
         encoder = ragged_encoder.RaggedEncoder(module)
-        graph = converted(encoder, encoder.inputs(), ragged_encoder.dynamic_shapes(), stored)
+        graph = from_torch(encoder, encoder.inputs(), ragged_encoder.dynamic_shapes(), stored=stored)
     pooling = Pooling.of_folder(checkpoint.path, int(graph.outputs[0].shape[1]))
     vocabulary = module.get_input_embeddings().num_embeddings
     if tokenizer.vocabulary > vocabulary:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.configuration import Configuration, offline
-from hidet_dist.frontends.pretrained import converted
+from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm.checkpoint import Checkpoint, blaming, module_of
 from hidet_dist.llm.loading import name_of
 from hidet_dist.llm.options import LoadOptions
@@ -123,7 +123,7 @@ def plan_serving(
     with blaming(configuration):
         settle(module)
         step = RaggedModel(module, pages * options.page, options.page, device="meta")
-        graph = converted(step, step.inputs(), dynamic_shapes())
+        graph = from_torch(step, step.inputs(), dynamic_shapes())
     half = max(1, context // (2 * options.page))
 
     def sizes(tokens: int, sequences: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from hidet_dist.errors import MissingOperator, TraceError, UnsupportedModelError, VerificationError
+from hidet_dist.errors import EmptyTensorError, MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch.calls import (
     DTYPES,
@@ -30,6 +30,7 @@ from hidet_dist.frontends.pytorch.calls import (
     name_of_dtype,
     takes_numbers,
 )
+from hidet_dist.frontends.pytorch.empties import empty_tensors
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
@@ -53,6 +54,8 @@ class _Known:
     value: torch.Tensor
     build: Callable[[], Tensor | None] | None = None
 
+
+_MOST_SHOWN = 3  # calls that an error names
 
 _UNFIT = (
     ArithmeticError,
@@ -107,6 +110,8 @@ def lower(
     TraceError
         When the module writes to its arguments or parameters, or returns something other than tensors and
         constants.
+    EmptyTensorError
+        When the module computes with tensors of no elements; the message says where it makes them.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
@@ -134,6 +139,7 @@ class _Lowerer:
     states: dict[str, Tensor] = field(default_factory=dict)
     needed: dict[torch.fx.Graph, set[torch.fx.Node]] = field(default_factory=dict)
     constants_of_layers: dict[tuple[int, str], _Known] = field(default_factory=dict)
+    made: list[tuple[torch.fx.Node, list[Tensor]]] = field(default_factory=list)  # the results of each lowered node
 
     def graph(self) -> FlowGraph:
         """Build the graph. Raises UnsupportedModelError, and TraceError as :func:`lower` does."""
@@ -143,7 +149,35 @@ class _Lowerer:
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
         if self.missing:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
-        return FlowGraph([*self.results_of(outputs), *self.new_values(outputs)], inputs).update_nodes()
+        graph = FlowGraph([*self.results_of(outputs), *self.new_values(outputs)], inputs).update_nodes()
+        self.refuse_empty(graph)
+        return graph
+
+    def refuse_empty(self, graph: FlowGraph) -> None:
+        """Raise TraceError for arguments without elements, EmptyTensorError if the graph computes such tensors."""
+        name = type(self.module).__name__
+        for number, x in enumerate(graph.inputs):
+            if 0 in extents_of(x):
+                raise TraceError(
+                    f"Tensor {number} of the arguments of {name} has no elements (its shape is {list(extents_of(x))}): "
+                    "leave it out of the arguments."
+                )
+        empty = empty_tensors(graph)
+        if not empty:
+            return
+        makers: dict[Tensor, torch.fx.Node] = {}
+        for node, results in self.made:
+            pending = list(results)
+            while pending:
+                y = pending.pop()
+                if y not in makers and y.op is not None:
+                    makers[y] = node
+                    pending += [*y.op.inputs, *y.op.outputs]
+        calls = [f"{_called(makers[y])} makes one of the shape {list(extents_of(y))}" for y in empty if y in makers]
+        shown = "; ".join(list(dict.fromkeys(calls))[:_MOST_SHOWN])
+        raise EmptyTensorError(
+            f"{name} computes with tensors of no elements: {shown}. Leave what they are for out of the model."
+        )
 
     def refuse_writes(self) -> None:
         """Raise TraceError if a call of the module changes tensors that it does not return."""
@@ -398,6 +432,7 @@ class _Lowerer:
             return self.stand_in(meta)
         if not self.missing:
             self.check(node, result, results)
+        self.made.append((node, [y for y in pytree.tree_leaves(result) if isinstance(y, Tensor)]))
         return result
 
     def repeated(self, call: Call, lowering: Lowering, args: Any, kwargs: Any) -> Any:
@@ -612,6 +647,12 @@ def _module_path(node: torch.fx.Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path.removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def _called(node: torch.fx.Node) -> str:
+    """Name the operator that a node calls, and where the model calls it, as far as that is known."""
+    line = _line(node)
+    return " ".join(filter(None, (str(node.target), _module_path(node), line and f"({line})")))
 
 
 def _line(node: torch.fx.Node) -> str:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from hidet_dist.errors import TraceError, UnsupportedModelError
+from hidet_dist.errors import EmptyTensorError, TraceError, UnsupportedModelError
 from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register lowerings
     elementwise,
@@ -74,6 +74,8 @@ def from_torch(
     TraceError
         When the module is in training mode, writes to its arguments or parameters, or ``torch.export`` cannot
         trace it.
+    EmptyTensorError
+        When the module computes with tensors of no elements; the message says where it makes them.
     UnsupportedModelError
         When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
@@ -86,7 +88,7 @@ def from_torch(
     names = _names_of_dims(found.program, dynamic_shapes)
     try:
         graph = lower(found.program, module, Dims(names), stored, found.layers)
-    except UnsupportedModelError:
+    except (UnsupportedModelError, EmptyTensorError):
         # Trace again with stack traces, to name the lines of code in the error.
         found = exported(module, args, kwargs, dynamic_shapes, lines=True)
         names = _names_of_dims(found.program, dynamic_shapes)
