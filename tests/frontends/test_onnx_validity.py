@@ -65,6 +65,14 @@ def if_on(condition: Any, shape: Sequence[int] = ()) -> onnx.ModelProto:
     return own
 
 
+def hiding() -> onnx.ModelProto:
+    """A branch with an initializer of a name that the model uses for another one."""
+    own = if_on(False)
+    own.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(scales(3), "k"))
+    own.graph.initializer.append(numpy_helper.from_array(scales(7), "k"))
+    return own
+
+
 INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "perm out of range": (model([node("Transpose", perm=[0, 2])], MATRIX), "perm"),
     "perm repeated": (model([node("Transpose", perm=[0, 0])], MATRIX), "repeated"),
@@ -118,6 +126,23 @@ INVALID: dict[str, tuple[onnx.ModelProto, str]] = {
     "a reduced axis twice": (model([node("ReduceSum", "x,a")], MATRIX, {"a": [1, -1]}), "twice"),
     "a squeezed axis twice": (model([node("Squeeze", "x,a")], {"x": (1, 2)}, {"a": [0, 0]}), "twice"),
     "groups": (model([node("Conv", "x,w", group=0)], IMAGE, {"w": np.ones((1, 1, 1, 1), "f")}), "group"),
+    "a name within and around": (hiding(), "an initializer 'k'"),
+    "a function for an operator": (
+        model(
+            [node("Relu")],
+            MATRIX,
+            functions=[
+                helper.make_function("", "Relu", ["a"], ["b"], [node("Neg", "a", "b")], [helper.make_opsetid("", 18)])
+            ],
+        ),
+        "a function 'Relu' in ONNX's own domain",
+    ),
+    "celu": (model([node("Celu", alpha=0.0)], MATRIX), "alpha is 0"),
+    "order of a norm": (model([node("LpPool", p=0, kernel_shape=[2, 2])], IMAGE), "p is 0"),
+    "order of all": (model([node("GlobalLpPool", p=0)], IMAGE), "p is 0"),
+    "order of vectors": (model([node("LpNormalization", p=3)], MATRIX), "p is 3: it must be 1 or 2"),
+    "depth": (model([node("DepthToSpace", blocksize=2)], {"x": (1, 6, 2, 2)}), "the depth of the input is 6"),
+    "width": (model([node("SpaceToDepth", blocksize=2)], {"x": (1, 1, 2, 3)}), "the width of the input is 3"),
     "no elements": (model([node("Tile", "x,r")], MATRIX, {"r": [0, 1]}), "no elements"),
     "dims": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2] + [1] * 100}), "101 dims; at most 64"),
     "numbers of dims": (model([node("Reshape", "x,r")], {"x": (2,)}, {"r": [2] + [1] * 9999}), "10000 numbers for"),

@@ -13,7 +13,18 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import Node, Refused, check_single, dim_of, dims_of, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import (
+    Invalid,
+    Node,
+    Refused,
+    check_single,
+    dim_of,
+    dims_of,
+    lowers,
+    norm_order,
+    rank_of,
+    static,
+)
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import Extent, extents_of
@@ -185,7 +196,10 @@ def _elu(node: Node) -> Tensor:
 
 @lowers("Celu")
 def _celu(node: Node) -> Tensor:
-    return elementwise.celu(node.tensor(0), node.get("alpha", 1.0))
+    alpha = node.get("alpha", 1.0)
+    if alpha == 0 or not math.isfinite(alpha):
+        raise Invalid(f"alpha is {alpha:g}, by which the standard divides: it must be finite and not 0")
+    return elementwise.celu(node.tensor(0), alpha)
 
 
 @lowers("Selu")
@@ -370,7 +384,9 @@ def _einsum(node: Node) -> Tensor:
 
 @lowers("LpNormalization")
 def _lp_normalization(node: Node) -> Tensor:
-    x = node.tensor(0)
-    size = reductions.linalg_vector_norm(x, node.get("p", 2), node.axis(rank_of(x), -1), keepdim=True)
+    x, order = node.tensor(0), norm_order(node)
+    if order > 2:
+        raise Invalid(f"p is {order}: it must be 1 or 2")
+    size = reductions.linalg_vector_norm(x, order, node.axis(rank_of(x), -1), keepdim=True)
     # In the standard vectors of length 0 stay zero.
     return elementwise.where(elementwise.eq(size, 0), elementwise.mul(x, 0), elementwise.div(x, size))

@@ -320,9 +320,17 @@ def _trilu(node: Node) -> Tensor:
     return (operators.triu if node.get("upper", 1) else operators.tril)(node.tensor(0), offset)
 
 
+def _check_blocks(x: Tensor, dim: int, size: int, what: str) -> None:
+    """Raise Invalid if a dim of a fixed size is no whole number of blocks."""
+    extent = extents_of(x)[dim]
+    if isinstance(extent, int) and extent % size:
+        raise Invalid(f"{what} of the input is {extent}, which {size} does not divide")
+
+
 @lowers("DepthToSpace")
 def _depth_to_space(node: Node) -> Tensor:
     x, r = node.tensor(0), int(node.get("blocksize", 1))
+    _check_blocks(x, 1, r * r, "the depth")
     if node.text("mode", "DCR") == "CRD":
         return operators.pixel_shuffle(x, r)
     batch, channels, height, width = extents_of(x)
@@ -333,6 +341,8 @@ def _depth_to_space(node: Node) -> Tensor:
 @lowers("SpaceToDepth")
 def _space_to_depth(node: Node) -> Tensor:
     x, r = node.tensor(0), int(node.get("blocksize", 1))
+    _check_blocks(x, 2, r, "the height")
+    _check_blocks(x, 3, r, "the width")
     if node.text("mode", "DCR") != "DCR":
         return operators.pixel_unshuffle(x, r)
     batch, channels, height, width = extents_of(x)

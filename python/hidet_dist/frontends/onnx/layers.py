@@ -20,6 +20,7 @@ from hidet_dist.frontends.onnx.nodes import (
     bounded,
     dims_of,
     lowers,
+    norm_order,
     rank_of,
     static,
 )
@@ -186,7 +187,7 @@ def _window_sums(x: Tensor, window: _Window) -> Tensor:
 
 @lowers("LpPool")
 def _lp_pool(node: Node) -> Tensor:
-    x, order = node.tensor(0), node.get("p", 2)
+    x, order = node.tensor(0), norm_order(node)
     return elementwise.pow(_window_sums(_power(x, order), _window(node, x)), 1.0 / order)
 
 
@@ -197,7 +198,7 @@ def _power(x: Tensor, order: int) -> Tensor:
 @lowers("GlobalLpPool")
 def _global_lp_pool(node: Node) -> Tensor:
     x = node.tensor(0)
-    return reductions.linalg_vector_norm(x, node.get("p", 2), list(range(2, rank_of(x))), True)
+    return reductions.linalg_vector_norm(x, norm_order(node), list(range(2, rank_of(x))), True)
 
 
 @lowers("LRN")

@@ -127,9 +127,11 @@ class _Scope:
     initializers: dict[str, onnx.TensorProto]
 
     def of_subgraph(self, initializers: Mapping[str, onnx.TensorProto]) -> _Scope:
-        """Make the scope of a subgraph: its initializers hide outer values of the same names."""
-        values = {name: value for name, value in self.values.items() if name not in initializers}
-        return _Scope(values, {**self.initializers, **initializers})
+        """Make the scope of a subgraph. Raises Invalid where its initializers have names of outer values."""
+        taken = [name for name in initializers if name in self.values or name in self.initializers]
+        if taken:  # which of the two it is differs among runtimes
+            raise Invalid(f"a subgraph has an initializer {taken[0]!r}, and a value around it has that name, too")
+        return _Scope(dict(self.values), {**self.initializers, **initializers})
 
 
 class _Lowerer:

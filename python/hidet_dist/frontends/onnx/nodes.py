@@ -246,6 +246,14 @@ def supported(domain: str = ONNX) -> list[str]:
     return sorted(operator for own, operator in _LOWERINGS if own == domain)
 
 
+def norm_order(node: Node) -> int:
+    """Return the order of a norm, the attribute ``p``. Raises Invalid if it is less than 1."""
+    order = int(node.get("p", 2))
+    if order < 1:
+        raise Invalid(f"p is {order}, the order of a norm: it must be 1 or more")
+    return order
+
+
 def rank_of(x: Tensor) -> int:
     """Count the dims of a tensor."""
     return len(x.shape)

@@ -120,8 +120,15 @@ def inline_functions(file: ModelFile) -> None:
     Raises
     ------
     TraceError
-        When a function calls itself, or the model would have too many nodes, or the inliner refuses it.
+        When a function calls itself or has the name of an operator of ONNX, or the model would have too many nodes, or
+        the inliner refuses it.
     """
+    for own in file.model.functions:
+        if own.domain in STANDARD and onnx.defs.has(own.name, max_inclusive_version=opset_of(file)):
+            raise TraceError(
+                f"{file.path} has a function {own.name!r} in ONNX's own domain, which has an operator of that name: "
+                "runtimes differ in which of the two they run. Give the function a domain of its own."
+            )
     nodes, nbytes = _size_inlined(file)
     if nodes > MOST_NODES or nbytes > MOST_PROTOBUF_BYTES:
         raise TraceError(
