@@ -79,6 +79,82 @@ def test_corner_cases_are_as_pytorch_has_them(function: Callable[..., torch.Tens
     np.testing.assert_allclose(got, function(*inputs).numpy(), rtol=1e-4, atol=1e-5)
 
 
+_ONE, _PLACE = torch.tensor([0]), torch.tensor(0)
+
+
+def _at_places_of_numbers(number: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Index tensors without dims, and by them: PyTorch takes them for rows of one element."""
+    results = [number.flip(0), number.unfold(0, 1, 1), number.movedim(0, -1), row.gather(0, _PLACE)]
+    results += [functional.cosine_similarity(number, number, 0)]
+    for place in (_ONE, _PLACE):
+        results += [number.index_select(-1, place), row.index_select(0, place)]
+        results += [number.index_add(0, place, number, alpha=2), number.index_copy(-1, place, number)]
+        results += [row.index_add(0, place, number[None]), row.index_fill(0, place, 7)]
+    return (*results, row.scatter(0, _PLACE, number), row.scatter_add(0, _PLACE, number), row.scatter(0, _PLACE, 7))
+
+
+def _beyond_the_range(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Combine integers with numbers that their dtype does not have, which wrap around."""
+    results = [x + -1, 300 - x, x * -3, x // -2, x % -3, x & -2, x << -1, x == -1, x < -2, x.clamp_min(-100)]
+    results += [x.masked_fill(x > 1, -1), torch.where(x > 1, -1, x), torch.full_like(x, -1) + x]
+    return (*results, 127**x, (-3) ** x, x**9, (x > 1) ** True)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (_at_places_of_numbers, [torch.tensor(1.5), _numbers(4)]),
+        (_beyond_the_range, [torch.tensor([0, 1, 5, 100], dtype=torch.uint8)]),
+        (_beyond_the_range, [torch.tensor([0, 1, 5, 100], dtype=torch.int8)]),
+    ],
+)
+def test_numbers_as_tensors_and_beyond_a_dtype(function: Callable[..., Any], inputs: list[torch.Tensor]):
+    graph = hidet_dist.from_torch(Function(function).eval(), tuple(inputs))
+    arrays = [x.double().numpy() if x.dtype.is_floating_point else x.numpy() for x in inputs]
+    for own, want in zip(evaluate_graph(graph, arrays), function(*inputs), strict=True):
+        assert own.shape == want.shape
+        np.testing.assert_allclose(own, want.numpy(), rtol=1e-6)
+
+
+class Cut(nn.Module):
+    """A part of its argument that may have no elements."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 4:].exp()
+
+
+class Around(nn.Module):
+    """A sum over such a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = Cut()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cut(x).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "reason"),
+    [
+        (
+            Around(),
+            [(2, 4)],
+            r"Around computes with tensors of no elements: aten.slice.Tensor cut \(test_corner_cases.py:\d+\) makes "
+            r"one of the shape \[2, 0\]; aten.exp.default cut",
+        ),
+        (
+            Function(lambda x, y: torch.cat([x, y])),
+            [(2, 4), (0, 4)],
+            r"Tensor 1 of the arguments of Function .*\[0, 4\]",
+        ),
+    ],
+)
+def test_tensors_without_elements_are_refused_by_place(module: nn.Module, shapes: list[tuple[int, ...]], reason: str):
+    with pytest.raises(TraceError, match=reason):
+        hidet_dist.from_torch(module.eval(), tuple(torch.zeros(shape) for shape in shapes))
+
+
 _KNOWN = [torch.tensor(2, dtype=kind) for kind in (torch.bool, torch.int32, torch.bfloat16, torch.float64)]
 
 

@@ -86,6 +86,17 @@ def promoted_dtype(*operands: Operand) -> DataType:
     return result
 
 
+def wrapped(value: Scalar, dtype: DataType) -> Scalar:
+    """Return an integer as a dtype of integers holds it: one beyond its range wraps around, as in PyTorch.
+
+    Any other number is returned as it is.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not dtype.is_integer():
+        return value
+    low, count = int(dtype.min_value), 2 ** (8 * int(dtype.nbytes))
+    return (value - low) % count + low
+
+
 def floating(dtype: DataType) -> DataType:
     """Return the dtype in which functions such as sqrt are computed: float32 for integers and booleans."""
     return float32 if category(dtype) < 2 else dtype

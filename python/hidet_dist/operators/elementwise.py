@@ -29,7 +29,7 @@ from hidet.ir.dtypes import boolean
 from hidet.ir.expr import BitwiseAnd, BitwiseOr, BitwiseXor, Expr, LeftShift, RightShift, cast, if_then_else
 from hidet.ir.type import DataType, data_type
 
-from hidet_dist.operators.dtypes import Operand, Scalar, category, constant, floating, promoted_dtype, to_dtype
+from hidet_dist.operators.dtypes import Operand, Scalar, category, constant, floating, promoted_dtype, to_dtype, wrapped
 
 # Functions of one operand. Arguments: the element, its dtype, and parameters.
 
@@ -60,6 +60,21 @@ def _integer_power(v: Expr, d: DataType, exponent: int) -> Expr:
             result = square if result is None else result * square
         square, exponent = square * square, exponent // 2
     return d.one if result is None else result
+
+
+def _integer_power_of(v: Expr, d: DataType, *squares: int) -> Expr:
+    """The power of an integer by its square, the square of that, and so on; a negative one is that of its inverse."""
+    result: Expr = d.one
+    for place, square in enumerate(squares):
+        if square != 1:
+            result = result * if_then_else(BitwiseAnd(v, d(1 << place)) == d.zero, d.one, d(square))
+    if not d.signedness():
+        return result
+    base = squares[0]
+    negative = (
+        d.one if base == 1 else if_then_else(BitwiseAnd(v, d.one) == d.zero, d.one, d(-1)) if base == -1 else d.zero
+    )
+    return if_then_else(v < d.zero, negative, result)
 
 
 def _clamped(v: Expr, d: DataType, low: Scalar | None, high: Scalar | None) -> Expr:
@@ -99,6 +114,7 @@ _MAPS: Mapping[str, Callable[..., Expr]] = {
         v,
         if_then_else(v > d.zero, d(high), if_then_else(v < d.zero, d(low), d(nan))),
     ),
+    "integer_power_of": _integer_power_of,
     "clamp": _clamped,
     "isfinite": lambda v, d: primitives.isfinite(v),
 }
@@ -266,8 +282,7 @@ _HIDET_SCALAR = ("add", "sub", "mul", "div")
 
 def _combined(function: str, x: Operand, y: Operand, dtype: DataType) -> Tensor:
     """Apply a function of two operands, both converted to ``dtype`` first."""
-    left = to_dtype(x, dtype) if isinstance(x, Tensor) else x
-    right = to_dtype(y, dtype) if isinstance(y, Tensor) else y
+    left, right = (to_dtype(v, dtype) if isinstance(v, Tensor) else wrapped(v, dtype) for v in (x, y))
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if function in _HIDET and not (dtype.is_boolean() and function in _HIDET_SCALAR):
             if len(left.shape) == 0 or len(right.shape) == 0:
@@ -375,6 +390,7 @@ def pow(x: Operand, y: Operand) -> Tensor:
 
     Raises ValueError for a negative power of integers, and for truth values as exponents of truth values.
     """
+    y = int(y) if isinstance(y, bool) else y
     dtype = promoted_dtype(x, y)
     if isinstance(x, Tensor) and not isinstance(y, Tensor):
         return _power(to_dtype(x, dtype), y)
@@ -384,8 +400,16 @@ def pow(x: Operand, y: Operand) -> Tensor:
         return MapOp(to_dtype(y, dtype), "power_of", [float(x)]).outputs[0]  # type: ignore[arg-type]
     if dtype.is_float():
         return _combined("pow", x, y, dtype)
+    if not isinstance(x, Tensor):
+        squares = [wrapped(int(x), dtype)]  # type: ignore[arg-type]
+        while len(squares) < 8 * int(dtype.nbytes) - dtype.signedness():
+            squares.append(wrapped(squares[-1] ** 2, dtype))
+        return MapOp(to_dtype(y, dtype), "integer_power_of", squares).outputs[0]
     # Integers are computed in double precision, which represents all powers below 2**53.
     return to_dtype(round(_combined("pow", x, y, data_type("float64"))), dtype)
+
+
+_MOST_INTEGER_POWER = 64  # the powers of 2 and more that any dtype holds
 
 
 def _power(x: Tensor, exponent: Scalar) -> Tensor:
@@ -398,6 +422,8 @@ def _power(x: Tensor, exponent: Scalar) -> Tensor:
         return MapOp(x, "power", [float(exponent)]).outputs[0]  # type: ignore[arg-type]
     if exponent < 0:  # type: ignore[operator]
         raise ValueError(f"Integers have no power {exponent}: convert the base to a floating point dtype first.")
+    if exponent > _MOST_INTEGER_POWER:  # type: ignore[operator]
+        raise ValueError(f"Integers overflow at the power {exponent}: {_MOST_INTEGER_POWER} is the greatest supported.")
     return MapOp(x, "integer_power", [int(exponent)]).outputs[0]  # type: ignore[arg-type]
 
 
@@ -474,7 +500,7 @@ def _condition(condition: Operand, *like: Operand) -> Tensor:
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     """``x`` where the condition is nonzero, else ``y``, in their promoted dtype; one of the three is a tensor."""
     condition, dtype = _condition(condition, x, y), promoted_dtype(x, y)
-    left, right = (to_dtype(v, dtype) if isinstance(v, Tensor) else v for v in (x, y))
+    left, right = (to_dtype(v, dtype) if isinstance(v, Tensor) else wrapped(v, dtype) for v in (x, y))
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return WhereOp(condition, left, right).outputs[0]
     if isinstance(left, Tensor):
@@ -502,7 +528,7 @@ def masked_fill(x: Tensor, mask: Operand, value: Operand) -> Tensor:
     if isinstance(value, Tensor):
         return where(mask, to_dtype(value, x.dtype), x)
     value = value if x.dtype.is_float() else bool(value) if x.dtype.is_boolean() else int(value)  # type: ignore[arg-type]
-    return WhereScalarTensorOp(_condition(mask, x), y=x, x=value).outputs[0]
+    return WhereScalarTensorOp(_condition(mask, x), y=x, x=wrapped(value, x.dtype)).outputs[0]
 
 
 def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
@@ -517,7 +543,8 @@ def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> 
     if any(isinstance(bound, Tensor) for bound in bounds):
         x = x if min is None else maximum(x, min)
         return x if max is None else minimum(x, max)
-    return MapOp(x, "clamp", [min, max]).outputs[0]
+    limits = [None if bound is None else wrapped(bound, x.dtype) for bound in (min, max)]
+    return MapOp(x, "clamp", limits).outputs[0]
 
 
 def clamp_min(x: Tensor, min: Operand) -> Tensor:

@@ -114,17 +114,23 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return reshaped(chosen, extents)
 
 
+def _as_row(x: Tensor) -> Tensor:
+    """Give a tensor without dims one of one element, as which PyTorch indexes it."""
+    return x if x.shape else ops.reshape(x, [1])
+
+
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Select the slices of ``x`` along ``dim`` at ``index`` (of one dim, or none)."""
-    index = index if index.shape else ops.reshape(index, [1])
-    return ops.take(x, index, dim % len(x.shape))
+    row = _as_row(x)
+    found = ops.take(row, _as_row(index), dim % len(row.shape))
+    return found if row is x else ops.reshape(found, [])
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """``out[i, j, k] = x[index[i, j, k], j, k]`` for dim 0 of three, and so on; the shape is that of ``index``."""
+    if not (x.shape and index.shape):
+        return reshaped(index_select(_as_row(x), 0, index), list(index.shape))
     rank = len(x.shape)
-    if rank == 0:
-        return ops.reshape(ops.take(ops.reshape(x, [1]), ops.reshape(index, [1]), 0), list(index.shape))
     dim %= rank
     return ops.gather(_cropped(x, index.shape, [d for d in range(rank) if d != dim]), index, dim)
 
@@ -306,13 +312,19 @@ def _put_by_mask(x: Tensor, indices: Sequence[Tensor | None], value: Tensor, acc
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Scalar = 1) -> Tensor:
     """``x`` with the slices of ``alpha * source`` added to its slices along ``dim`` at ``index``."""
-    source = source if alpha == 1 else elementwise.mul(source, alpha)
-    return index_put(x, [*[None] * (dim % len(x.shape)), index], source, accumulate=True)
+    return _slices_put(x, dim, index, source if alpha == 1 else elementwise.mul(source, alpha), accumulate=True)
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """``x`` with its slices along ``dim`` at ``index`` replaced by those of ``source``."""
-    return index_put(x, [*[None] * (dim % len(x.shape)), index], source)
+    return _slices_put(x, dim, index, source, accumulate=False)
+
+
+def _slices_put(x: Tensor, dim: int, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
+    """Set the slices of ``x`` along ``dim`` at ``index`` (of one dim, or none) to those of ``source``, or add these."""
+    row = _as_row(x)
+    y = index_put(row, [*[None] * (dim % len(row.shape)), _as_row(index)], _as_row(source), accumulate)
+    return y if row is x else ops.reshape(y, [])
 
 
 @has_traits(kernel="reduction")
@@ -365,9 +377,9 @@ class ScatterElementsOp(Operator):
 
 
 def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor | Scalar, reduction: str) -> Tensor:
-    if not x.shape:
-        flat = ops.reshape(source, [1]) if isinstance(source, Tensor) else source
-        return ops.reshape(_scattered(ops.reshape(x, [1]), 0, ops.reshape(index, [1]), flat, reduction), [])
+    if not (x.shape and index.shape):
+        flat = _as_row(source) if isinstance(source, Tensor) else source
+        return reshaped(_scattered(_as_row(x), 0, _as_row(index), flat, reduction), list(x.shape))
     dim %= len(x.shape)
     index = to_dtype(index, int64)
     if not isinstance(source, Tensor):

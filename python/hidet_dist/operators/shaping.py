@@ -157,13 +157,20 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
 
 def flip(x: Tensor, dims: int | Sequence[int]) -> Tensor:
     """Elements along dims in reverse."""
+    if not x.shape:
+        return x
     named = sorted(d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims))
     return ops.flip(x, named) if named else x
 
 
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows of ``size`` elements, ``step`` apart, along a dim; the elements of a window become the last dim."""
+    """Windows of ``size`` elements, ``step`` apart, along a dim; the elements of a window become the last dim.
+
+    A tensor without dims has windows of up to one element, and one dim of them.
+    """
     rank = len(x.shape)
+    if rank == 0:
+        return ops.reshape(x, [size])
     dim = dimension % rank
     count = (int(x.shape[dim]) - size) // step + 1
     places = np.arange(count).reshape(-1, 1) * step + np.arange(size)

@@ -13,6 +13,7 @@ from hidet.ir import data_type
 
 from hidet_dist.errors import TraceError
 from hidet_dist.operators import to_dtype
+from hidet_dist.operators.dtypes import wrapped
 from hidet_dist.spec.extents import Extent
 
 DTYPES: dict[torch.dtype, str] = {
@@ -157,7 +158,7 @@ def constant(value: Any, dtype: str) -> Any:
     """Convert a number to a constant of a dtype for hidet's operators."""
     kind = data_type(dtype)
     if isinstance(value, bool | int | float):
-        value = bool(value) if dtype == "bool" else float(value) if kind.is_float() else int(value)
+        value = bool(value) if dtype == "bool" else float(value) if kind.is_float() else wrapped(int(value), kind)
     return kind(value)
 
 

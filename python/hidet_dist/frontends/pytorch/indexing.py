@@ -68,7 +68,7 @@ def _embedding_bag(
 
 @lowers("index_select.default")
 def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    return ops.take(x, reshaped(index, [call.shape[dim]]), dim % len(x.shape))
+    return operators.index_select(x, dim, index)
 
 
 @lowers("gather.default")

@@ -183,6 +183,8 @@ def _convolution(
 
 @lowers("cosine_similarity.default")
 def _cosine_similarity(call: Call, a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    if not (a.shape or b.shape):
+        return reshaped(_cosine_similarity(call, reshaped(a, [1]), reshaped(b, [1]), 0, eps), [])
     dim %= max(len(a.shape), len(b.shape))
 
     def length(x: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ def _matrix_transpose(call: Call, x: Tensor) -> Tensor:
 @lowers("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
 def _movedim(call: Call, x: Tensor, source: Any, destination: Any) -> Tensor:
     rank = len(x.shape)
+    if rank == 0:
+        return x
     sources, destinations = whole_dims(source, rank), whole_dims(destination, rank)
     axes = [dim for dim in range(rank) if dim not in sources]
     for target, origin in sorted(zip(destinations, sources, strict=True)):
