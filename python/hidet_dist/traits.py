@@ -39,7 +39,7 @@ Shape: TypeAlias = tuple[Extent, ...]
 Dims: TypeAlias = frozenset[tuple[int, int]]
 """Dims of inputs: (input, dim)."""
 
-CountedDims: TypeAlias = Callable[[Operator], Dims]
+CountedDims: TypeAlias = Callable[[Operator], Dims | None]
 ReadElements: TypeAlias = Callable[[Operator, Sequence[Sequence[int]]], dict[int, int]]
 """The most elements that an operator reads of some inputs, by their numbers, from the local shapes of all inputs."""
 
@@ -102,7 +102,7 @@ class Traits:
     moves: how it moves elements; None if it computes.
     half: how it computes in half precision.
     counted_dims: makes its definition a template (:mod:`hidet_dist.rules.templates`), and returns the dims of inputs
-        whose extents the definition contains as numbers; None if it is no template.
+        whose extents the definition contains as numbers; None, or if it returns None, it is no template.
     local_attributes: returns the attributes that change when the operator is rebuilt on shards, from the local shapes
         of its inputs and outputs; None if none contains a shape.
     read_elements: bounds what it reads of inputs, where that is less than its definition tells; None if it is not.
@@ -200,6 +200,13 @@ def _cut(op: Operator) -> Dims:
     return frozenset((0, int(axis)) for number, axis in enumerate(op.attrs["axes"]) if not _is_whole(op, number))
 
 
+def _windows(op: Operator) -> Dims | None:
+    """The dims that the windows of a convolution slide along. The channels of groups are divided."""
+    if op.attrs["groups"] != 1:
+        return None
+    return frozenset((number, dim) for number in range(2) for dim in range(2, len(op.inputs[0].shape)))
+
+
 # Attributes of the operator on a shard, from the local shapes of inputs and outputs.
 
 
@@ -244,7 +251,13 @@ def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[
 # hidet's classes. Those that its passes make from these after planning are in no graph that is planned or costed.
 
 _state(MatmulOp, kernel="matmul", half=Half.ALWAYS, counted_dims=_none)
-_state(Conv1dOp, Conv2dOp, Conv3dOp, kernel="convolution", half=Half.ALWAYS, local_attributes=_groups)
+_state(
+    *(Conv1dOp, Conv2dOp, Conv3dOp),
+    kernel="convolution",
+    half=Half.ALWAYS,
+    counted_dims=_windows,
+    local_attributes=_groups,
+)
 _state(Conv1dTransposeOp, Conv2dTransposeOp, Conv3dTransposeOp, kernel="reduction", local_attributes=_transposed_groups)
 _state(Conv2dChannelLastOp, AttnOp, AttnMaskAddOp, kernel="reduction")
 

@@ -327,8 +327,13 @@ def test_paths_check_the_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_of_conversions_come_from_the_paths_of_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning asks for the seconds of all tensors, then for the bytes."""
     made = []
-    real = path._LayoutGraph
-    monkeypatch.setattr(path, "_LayoutGraph", lambda layouts: made.append(layouts) or real(layouts))
+    real = path._LayoutGraph.__init__
+
+    def counted(graph: Any, *of: Any) -> None:
+        made.append(of)
+        real(graph, *of)
+
+    monkeypatch.setattr(path._LayoutGraph, "__init__", counted)
     monkeypatch.setattr(path, "_GRAPHS", path._Graphs(path._MOST_KEPT))
     cluster, ends = cluster_of((2, 2)), [parse("(S0, R)"), parse("(R, S10)")]
     shapes = [(8, 8 * size) for size in range(1, 300)]

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.native.search.paths import NativePaths, Nodes, nodes_of
+from hidet_dist.reshard.alike import AlikeLayouts, alike_dims
 from hidet_dist.reshard.buffers import StepBytes, step_bytes
-from hidet_dist.reshard.cost import Element, Shard, StepWork, itemsize, seconds_of_work, step_work
+from hidet_dist.reshard.cost import Element, Shard, itemsize, seconds_of_work, step_work
 from hidet_dist.reshard.steps import Moves, Offered, Step
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
-from hidet_dist.spec.parts import Parts
 
 T = TypeVar("T")
 _Sizes: TypeAlias = tuple[tuple[int, ...], int]  # a shape, and the bytes of what it counts
-
-# Paths are compared in whole ticks of 2**-100 s. A tick count holds the 53 bits of any float from 1e-14 s up, so that
-# sums are exact in any order: equal costs compare equal, and ties are broken as defined.
-_TICKS_LOG2 = 100
 
 # A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On a mesh with more
 # axes than this, a path uses only the axes of its source and target.
 _DETOUR_AXES = 4
 
-_MOST_KEPT = 2**21  # edges and nodes of trees, of about 100 bytes each
+_MOST_KEPT = 2**21  # edges and nodes of trees, of 48 to 100 bytes each
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def cheapest_conversion(
     SpecError
         When a spec does not fit the shape or the mesh, or the target is partial where the source is not.
     """
-    ((path,),) = _tabulate(_paths, shape, dtype, (source,), (target,), cluster)
+    ((path,),) = _tabulate(_LayoutGraph.paths, shape, dtype, (source,), (target,), cluster)
     return Conversion(source, target, *path)
 
 
@@ -79,7 +75,7 @@ def conversion_seconds(
 
     Raises SpecError as it does.
     """
-    return _tabulate(_seconds, shape, dtype, sources, targets, cluster)
+    return _tabulate(_LayoutGraph.seconds, shape, dtype, sources, targets, cluster)
 
 
 def conversion_collectives(
@@ -93,7 +89,7 @@ def conversion_collectives(
 
     Raises SpecError as it does.
     """
-    return _tabulate(_collectives, shape, dtype, sources, targets, cluster)
+    return _tabulate(_LayoutGraph.collectives, shape, dtype, sources, targets, cluster)
 
 
 def conversion_communication(
@@ -107,7 +103,7 @@ def conversion_communication(
 
     From each source (rows) to each target (columns). Raises SpecError as it does.
     """
-    return _tabulate(_communication, shape, dtype, sources, targets, cluster)
+    return _tabulate(_LayoutGraph.communication, shape, dtype, sources, targets, cluster)
 
 
 def conversion_buffers(
@@ -125,7 +121,7 @@ def conversion_buffers(
     symbolic dims, ``elements`` are the shape in elements and the bytes of one: whether a step packs its data depends on
     them.
     """
-    return _tabulate(_buffers, shape, dtype, sources, targets, cluster, elements)
+    return _tabulate(_LayoutGraph.buffers, shape, dtype, sources, targets, cluster, elements)
 
 
 def _tabulate(
@@ -139,7 +135,7 @@ def _tabulate(
 ) -> tuple[tuple[T, ...], ...]:
     """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns).
 
-    ``read`` takes the tree of a source, and the nodes of targets.
+    ``read`` takes the graph of the layouts, and the nodes of the source and of the targets.
     """
     axes = tuple(range(cluster.mesh.ndim))
     pieces = tuple(shape), itemsize(dtype)
@@ -151,7 +147,7 @@ def _tabulate(
 
     def value(source: Layout, target: Layout) -> T:
         graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
-        (one,) = read(graph.tree(graph.number(source)), [graph.number(target)])
+        (one,) = read(graph, graph.number(source), nodes_of([graph.number(target)]))
         return one
 
     with _GRAPHS.lock:
@@ -160,8 +156,8 @@ def _tabulate(
             return tuple(tuple(value(source, target) for target in targets) for source in sources)
         graph = graph_over(axes)
         _check(shape, sources, targets, cluster, graph.has)
-        nodes = [graph.number(target) for target in targets]
-        return tuple(tuple(read(graph.tree(graph.number(source)), nodes)) for source in sources)
+        nodes = nodes_of([graph.number(target) for target in targets])
+        return tuple(tuple(read(graph, graph.number(source), nodes)) for source in sources)
 
 
 def _check(
@@ -203,168 +199,115 @@ class _Layouts(NamedTuple):
 
 
 class _LayoutGraph:
-    """The graph of layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
+    """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
 
-    def __init__(self, layouts: _Layouts):
+    def __init__(self, layouts: _Layouts, alike: AlikeLayouts):
         shape, self._element_bytes = layouts.pieces
-        self._moves = Moves(shape, layouts.cluster.mesh, layouts.usable, layouts.offered)
+        self._alike = alike
+        self._moves = Moves(shape, layouts.cluster.mesh)
         self._elements = layouts.elements
         self._cluster = layouts.cluster
-        self._layouts: list[Layout] = []
-        self._shards: list[Shard] = []
-        self._numbers: dict[Layout, int] = {}
-        self._prices: dict[tuple[str, tuple[int, ...], str, Parts, StepWork], int] = {}
-        self._edges: dict[int, list[tuple[int, int, Step]]] = {}
+        self._paths = NativePaths()
+        self._shards: dict[int, Shard] = {}
         self._bytes: dict[tuple[int, int], StepBytes] = {}
         self._nbytes: dict[int, int] = {}
-        self._trees: dict[int, _Tree] = {}
-        self.size = 0
+        self._most_bytes: dict[int, dict[int, int]] = {}
+        self._sent: dict[int, dict[int, float]] = {}
+
+    @property
+    def size(self) -> int:
         """Its edges, and the nodes of its trees."""
+        return self._paths.size
 
     def number(self, layout: Layout) -> int:
         """Return the number of a layout's node."""
-        number = self._numbers.setdefault(layout, len(self._layouts))
-        if number == len(self._layouts):
-            self._layouts.append(layout)
-            self._shards.append(Shard.of(self._moves.local_shape(layout), self._element_bytes))
-        return number
+        return self._alike.number(layout)
 
     def has(self, layout: Layout) -> bool:
         """Tell whether a layout has a node: then it fits the tensor."""
-        return layout in self._numbers
+        return self._alike.has(layout)
 
-    def edges(self, node: int) -> list[tuple[int, int, Step]]:
-        """List the edges from a node as (target node, price, step)."""
-        if node not in self._edges:
-            edges = []
-            for step, layout in self._moves(self._layouts[node]):
-                after = self.number(layout)
-                edges.append((after, self._price(step, node, after), step))
-            self._edges[node] = edges
-            self.size += len(edges)
-        return self._edges[node]
+    def _expand(self, node: int) -> None:
+        """Give the prices of the steps that apply to a node's layout."""
+        steps = self._alike.steps(node)
+        sent = self._shard(node).nbytes
+        seconds = [
+            self._alike.seconds(kind, sent, self._shard(after).nbytes)
+            for kind, after in zip(steps.kinds, steps.after, strict=True)
+        ]
+        self._paths.expand(node, steps.after, seconds, steps.communicates)
 
-    def _price(self, step: Step, node: int, after: int) -> int:
-        """Return the price of a step from a node to another one; steps that do the same work share it."""
-        work = step_work(step, self._shards[node], self._shards[after], self._cluster)
-        key = step.kind, step.mesh_axes, step.op, step.parts, work
-        price = self._prices.get(key)
-        if price is None:
-            price = self._prices[key] = _price(step, seconds_of_work(step, work, self._cluster).whole)
-        return price
+    def _shard(self, node: int) -> Shard:
+        shard = self._shards.get(node)
+        if shard is None:
+            local_shape = self._moves.local_shape(self._alike.layouts[node])
+            shard = self._shards[node] = Shard.of(local_shape, self._element_bytes)
+        return shard
 
-    def communicate(self, node: int, after: int, step: Step) -> float:
-        """Predict the seconds of the collective of the cheapest step from a node to another one; 0 of a local step."""
-        work = step_work(step, self._shards[node], self._shards[after], self._cluster)
+    def seconds(self, source: int, targets: Nodes) -> list[float]:
+        """Predict the seconds of the cheapest paths to nodes. They exist: gathering and slicing reach every spec."""
+        self._paths.reach(source, targets, self._expand)
+        return self._paths.seconds(source, targets)
+
+    def collectives(self, source: int, targets: Nodes) -> list[int]:
+        """Count the steps of the cheapest paths to nodes that communicate."""
+        self._paths.reach(source, targets, self._expand)
+        return self._paths.communicating(source, targets)
+
+    def paths(self, source: int, targets: Nodes) -> list[tuple[tuple[Step, ...], float]]:
+        """Return the steps of the cheapest paths to nodes, and their seconds."""
+        seconds = self.seconds(source, targets)
+        steps = (tuple(step for _, _, step in self._edges(source, target, {source})) for target in targets)
+        return list(zip(steps, seconds, strict=True))
+
+    def buffers(self, source: int, targets: Nodes) -> list[int]:
+        """Compute the peak bytes of the cheapest paths to nodes besides the ends. No step may reduce."""
+        most = self._most_bytes.setdefault(source, {source: 0})
+        source_nbytes = self._node_nbytes(source)
+        self._paths.reach(source, targets, self._expand)
+        for target in targets:
+            for before, after, step in self._edges(source, target, most):
+                during = self._step_bytes(before, after, step)
+                most[after] = max(most[before], during.beside(source_nbytes, before == source))
+        return [max(0, most[target] - source_nbytes - self._node_nbytes(target)) for target in targets]
+
+    def communication(self, source: int, targets: Nodes) -> list[float]:
+        """Predict the seconds of the collectives of the cheapest paths to nodes."""
+        sent = self._sent.setdefault(source, {source: 0.0})
+        self._paths.reach(source, targets, self._expand)
+        for target in targets:
+            for before, after, step in self._edges(source, target, sent):
+                sent[after] = sent[before] + self._communicate(before, after, step)
+        return [sent[target] for target in targets]
+
+    def _edges(self, source: int, target: int, known: Container[int]) -> list[tuple[int, int, Step]]:
+        """List the edges of the path to a node from the last node on that is known."""
+        edges = []
+        while target not in known:
+            before, number = self._paths.last_edge(source, target)
+            edges.append((before, target, self._alike.steps(before).steps[number]))
+            target = before
+        return edges[::-1]
+
+    def _communicate(self, node: int, after: int, step: Step) -> float:
+        """Predict the seconds of the collective of a step from a node to another one; 0 of a local step."""
+        work = step_work(step, self._shard(node), self._shard(after), self._cluster)
         return seconds_of_work(step, work, self._cluster).communicate
 
-    def nbytes(self, node: int) -> int:
+    def _node_nbytes(self, node: int) -> int:
         """Compute the bytes of a shard's buffer in a layout."""
         if node not in self._nbytes:
-            spec = split_of(self._layouts[node])
+            spec = split_of(self._alike.layouts[node])
             self._nbytes[node] = buffer_nbytes(spec.local_nbytes(*self._elements, self._cluster.mesh))
         return self._nbytes[node]
 
-    def step_bytes(self, node: int, after: int, step: Step) -> StepBytes:
-        """Compute the bytes of the cheapest step from a node to another one."""
+    def _step_bytes(self, node: int, after: int, step: Step) -> StepBytes:
+        """Compute the bytes of a step from a node to another one."""
         if (node, after) not in self._bytes:
-            source, target = split_of(self._layouts[node]), split_of(self._layouts[after])
+            source, target = (split_of(self._alike.layouts[number]) for number in (node, after))
             mesh, places = self._cluster.mesh, self._cluster.device.places_shards
             self._bytes[node, after] = step_bytes(step, source, target, *self._elements, mesh, places)
         return self._bytes[node, after]
-
-    def tree(self, source: int) -> _Tree:
-        """Return the tree of cheapest paths from a node."""
-        if source not in self._trees:
-            self._trees[source] = _Tree(self, source)
-        return self._trees[source]
-
-
-# A price is (ticks * _MOST + number of collectives) * _MOST + number of steps, so that one comparison orders by cost,
-# then by collectives, then by length.
-_MOST = 2**16
-_TICKS = 2**_TICKS_LOG2
-
-
-def _price(step: Step, seconds: float) -> int:
-    return (int(math.ldexp(seconds, _TICKS_LOG2)) * _MOST + step.collective.communicates) * _MOST + 1
-
-
-class _Tree:
-    """The cheapest paths from one layout (E. W. Dijkstra, Numerische Mathematik 1, 1959), expanded on demand."""
-
-    def __init__(self, graph: _LayoutGraph, source: int):
-        self._graph = graph
-        self._source = source
-        self._most_bytes = {source: 0}
-        self._sent = {source: 0.0}
-        self._price = {source: 0}
-        self._predecessors: dict[int, tuple[int, Step]] = {}
-        self._settled: set[int] = set()
-        # The second entry, the order of discovery, breaks ties between equal prices.
-        self._queue = [(0, 0, source)]
-        self._discovered = 1
-
-    def prices(self, targets: Sequence[int]) -> list[int]:
-        """Return the prices of the cheapest paths to nodes. They exist: gathering and slicing reach every spec."""
-        settled, price = self._settled, self._price
-        return [price[target] if target in settled else self._reach(target) for target in targets]
-
-    def path(self, target: int) -> tuple[Step, ...]:
-        """Return the steps of the cheapest path to a node."""
-        self._reach(target)
-        steps: list[Step] = []
-        node = target
-        while node in self._predecessors:
-            node, step = self._predecessors[node]
-            steps.insert(0, step)
-        return tuple(steps)
-
-    def buffers(self, targets: Sequence[int]) -> list[int]:
-        """Compute the peak bytes of the cheapest paths to nodes besides the ends. No step may reduce."""
-        graph, most, source = self._graph, self._most_bytes, self._source
-        source_nbytes = graph.nbytes(source)
-        for before, after, step in self._edges_beyond(targets, most):
-            during = graph.step_bytes(before, after, step)
-            most[after] = max(most[before], during.beside(source_nbytes, before == source))
-        return [max(0, most[target] - source_nbytes - graph.nbytes(target)) for target in targets]
-
-    def communication(self, targets: Sequence[int]) -> list[float]:
-        """Predict the seconds of the collectives of the cheapest paths to nodes."""
-        for before, after, step in self._edges_beyond(targets, self._sent):
-            self._sent[after] = self._sent[before] + self._graph.communicate(before, after, step)
-        return [self._sent[target] for target in targets]
-
-    def _edges_beyond(self, targets: Sequence[int], known: Mapping[int, Any]) -> Iterator[tuple[int, int, Step]]:
-        """Yield the edges of the paths to nodes, from the last node that is known on, which the caller makes known."""
-        for target in targets:
-            self._reach(target)
-            path = [target]
-            while path[-1] not in known:
-                path.append(self._predecessors[path[-1]][0])
-            before = path.pop()
-            for after in reversed(path):
-                yield before, after, self._predecessors[after][1]
-                before = after
-
-    def _reach(self, goal: int) -> int:
-        """Expand the tree until it contains a node, and return the price of the path to it."""
-        price, predecessors, queue = self._price, self._predecessors, self._queue
-        found = len(price)
-        while goal not in self._settled:
-            so_far, _, node = heapq.heappop(queue)
-            if node in self._settled:
-                continue
-            self._settled.add(node)
-            for after, more, step in self._graph.edges(node):
-                total = so_far + more
-                if after not in price or total < price[after]:
-                    price[after] = total
-                    predecessors[after] = (node, step)
-                    heapq.heappush(queue, (total, self._discovered, after))
-                    self._discovered += 1
-        self._graph.size += len(price) - found
-        return price[goal]
 
 
 class _Graphs:
@@ -383,49 +326,30 @@ class _Graphs:
         """Forget all graphs."""
         self.lock = threading.Lock()
         self._known: OrderedDict[_Layouts, _LayoutGraph] = OrderedDict()
+        self._alike: WeakValueDictionary[Hashable, AlikeLayouts] = WeakValueDictionary()
         self._size = 0  # of all but the last graph, which grows
 
     def of(self, layouts: _Layouts) -> _LayoutGraph:
         """Return the graph of layouts."""
         if self._known:
             self._size += next(reversed(self._known.values())).size
-        graph = self._known.pop(layouts, None) or _LayoutGraph(layouts)
+        graph = self._known.pop(layouts, None) or _LayoutGraph(layouts, self._alike_of(layouts))
         self._size -= graph.size
         while self._known and self._size + graph.size > self._most:
             self._size -= self._known.popitem(last=False)[1].size
         self._known[layouts] = graph
         return graph
 
+    def _alike_of(self, layouts: _Layouts) -> AlikeLayouts:
+        """Return the layouts that a tensor shares with those whose dims are alike, as long as one of them is kept."""
+        shape, _ = layouts.pieces
+        cluster, usable, offered = layouts.cluster, layouts.usable, layouts.offered
+        key = alike_dims(shape, cluster, offered), cluster, usable, offered
+        alike = self._alike.get(key)
+        if alike is None:
+            alike = self._alike[key] = AlikeLayouts(shape, cluster, usable, offered)
+        return alike
+
 
 _GRAPHS = _Graphs(_MOST_KEPT)
-_Read: TypeAlias = Callable[[_Tree, Sequence[int]], Sequence[T]]
-
-
-def _seconds(tree: _Tree, targets: Sequence[int]) -> list[float]:
-    """Return the seconds of the cheapest paths to nodes."""
-    known: dict[int, float] = {}  # most paths have the price of another one
-    prices = tree.prices(targets)
-    for price in prices:
-        if price not in known:
-            known[price] = (price // _MOST**2) / _TICKS
-    return [known[price] for price in prices]
-
-
-def _collectives(tree: _Tree, targets: Sequence[int]) -> list[int]:
-    """Count the steps of the cheapest paths to nodes that communicate."""
-    return [price // _MOST % _MOST for price in tree.prices(targets)]
-
-
-def _communication(tree: _Tree, targets: Sequence[int]) -> list[float]:
-    """Predict the seconds of the collectives of the cheapest paths to nodes."""
-    return tree.communication(targets)
-
-
-def _buffers(tree: _Tree, targets: Sequence[int]) -> list[int]:
-    """Compute the peak bytes of the cheapest paths to nodes besides the ends."""
-    return tree.buffers(targets)
-
-
-def _paths(tree: _Tree, targets: Sequence[int]) -> list[tuple[tuple[Step, ...], float]]:
-    """Return the steps of the cheapest paths to nodes, and their seconds."""
-    return [(tree.path(target), seconds) for target, seconds in zip(targets, _seconds(tree, targets), strict=True)]
+_Read: TypeAlias = Callable[[_LayoutGraph, int, Nodes], Sequence[T]]

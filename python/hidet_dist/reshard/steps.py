@@ -351,13 +351,19 @@ class Moves:
         self._usable = tuple(range(mesh.ndim) if usable is None else usable)
         self._offered = offered
         self._tilings = _Tilings(shape, mesh)
+        # A dim that the devices divide is never padded.
+        self._checked = frozenset(dim for dim, size in enumerate(shape) if size % mesh.size or offered or mesh.shares)
 
     def __call__(self, layout: Layout) -> Iterator[tuple[Step, Layout]]:
         """Yield every step that applies to a layout that fits, and its result, in a fixed order."""
         before, keeps = split_of(layout), self._tilings.keep_padding
         for step, result in _candidates(layout, self._usable, self._offered):
-            after = split_of(result)
-            if all(keeps(step, before, after, dim) for dim in step.dims) and not _moves_unequal_parts(step, self._mesh):
+            checked = self._checked.intersection(step.dims)
+            if checked:
+                after = split_of(result)
+                if not all(keeps(step, before, after, dim) for dim in checked):
+                    continue
+            if not _moves_unequal_parts(step, self._mesh):
                 yield step, result
 
     def local_shape(self, layout: Layout) -> tuple[int, ...]:

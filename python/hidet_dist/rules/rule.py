@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from hidet_dist.rules.local import localize, plain_value, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
-from hidet_dist.rules.templates import pattern
+from hidet_dist.rules.templates import pattern, proofs_of
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, extent_text, part_shape
@@ -113,14 +113,16 @@ class Rule:
     reduce_ops: Mapping[Digit, tuple[tuple[int, str], ...]] = None  # type: ignore[assignment]
     paddable: frozenset[Digit] = frozenset()
     note: str = ""
-    # What is proven of shards, by their shapes and the extents of sharded digits, or by the pattern of both. A proof
-    # holds on any mesh.
-    _proofs: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def _counted(self) -> Dims | None:
         counted = traits_of(self.op).counted_dims
         return None if counted is None else counted(self.op)
+
+    @cached_property
+    def _proofs(self) -> dict[Hashable, bool]:
+        """What is proven of shards, on any mesh: by their shapes and the extents of sharded digits, or by patterns."""
+        return {} if self._counted is None else proofs_of(self.op)
 
     @cached_property
     def _digits(self) -> tuple[Digit, ...]:
@@ -184,6 +186,7 @@ class Rule:
         """
         by_spec: dict[OpShardSpec, Choice] = {}
         proofs: dict[Hashable, bool] = {}
+        done: set[Hashable] = set()
 
         def add(choices: Iterable[Choice]) -> bool:
             found = tuple(choices)
@@ -201,7 +204,14 @@ class Rule:
                 if len(run) >= longest and add(self._joint(mesh, {factor: run}, proofs)):
                     longest = len(run)
                 if len(run) == longest or factor in self.reduce_ops:
-                    add(self._completed(mesh, factor, run, proofs))
+                    for split in self._completed(mesh, factor, run):
+                        # The order matters only where the partial outputs of both factors are reduced.
+                        key = (
+                            tuple(split.items()) if split.keys() <= self.reduce_ops.keys() else frozenset(split.items())
+                        )
+                        if key not in done:
+                            done.add(key)
+                            add(self._joint(mesh, split, proofs))
         return tuple(by_spec.values())
 
     def _joint(
@@ -221,13 +231,13 @@ class Rule:
             yield from self._assigned(mesh, axes, proofs, fns)
 
     def _completed(
-        self, mesh: DeviceMesh, factor: Digit, run: tuple[int, ...], proofs: dict[Hashable, bool]
-    ) -> Iterator[Choice]:
-        """Yield the choices of a factor that some mesh axes split, and another one that all other axes do."""
+        self, mesh: DeviceMesh, factor: Digit, run: tuple[int, ...]
+    ) -> Iterator[dict[Digit, tuple[int, ...]]]:
+        """Yield the assignments of some mesh axes to a factor, and of all others to another one."""
         others = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1 and axis not in run)
         for other in self.factors if others else ():
             if other != factor:
-                yield from self._joint(mesh, {factor: run, other: others}, proofs)
+                yield {factor: run, other: others}
 
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
         """Derive the choice with this ``spec``, without all others; None if the rule does not prove it.
@@ -371,9 +381,10 @@ class Rule:
             )
         except SpecError:
             return False
-        key: Any = in_shapes, out_shapes, frozenset(extents.items())
+        key: Hashable = in_shapes, out_shapes, frozenset(extents.items())
         if self._counted is not None:
-            key = pattern(in_shapes, out_shapes, extents, self._digits, self._counted)
+            ins, outs = (tuple(map(self._shape, tensors)) for tensors in (self.op.inputs, self.op.outputs))
+            key = pattern((ins, outs), (in_shapes, out_shapes), extents, self._digits, self._counted)
         if key not in self._proofs:
             self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
         return self._proofs[key]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from hidet_dist.options.planning import MEMORY_LIMIT_BYTES
+from hidet_dist.search import tuning
 
 Clock = Callable[[], float]
 
@@ -43,6 +44,7 @@ class Limits:
         self._clock = clock
         self._begin = clock()
         self._parent: Limits | None = None
+        self._judged = False
 
     def elapsed_seconds(self) -> float:
         """Seconds since the search began."""
@@ -74,6 +76,21 @@ class Limits:
     def check(self) -> None:
         """Raise OutOfTimeError once the deadline has passed."""
         if self.expired():
+            raise OutOfTimeError
+
+    def check_pace(self, done: Callable[[], float]) -> None:
+        """Give up a part of a search that will by far not end in time: raise OutOfTimeError.
+
+        ``done`` returns the share of its work that is done. It is asked once, when some of the time has passed.
+        """
+        if self._judged or self._parent is None or self.seconds is None:
+            return
+        elapsed = self.elapsed_seconds()
+        if elapsed < tuning.JUDGED_SHARE * self.seconds:
+            return
+        self._judged = True
+        if elapsed > tuning.HOPELESS * done() * self.seconds:
+            self.reach()
             raise OutOfTimeError
 
     def reach(self) -> None:

@@ -9,6 +9,8 @@ PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 # The whole search (in_time.py).
 FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
 LEAST_FORMULATION_SECONDS = 2e-4  # for an operator: no large graph takes less, and it is not begun where there is less
+JUDGED_SHARE = 0.2  # of a part's time, after which its pace is judged (limits.py)
+HOPELESS = 2.0  # times its time that a part takes at its pace, above which it is given up
 
 # Graphs that share weights (family.py).
 JOINT_SHARE = 0.5  # of the time that is left, for the joint problem where candidates may follow it

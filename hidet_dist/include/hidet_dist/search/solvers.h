@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a declaration of the headers in this folder changes. */
-#define HIDET_DIST_SEARCH_ABI_VERSION 1
+#define HIDET_DIST_SEARCH_ABI_VERSION 2
 
 /* The version that the library was built with. */
 HIDET_DIST_API int32_t hidet_dist_search_abi_version(void);

@@ -218,6 +218,30 @@ PAIRWISE = Header(
 )
 
 
+# paths.h
+
+PATHS = Header(
+    functions={
+        "paths_create": Signature(c_void_p, ()),
+        "paths_destroy": Signature(None, (c_void_p,)),
+        "paths_expand": Signature(
+            c_int32, (c_void_p, c_int32, c_int64, POINTER(c_int32), POINTER(c_double), POINTER(c_uint8))
+        ),
+        "paths_reach": Signature(c_int32, (c_void_p, c_int32, c_int64, POINTER(c_int32))),
+        "paths_seconds": Signature(None, (c_void_p, c_int32, c_int64, POINTER(c_int32), POINTER(c_double))),
+        "paths_communicating": Signature(None, (c_void_p, c_int32, c_int64, POINTER(c_int32), POINTER(c_int32))),
+        "paths_last_edge": Signature(None, (c_void_p, c_int32, c_int32, POINTER(c_int32))),
+        "paths_size": Signature(c_int64, (c_void_p,)),
+    },
+    constants={
+        # hidet_dist_paths_status
+        "PATHS_REACHED": -1,
+        "PATHS_NONE": -2,
+        "PATHS_NO_MEMORY": -3,
+    },
+)
+
+
 # solvers.h
 
 SOLVERS = Header(
@@ -225,7 +249,7 @@ SOLVERS = Header(
         "search_abi_version": Signature(c_int32, ()),
         "search_last_error": Signature(c_char_p, ()),
     },
-    constants={"SEARCH_ABI_VERSION": 1},
+    constants={"SEARCH_ABI_VERSION": 2},
 )
 
 
@@ -234,6 +258,7 @@ HEADERS: dict[str, Header] = {
     "elimination.h": ELIMINATION,
     "frontier.h": FRONTIER,
     "pairwise.h": PAIRWISE,
+    "paths.h": PATHS,
     "solvers.h": SOLVERS,
 }
 """The table of each header in ``include/hidet_dist/search``."""

@@ -16,7 +16,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.reshard import conversion_buffers, conversion_collectives
 from hidet_dist.reshard.buffers import reduction_nbytes
 from hidet_dist.reshard.cost import itemsize
-from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable, signature_of
 from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
 from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pin, Pins
@@ -204,6 +204,7 @@ def _operator_choices(
             choices.append(table.joint(op))
             notes.append("")
             continue
+        limits.check_pace(lambda known=number: _share_of_kinds(view, known))
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
@@ -212,6 +213,12 @@ def _operator_choices(
         choices.append(proven)
         notes.append(table.note(op))
     return choices, notes
+
+
+def _share_of_kinds(view: GraphView, number: int) -> float:
+    """Compute the share that the first operators have of all kinds of operators, whose rules are derived once each."""
+    known = {signature_of(op) for op in view.operators[:number]}
+    return len(known) / len(known.union(map(signature_of, view.operators[number:])))
 
 
 def _operator_costs(

@@ -1,0 +1,120 @@
+"""The layouts of tensors whose dims are alike, and the steps between them: mesh axes split such tensors alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from hidet_dist.machine import Cluster
+from hidet_dist.native.search.paths import Flags, Nodes, flags_of, nodes_of
+from hidet_dist.reshard.cost import StepWork, seconds_of_work
+from hidet_dist.reshard.steps import Moves, Offered, Step
+from hidet_dist.spec.partial import Layout
+
+_MOST_SECONDS = 2**17  # after which the seconds are forgotten: each takes about 200 bytes
+
+_Kind: TypeAlias = int
+"""The number of a step up to its dims, of what it copies before and after it."""
+
+
+class StepsOf(NamedTuple):
+    """The steps that apply to a layout: the numbers of their results, their kinds, and whether they communicate."""
+
+    steps: tuple[Step, ...]
+    after: Nodes
+    kinds: tuple[_Kind, ...]
+    communicates: Flags
+
+
+class AlikeLayouts:
+    """The layouts of tensors whose dims are alike, numbered, and the steps that apply to them, listed on demand.
+
+    Parameters
+    ----------
+    shape: tuple of int
+        The shape of one of the tensors.
+    cluster: Cluster
+        The machine.
+    usable: tuple of int
+        The mesh axes by which steps split a tensor further.
+    offered: Offered
+        The parts in which they do, besides the mesh's shares.
+    """
+
+    def __init__(self, shape: tuple[int, ...], cluster: Cluster, usable: tuple[int, ...], offered: Offered):
+        self._cluster = cluster
+        self._moves = Moves(shape, cluster.mesh, usable, offered)
+        self._numbers: dict[Layout, int] = {}
+        self.layouts: list[Layout] = []
+        self._local_shapes: dict[int, tuple[int, ...]] = {}
+        self._steps: dict[int, StepsOf] = {}
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._kind_steps: list[tuple[Step, bool, bool]] = []
+        self._seconds: dict[tuple[_Kind, int, int], float] = {}
+
+    def number(self, layout: Layout) -> int:
+        """Return the number of a layout."""
+        number = self._numbers.setdefault(layout, len(self.layouts))
+        if number == len(self.layouts):
+            self.layouts.append(layout)
+        return number
+
+    def has(self, layout: Layout) -> bool:
+        """Tell whether a layout has a number: then it fits the tensors."""
+        return layout in self._numbers
+
+    def steps(self, number: int) -> StepsOf:
+        """List the steps that apply to a layout, in the order of ``moves``."""
+        known = self._steps.get(number)
+        if known is None:
+            found = list(self._moves(self.layouts[number]))
+            steps = tuple([step for step, _ in found])
+            after = [self.number(result) for _, result in found]
+            known = self._steps[number] = StepsOf(
+                steps,
+                nodes_of(after),
+                tuple([self._kind(step, number, result) for step, result in zip(steps, after, strict=True)]),
+                flags_of([step.collective.communicates for step in steps]),
+            )
+        return known
+
+    def _local_shape(self, number: int) -> tuple[int, ...]:
+        shape = self._local_shapes.get(number)
+        if shape is None:
+            shape = self._local_shapes[number] = self._moves.local_shape(self.layouts[number])
+        return shape
+
+    def _kind(self, step: Step, before: int, after: int) -> _Kind:
+        """Return the kind of a step from a layout to another one."""
+        places, mesh = self._cluster.device.places_shards, self._cluster.mesh
+        shape = self._local_shape(before)
+        packs = step.packs(shape, places)
+        unpacks = step.unpacks(shape, self._local_shape(after), mesh, places)
+        key = step.kind, step.mesh_axes, step.op, step.parts, packs, unpacks
+        kind = self._kinds.setdefault(key, len(self._kind_steps))
+        if kind == len(self._kind_steps):
+            self._kind_steps.append((step, packs, unpacks))
+        return kind
+
+    def seconds(self, kind: _Kind, sent_nbytes: int, received_nbytes: int) -> float:
+        """Predict the seconds of a step of some kind, given the bytes of a shard before and after it."""
+        key = kind, sent_nbytes, received_nbytes
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            if len(self._seconds) == _MOST_SECONDS:
+                self._seconds.clear()
+            step, packs, unpacks = self._kind_steps[kind]
+            work = StepWork(sent_nbytes, received_nbytes, packs, unpacks)
+            seconds = self._seconds[key] = seconds_of_work(step, work, self._cluster).whole
+        return seconds
+
+
+def alike_dims(shape: tuple[int, ...], cluster: Cluster, offered: Offered) -> tuple[int, ...]:
+    """Describe the dims of a shape so that those of equal description are alike.
+
+    A dim that the mesh's devices divide is never padded, and if it is larger than their number, no shard of it has one
+    element: all such dims are alike (-1). Other dims, and all where parts may be unequal, are alike if they are equal.
+    """
+    devices = cluster.mesh.size
+    if offered or cluster.mesh.shares:
+        return shape
+    return tuple(-1 if size % devices == 0 and size > devices else size for size in shape)
