@@ -343,6 +343,42 @@ def test_bytes_of_conversions_come_from_the_paths_of_their_seconds(monkeypatch: 
     assert len(made) == len(shapes)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(4,), (2, 2), (2, 3), (2, 2, 2)]),
+    st.lists(st.tuples(*[st.sampled_from([1, 2, 4, 8, 10, 24, 32])] * 2), min_size=2, max_size=4),
+    st.booleans(),
+)
+def test_conversions_are_those_of_a_tensor_by_itself(
+    mesh: tuple[int, ...], shapes: list[tuple[int, int]], places: bool
+) -> None:
+    """Tensors whose dims are alike share the steps between layouts, but no price."""
+    cluster = cluster_of(mesh)
+    cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, places_shards=places))
+    specs = {shape: all_specs(shape, cluster.mesh)[-12:] for shape in shapes}
+
+    def tables(shape: tuple[int, int]) -> tuple[Any, Any, list[str]]:
+        own = specs[shape]
+        paths = [str(cheapest_conversion(shape, 4, own[0], target, cluster)) for target in own]
+        seconds = conversion_seconds(shape, 4, own, own, cluster)
+        return seconds, conversion_buffers(shape, 4, own, own, cluster), paths
+
+    together = [tables(shape) for shape in shapes]
+    for shape, shared in zip(shapes, together, strict=True):
+        path._GRAPHS.clear()
+        assert tables(shape) == shared
+
+
+def test_tensors_whose_dims_are_alike_share_the_steps_between_layouts() -> None:
+    path._GRAPHS.clear()
+    cluster, ends = cluster_of((2, 2)), [parse("(S0, R)"), parse("(R, S10)")]
+    for shape in ((8, 48), (16, 12), (64, 64), (4, 12), (12, 4), (6, 8)):
+        conversion_seconds(shape, 4, ends, ends, cluster)
+    # A dim of as many elements as there are devices has shards of one, and one of six is padded.
+    assert len(path._GRAPHS._known) == 6
+    assert len(path._GRAPHS._alike) == 4
+
+
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 2, 2)])
 def test_communication_is_that_of_the_steps(mesh: tuple[int, ...]) -> None:
     shape, cluster = (8, 1, 6), cluster_of(mesh)

@@ -8,7 +8,7 @@ import hidet
 import pytest
 from hidet import ops
 
-from hidet_dist.rules import rule
+from hidet_dist.rules import rule, templates
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh
 
@@ -74,6 +74,7 @@ def test_tables_of_other_meshes_share_proofs(monkeypatch: pytest.MonkeyPatch) ->
         return real(*arguments)
 
     monkeypatch.setattr(rule, "rebuild", counted)
+    monkeypatch.setattr(templates, "_proofs", {})
     op = ops.matmul(symbol([8, 8]), symbol([8, 8])).op
     whole = RuleTable(DeviceMesh((2, 2)))
     whole(op)

@@ -17,16 +17,21 @@ import hidet
 import pytest
 
 from hidet_dist.api import search_family
+from hidet_dist.cost.model import PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, SolverError
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.pipeline import PipelineOptions, PipelineResult
 from hidet_dist.pipeline.planner import search_pipeline
+from hidet_dist.rules import rule
+from hidet_dist.rules.rule import signature_of
 from hidet_dist.search import SearchOptions, find_plan, search, tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
+from hidet_dist.search.formulation.pins import Pins
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
 from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -115,6 +120,59 @@ def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2,)))
     most = max(live_bytes(GraphView(graph), find_plan(graph, cluster, report=False).plan.stages[0]))
     return graph, cluster, int(0.8 * most)
+
+
+def test_a_part_that_will_not_end_in_time_is_given_up_early() -> None:
+    clock = Clock()
+    whole = Limits(1000, clock=clock)
+    part = whole.part(0.5)  # 499 s
+    asked = []
+
+    def done(share: float) -> Callable[[], float]:
+        return lambda: asked.append(share) or share
+
+    part.check_pace(done(0.0))
+    assert not asked, "little time has passed"
+    clock.now = 150
+    with pytest.raises(OutOfTimeError):  # 0.3 of its time for 0.1 of its work
+        part.check_pace(done(0.1))
+    assert whole.time_reached
+    part = whole.part(0.5)
+    clock.now = 300
+    part.check_pace(done(0.2))  # 0.35 of its time
+    part.check_pace(done(0.0))
+    assert asked == [0.1, 0.2], "the pace is judged once"
+    clock.now = 900
+    whole.check_pace(done(0.0))  # nothing takes the place of the whole search
+    Limits().part(0.5).check_pace(done(0.0))
+    assert asked == [0.1, 0.2]
+
+
+def test_a_graph_of_many_kinds_of_operators_is_not_formulated_to_the_end_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rules of the first kinds tell that those of all kinds take too long."""
+    graph = llama()
+    kinds = len({signature_of(op) for op in graph.nodes})
+    derived = []
+    derive = rule.derive
+
+    def slow(op: hidet.graph.Operator) -> rule.Rule:
+        derived.append(op)
+        clock.now += 10
+        return derive(op)
+
+    monkeypatch.setattr(rule, "derive", slow)
+    clock = Clock()
+    view = GraphView(graph)
+    cluster = builtin("cpu", DeviceMesh((2,)))
+    limits = Limits(3 * kinds, clock=clock)
+    arguments = view, cluster, PredictedCost(cluster), SearchOptions(), Pins(view, cluster.mesh, {}, {})
+    with pytest.raises(OutOfTimeError):
+        formulate(*arguments, limits=limits.part(0.9))
+    assert len(derived) < 0.5 * kinds
+    assert formulate(*arguments, limits=Limits().part(0.9)).problem.cost
+    assert len(derived) > kinds - 1
 
 
 def test_at_any_deadline_there_is_a_plan_that_fits_and_no_more_work(
