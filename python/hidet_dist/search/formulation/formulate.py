@@ -204,7 +204,7 @@ def _operator_choices(
             choices.append(table.joint(op))
             notes.append("")
             continue
-        limits.check_pace(lambda known=number: _share_of_kinds(view, known))
+        limits.check_pace(functools.partial(_share_of_kinds, view, number))
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
