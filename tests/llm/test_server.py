@@ -266,6 +266,21 @@ def test_a_wrong_request_is_refused_by_name_and_never_reaches_the_model(
 
 
 @pytest.mark.parametrize(
+    ("body", "parameter", "says"),
+    [
+        ({"prompt": "a", "stop": ["x"] * 100}, "stop", "List should have at most"),
+        ({"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+        ({"prompt": None}, "prompt", "valid string"),
+    ],
+)
+def test_of_fields_with_several_kinds_of_value_the_one_that_was_meant_is_named(
+    served: Served, body: dict, parameter: str, says: str
+):
+    error = served.call("POST", COMPLETE, json={"model": "tiny", **body}).json()["error"]
+    assert error["param"] == parameter and says in error["message"]
+
+
+@pytest.mark.parametrize(
     ("content", "status"),
     [(b"{", 400), (b"[" * 100_000, 400), (b"\xff", 400), (b"[1]", 400), (b'{"a": NaN}', 400), (b"", 400)],
 )

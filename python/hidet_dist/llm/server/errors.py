@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -49,6 +52,27 @@ def response(status: int, body: dict[str, Any]) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
+_KIND = re.compile(r"str|int|float|bool|list\[.*\]|dict\[.*\]|(constrained|function)-.*")
+
+
+def _field_of(problem: Mapping[str, Any]) -> list[str]:
+    """Return the path of the field that a problem is about: without the body, and the kinds of value it may have."""
+    return [str(part) for part in problem["loc"] if part != "body" and not _KIND.fullmatch(str(part))]
+
+
+def _telling(problems: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Choose the problem to name: the first, or of a field that may have several kinds of value the one of its kind.
+
+    There is a problem for each kind, most of which say that the value is of another one.
+    """
+    first = problems[0]
+    field = list(itertools.takewhile(lambda part: not _KIND.fullmatch(str(part)), first["loc"]))
+    if len(field) == len(first["loc"]):
+        return first
+    same = [problem for problem in problems if list(problem["loc"][: len(field)]) == field]
+    return max(same, key=lambda problem: (not problem["type"].endswith("_type"), len(problem["loc"])))
+
+
 def add_handlers(app: FastAPI, service: Service) -> None:
     """Have an application answer each error by its object."""
 
@@ -57,8 +81,8 @@ def add_handlers(app: FastAPI, service: Service) -> None:
 
     def malformed(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = [str(part) for part in first["loc"] if part != "body"]
+        first = _telling(error.errors())
+        where = _field_of(first)
         if first["type"] == "json_invalid":
             message, parameter = f"The body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}.", None
         else:
