@@ -10,11 +10,13 @@ import os
 import re
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hidet_dist.checks import shown
 from hidet_dist.limits import MOST_NESTED
 
 
@@ -125,7 +127,7 @@ _OPENS, _CLOSES = b"[{", b"]}"
 _BETWEEN = ",:[{"  # at least one of them is before each value but the first
 
 
-def parse_json(text: str | bytes, most_values: int | None = None) -> Any:
+def parse_json(text: str | bytes, most_values: int | None = None, unique: bool = False) -> Any:
     """Parse a JSON text.
 
     Parameters
@@ -135,12 +137,15 @@ def parse_json(text: str | bytes, most_values: int | None = None) -> Any:
     most_values: int, optional
         The most values that it may have, with the names in its objects: each takes up to 64 bytes, an empty list
         in a text of three.
+    unique: bool
+        Whether to refuse an object with a name twice. Python's parser takes the last of its values.
 
     Raises
     ------
     ValueError
-        When it is none, has more values, or is nested more deeply than :data:`hidet_dist.limits.MOST_NESTED`: Python's
-        parser calls itself for each level, and ends the process where the thread's stack ends.
+        When it is none, has more values or a name twice, or is nested more deeply than
+        :data:`hidet_dist.limits.MOST_NESTED`: Python's parser calls itself for each level, and ends the process where
+        the thread's stack ends.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -150,7 +155,16 @@ def parse_json(text: str | bytes, most_values: int | None = None) -> Any:
             raise ValueError(f"it has more than {most_values} values")
     if text.count("[") + text.count("{") > MOST_NESTED and _depth(text) > MOST_NESTED:
         raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
-    return json.loads(text)  # noqa: TID251 - bounded
+    return json.loads(text, object_pairs_hook=_unique if unique else None)  # noqa: TID251 - bounded
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its names and values. Raises ValueError for a name that it has twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has the name {shown(twice)} twice")
+    return made
 
 
 def _depth(text: str) -> int:

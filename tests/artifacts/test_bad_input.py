@@ -292,8 +292,9 @@ def test_artifacts_of_other_versions_are_refused(copy, key, value, says):
 
 
 def test_rank_and_world_size_must_be_the_artifacts(artifacts, monkeypatch):
-    with pytest.raises(ConfigError, match="no rank 1"):
-        hidet.distributed.load_partition(artifacts, 1)
+    for rank in (1, "0", True):
+        with pytest.raises(ConfigError, match=f"no rank {rank!r}"):
+            hidet.distributed.load_partition(artifacts, rank)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "1")

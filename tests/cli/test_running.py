@@ -91,6 +91,11 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
             read(path)
     with pytest.raises(ConfigError, match="Cannot read arrays"):
         read(tmp_path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header("'<f4'", "(1,)") + bytes(4))
+        file.writestr("x", header("'<f4'", "(1,)") + bytes(4))
+    with pytest.raises(ConfigError, match="two arrays 'x'"):
+        read(path)
 
 
 def test_bfloat16_is_float32_in_files(tmp_path: Path) -> None:

@@ -152,6 +152,19 @@ def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: st
             header.parse(text, 100)
 
 
+def test_names_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    """Readers of JSON take the first value or the last one."""
+    entry = json.dumps(ENTRY)
+    text = f'{{"w": {entry}, "w": {entry}}}'.encode()
+    with pytest.raises(WeightsError, match="the name 'w' twice"):
+        header.parse(text, 8 + len(text) + 24)
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {}, "weight_map": {"a": "model.safetensors"}}')
+    with pytest.raises(WeightsError, match="the name 'weight_map' twice"):
+        SafetensorsFiles.open(index)
+
+
 def test_what_a_header_takes_has_a_bound() -> None:
     """Products of many large extents take a time quadratic in their number, and empty lists 20 times their text."""
     huge = json.dumps({"w": {**ENTRY, "shape": [2**62] * 200_000}}).encode()

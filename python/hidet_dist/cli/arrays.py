@@ -31,11 +31,19 @@ class Header:
 
 
 class Arrays:
-    """The arrays of an open .npz file. Nothing in it is unpickled, and headers are believed only where they fit."""
+    """The arrays of an open .npz file. Nothing in it is unpickled, and headers are believed only where they fit.
+
+    Raises ValueError for an archive with two arrays of one name.
+    """
 
     def __init__(self, archive: zipfile.ZipFile):
         self._archive = archive
-        self._entries = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
+        self._entries: dict[str, zipfile.ZipInfo] = {}
+        for info in archive.infolist():
+            name = info.filename.removesuffix(_SUFFIX)
+            if name in self._entries:
+                raise ValueError(f"there are two arrays {name!r} in it")
+            self._entries[name] = info
 
     @property
     def names(self) -> list[str]:

@@ -24,7 +24,7 @@ from hidet_dist.artifacts.manifest import (
     weights_file,
 )
 from hidet_dist.artifacts.opened import OpenedArtifacts
-from hidet_dist.checks import shown
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
 from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
@@ -558,8 +558,8 @@ def _files_of(manifest: Manifest, rank: int) -> list[str]:
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:
     """Open a session if there is none, meet the other ranks, and return this rank. Raises ConfigError for a misfit."""
-    if rank is not None and not 0 <= rank < world_size:
-        raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {rank}.")
+    if rank is not None and not (is_whole(rank) and 0 <= rank < world_size):
+        raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {shown(rank)}.")
     if session.current() is None:
         timeout = session.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if rank is not None and "RANK" not in os.environ:

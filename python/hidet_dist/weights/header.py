@@ -40,6 +40,8 @@ _ORDER = {name: number for number, name in enumerate(_DTYPES)}
 ITEMSIZE = {name: size for name, (_, size) in _DTYPES.items()}
 """The bytes per element of each dtype of the format, by hidet's name."""
 
+_FIELDS = {"data_offsets", "dtype", "shape"}
+
 LENGTH_BYTES = 8
 """The bytes of the length field before the header."""
 
@@ -98,11 +100,16 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
         of several.
     """
     try:
-        header = parse_json(text, MOST_HEADER_VALUES)
+        header = parse_json(text, MOST_HEADER_VALUES, unique=True)
+        if not isinstance(header, dict):
+            raise WeightsError("Its header is malformed: it is no object of JSON with an entry for each tensor.")
         header.pop("__metadata__", None)
         data = LENGTH_BYTES + len(text)
         places = {}
         for name, entry in header.items():
+            if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
+                fields = ", ".join(sorted(_FIELDS))
+                raise WeightsError(f"Its header is malformed: the tensor {shown(name)} has not the fields {fields}.")
             begin, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
             if not all(is_whole(extent, 0) for extent in (*shape, begin, end)) or not _is_countable(shape):

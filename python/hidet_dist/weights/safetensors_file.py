@@ -200,13 +200,16 @@ def _open(path: Path) -> dict[str, StoredTensor]:
 def _open_index(path: Path) -> dict[str, StoredTensor]:
     """Open the files of an index: its ``weight_map`` maps tensors to files in the same folder."""
     try:
-        places = parse_json(read_text(path, MOST_INDEX_BYTES), MOST_HEADER_VALUES)["weight_map"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} is not an index of safetensors files: {type(error).__name__}: {error}.") from error
+        index = parse_json(read_text(path, MOST_INDEX_BYTES), MOST_HEADER_VALUES, unique=True)
+        found = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(found, dict):
+            raise ValueError("it has no 'weight_map' with the file of each tensor")
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} is not an index of safetensors files: {error}.") from error
     opened: dict[str, dict[str, StoredTensor]] = {}
     owner: dict[str, str] = {}
     tensors = {}
-    for name, file in places:
+    for name, file in found.items():
         is_inside = isinstance(file, str) and "\0" not in file and Path(file).name == file
         if not is_inside or len(file) > _MOST_FILE_NAME:
             raise WeightsError(
@@ -236,7 +239,7 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
                 )
             places = parse(file.read(length), before.st_size)
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read as a safetensors file: {error}.") from error
+        raise WeightsError(f"{path} cannot be read as a safetensors file: {str(error).rstrip('.')}.") from error
     file_state = state(before)
     return {name: StoredTensor(path, name, p.dtype, p.shape, p.begin, file_state) for name, p in places.items()}
 
