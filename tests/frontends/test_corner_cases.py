@@ -155,6 +155,30 @@ def test_tensors_without_elements_are_refused_by_place(module: nn.Module, shapes
         hidet_dist.from_torch(module.eval(), tuple(torch.zeros(shape) for shape in shapes))
 
 
+@pytest.mark.parametrize("result", [None, (), 3])
+def test_a_module_that_returns_no_tensors_is_refused(result: Any):
+    with pytest.raises(TraceError, match="Function computes nothing: it returns no tensors"):
+        hidet_dist.from_torch(Function(lambda x: result).eval(), (_numbers(3),))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda x: x[1:],
+            r"takes sizes n with `\(\(-1\) \+ n\) != 1` alone: declare other sizes, as by `Dim\('n', min=",
+        ),
+        (lambda x: x * 2 if x.shape[0] > 3 else x, r"takes sizes n with `4 <= n and n <= 64` alone: declare `n = Dim"),
+        (lambda x: x.roll(1, 0), "needs sizes that are known, and has symbolic ones"),
+        (lambda x: x.unfold(0, 2, 1), "needs sizes that are known, and has symbolic ones"),
+    ],
+)
+def test_sizes_that_a_module_does_not_take_are_named(function: Callable[..., Any], reason: str):
+    sizes = {0: torch.export.Dim("n", min=2, max=64)}
+    with pytest.raises(TraceError, match=reason):
+        hidet_dist.from_torch(Function(function).eval(), (_numbers(5, 6),), ((sizes,),))
+
+
 _KNOWN = [torch.tensor(2, dtype=kind) for kind in (torch.bool, torch.int32, torch.bfloat16, torch.float64)]
 
 

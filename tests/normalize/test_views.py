@@ -46,3 +46,8 @@ def test_empty_parts_of_concatenations_are_left_out():
     x = hidet.symbol([0, 3], "float32", "cpu")
     nothing = normalize(hidet.trace_from(ops.concat([x, x], 0), [x]))
     assert isinstance(nothing.nodes[0], ConcatOp)
+
+
+def test_a_graph_without_outputs_is_refused():
+    with pytest.raises(ConfigError, match="no outputs"):
+        normalize(hidet.FlowGraph([], [hidet.symbol([3], "float32", "cpu")]))

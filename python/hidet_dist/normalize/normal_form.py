@@ -46,10 +46,12 @@ def normalize(graph: FlowGraph) -> NormalGraph:
     Raises
     ------
     ConfigError
-        When a tensor has more than :data:`hidet_dist.limits.MOST_DIMS` dims.
+        When a tensor has more than :data:`hidet_dist.limits.MOST_DIMS` dims, or the graph has no outputs.
     """
     if isinstance(graph, NormalGraph):
         return graph
+    if not graph.outputs:
+        raise ConfigError("The graph has no outputs, and gives no state a new value: there is nothing to compute.")
     graph.update_nodes()  # the caller may have changed the graph
     for x in itertools.chain(graph.inputs or [], *(node.outputs for node in graph.nodes)):
         if len(x.shape) > MOST_DIMS:

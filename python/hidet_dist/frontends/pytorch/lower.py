@@ -109,7 +109,7 @@ def lower(
     ------
     TraceError
         When the module writes to its arguments or parameters, or returns something other than tensors and
-        constants.
+        constants, or no tensors.
     EmptyTensorError
         When the module computes with tensors of no elements; the message says where it makes them.
     UnsupportedModelError
@@ -149,7 +149,13 @@ class _Lowerer:
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
         if self.missing:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
-        graph = FlowGraph([*self.results_of(outputs), *self.new_values(outputs)], inputs).update_nodes()
+        results = [*self.results_of(outputs), *self.new_values(outputs)]
+        if not results:
+            raise TraceError(
+                f"{type(self.module).__name__} computes nothing: it returns no tensors, and writes to no buffers. "
+                "Return what is needed of a call."
+            )
+        graph = FlowGraph(results, inputs).update_nodes()
         self.refuse_empty(graph)
         return graph
 
@@ -427,6 +433,11 @@ class _Lowerer:
         except _UNFIT as error:
             if self.missing:
                 return self.stand_in(meta)  # a stand-in may have caused the error
+            if isinstance(error, TypeError) and "hidet.ir.Expr" in str(error):  # a symbolic dim stood for a number
+                self.refuse(
+                    node, "it needs sizes that are known, and has symbolic ones: leave them out of dynamic_shapes"
+                )
+                return self.stand_in(meta)
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.refuse(node, f"{type(error).__name__}: {error} ({PurePath(where.filename).name}:{where.lineno})")
             return self.stand_in(meta)

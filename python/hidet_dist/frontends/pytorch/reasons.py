@@ -13,7 +13,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 _CONSTANT = re.compile(r"You marked (.+?) as dynamic but your code specialized it to be a constant \((\d+)\)")
 _FOREIGN = re.compile(r"Found <class '(.+?)'> in output, which is not a known type")
 _GUARD = re.compile(
-    r"Not all values of (\w+) = (.+?) in the specified range satisfy the generated guard (.+?)(?:\.Special.*|\.)?$",
+    r"Not all values of (\w+) = (.+?) in the specified range(?: .+?)? satisfy the generated guard "
+    r"(.+?)(?:\.Special.*|\.)?$",
     re.MULTILINE,
 )
 
@@ -69,7 +70,8 @@ def _reason_in(text: str) -> str:
     if found := _GUARD.findall(text):
         name, source, guard = found[0]
         range_of = next((line for line in lines if line.startswith(f"{name} = Dim(")), None)
-        advice = f"declare `{range_of}`" if range_of else f"leave {name} out of dynamic_shapes"
+        other = f"declare other sizes, as by `Dim({name!r}, min=...)`, or leave {name} out of dynamic_shapes"
+        advice = f"declare `{range_of}`" if range_of else other
         return f"the module takes sizes {name} with `{guard.replace(source, name)}` alone: {advice}"
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
