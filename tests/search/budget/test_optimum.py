@@ -300,7 +300,8 @@ def test_a_search_begins_with_shares_of_its_own(monkeypatch: pytest.MonkeyPatch)
     """What another search of the same problem learnt of shares leads to no other plan and no other bound."""
     monkeypatch.setattr(tuning, "READERS_LIMITS", (0, 1))  # nearly all tensors are relaxed, whose readers share costs
     problem = formulate_problem(normalize(models.gpt2(1)[0]), builtin("cpu", DeviceMesh((2, 2))))
-    learnt = replace(problem, sharing=Sharing(version=9, steps=1000, paired=0, wide=True))
+    steps = dict.fromkeys(problem.groups, 1000)
+    learnt = replace(problem, sharing=Sharing(version=9, steps=steps, paired=0, tightenings=tuning.TIGHTENINGS))
     assert optimize(learnt) == optimize(problem)
     assert problem.sharing == Sharing()
 
@@ -313,6 +314,7 @@ def test_many_choices_that_no_bound_drops_are_not_searched_again(monkeypatch: py
     """
     monkeypatch.setattr(tuning, "FEW_CHOICES", few)
     monkeypatch.setattr(tuning, "VERY_FEW_CHOICES", 5)
+    monkeypatch.setattr(tuning, "TIGHTENINGS", 0)  # the tensor's table is small
     convert = ((0.0, 1.0, 1.0, 1.0),) * 4
     pairs = [(1, 2), (1, 3), (2, 3)] * 4
     edges = [Edge(0, 0, 1 + n, (0,), pair, convert) for n, pair in enumerate(pairs)]

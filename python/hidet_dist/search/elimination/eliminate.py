@@ -18,14 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
-from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
+from hidet_dist.search.elimination.pairing import readers_in_pairs
 from hidet_dist.search.elimination.problem_network import network_of
+from hidet_dist.search.elimination.tightening import tighten
 from hidet_dist.search.problem import Edge, Problem, readers
 from hidet_dist.search.problem.equal_parts import EqualTensor
 from hidet_dist.search.problem.prices import Prices
@@ -142,10 +144,9 @@ def _eliminate(
 
     best, seconds = choices, cost(choices)
     while relaxed:
-        stalls = 0
-        for _ in range(
-            1 if coarse or (prices.total and problem.sharing.steps >= tuning.SHARE_ROUNDS) else tuning.SHARE_ROUNDS
-        ):
+        stalls, steps = 0, max(map(problem.sharing.steps.get, relaxed, repeat(0)))
+        few = coarse or (prices.total and steps >= tuning.SHARE_ROUNDS)
+        for _ in range(1 if few else tuning.SHARE_ROUNDS):
             left = seconds - bound
             if left <= gap * abs(seconds) or not share_by_plan(problem, relaxed, choices):
                 break
@@ -158,7 +159,8 @@ def _eliminate(
                 break
         if coarse or seconds - bound <= gap * abs(seconds):
             break
-        if not pair_more(problem, kept, tables, prices, limit, relaxed):
+        last = minimized(problem, kept, tables, prices, (), limit)
+        if not tighten(last, kept, tables, prices, limit, seconds - bound - gap * abs(seconds)):
             break
         other_bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
         bound = max(bound, other_bound)
@@ -190,8 +192,9 @@ def share_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[
     kinds: dict[int, list[EqualTensor]] = {}
     for tensor in tensors:
         kinds.setdefault(number[tensor].kind, []).append(number[tensor])
-    step, changed = max(1 / (1 + sharing.steps), tuning.SHARE_STEP), False
+    changed = False
     for equal in kinds.values():  # they have equal tables, so equal shares
+        step = max(1 / (1 + sharing.steps.get(equal[0].tensor, 0)), tuning.SHARE_STEP)
         readers_, specs = len(equal[0].group), len(equal[0].group[0].convert[0])
         before = sharing.of(equal[0].tensor, readers_, specs)
         required = np.array([[edge.consumed[choices[edge.consumer]] for edge in tensor.group] for tensor in equal])
@@ -201,8 +204,9 @@ def share_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[
         if not np.array_equal(before, shares):
             changed = True
             sharing.shares |= dict.fromkeys([tensor.tensor for tensor in equal], shares)
-    sharing.steps += changed
-    sharing.version += changed
+    if changed:
+        sharing.steps |= {tensor: 1 + sharing.steps.get(tensor, 0) for tensor in tensors}
+        sharing.version += 1
     return changed
 
 
@@ -260,9 +264,10 @@ def minimized(
     try:
         bound, values = _minimum(tables, network)
     except TooWide:
-        if not any(relaxed.values()):
+        if not any(relaxed.values()) and not sharing.whole:
             raise
-        sharing.paired = paired = 0
+        sharing.relax_most()
+        key, paired = (*key[:1], sharing.version, *key[2:]), 0
         network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
         bound, values = _minimum(tables, network)
     solved = Solved(problem, key, network, relaxed, paired, bound, values)

@@ -87,6 +87,12 @@ class Layout:
         begin = int(self._begin[position])
         return [begin + factor for factor in self._recipe[self._numbers[position]].tables]
 
+    def scope(self, factor: int) -> list[int]:
+        """Return the variables of a factor."""
+        begin = int(self.ends[factor - 1]) if factor else 0
+        scope: list[int] = self.variables[begin : int(self.ends[factor])].tolist()
+        return scope
+
 
 class _Recipe:
     """The variables and the factors of a tensor, wherever it is.

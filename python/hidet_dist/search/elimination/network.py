@@ -113,6 +113,11 @@ class Network:
         """Return the numbers, among the factors, of the tables of the tensor at this position of the problem's."""
         return self._layout.of_tensor(position)
 
+    def paid(self, position: int, values: Sequence[int]) -> float:
+        """Sum up the tables of the tensor at this position of the problem's, for values of all variables."""
+        scopes = ((factor, self._layout.scope(factor)) for factor in self.of_tensor(position))
+        return sum(float(self.store[self.factors[f]][tuple(values[v] for v in scope)]) for f, scope in scopes)
+
     @property
     def constant(self) -> float:
         """The sum of the offsets of all tables."""

@@ -36,12 +36,13 @@ def network_of(
 
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
     with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
-    Tensors in ``exact`` are never relaxed. Up to ``paired`` readers of a relaxed tensor share the conversions from each
-    spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
+    So are the ``pairs`` of the problem's ``sharing``; tensors that it keeps ``whole`` are relaxed only for too large a
+    table, and those in ``exact`` never. Up to ``paired`` readers of a relaxed tensor, and those of ``pairs``, share the
+    conversions from each spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
     """
     if not tables.quantum:
         tables.quantum = _quantum(problem)
-    equal = problem.equal_parts
+    equal, sharing = problem.equal_parts, problem.sharing
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
     lefts: dict[tuple[int, ...], int] = {}
     left = np.array([lefts.setdefault(tuple(choices), len(lefts)) for choices in kept], dtype=np.int64)
@@ -51,6 +52,8 @@ def network_of(
     limits = dict[int, float]()
     if limit <= tuning.READERS_LIMITS[0]:
         limits |= dict.fromkeys(problem.narrowing.tensors, 1)
+    limits |= dict.fromkeys(sharing.pairs, 1)
+    limits |= {tensor: len(problem.groups[tensor]) for tensor in sharing.whole}
     limits |= dict.fromkeys(exact, math.inf)
     first, numbers = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
@@ -60,9 +63,9 @@ def network_of(
         tensor = equal.tensors[position]
         recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
         if recipe is None:
-            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired
+            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in sharing.pairs
             make = pair_tables if in_pairs else share_tables
-            recipe = make(tables, kept, tensor, prices, problem.sharing)
+            recipe = make(tables, kept, tensor, prices, sharing)
         recipes.append(recipe)
     relaxed = dict[int, bool]()
     if shared:

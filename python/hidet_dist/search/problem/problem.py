@@ -97,17 +97,20 @@ class Sharing:
     """How readers share the cost of a relaxed tensor's conversions, instead of equally.
 
     ``shares[tensor][reader, spec]`` is the share that a reader pays of the conversion to a spec if it requires that.
-    The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts those towards the
-    plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be made, more of them
-    the least ones; None as long as that is not known. ``wide`` tells whether more readers than cost little work were
-    looked for.
+    The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
+    those towards the plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be
+    made, more of them the least ones; None as long as that is not known. Where that left a gap, tensors in ``pairs``
+    are relaxed, and shared from each spec, and those in ``whole`` are not relaxed; ``tightenings`` counts the changes
+    of these two.
     """
 
     shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     version: int = 0
-    steps: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
     paired: int | None = None
-    wide: bool = False
+    pairs: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
+    tightenings: int = 0
 
     def of(self, tensor: int, readers: int, specs: int) -> npt.NDArray[np.float64]:
         """Return the shares of a tensor of so many readers and specs: equal ones, if no others are known."""
@@ -115,6 +118,16 @@ class Sharing:
         if shares is None or shares.shape != (readers, specs):
             return np.full((readers, specs), 1.0 / readers)
         return shares
+
+    def restart(self, tensor: int) -> None:
+        """Give the readers of a tensor equal shares, which move freely again."""
+        self.shares.pop(tensor, None)
+        self.steps.pop(tensor, None)
+
+    def relax_most(self) -> None:
+        """Relax all tensors of many readers, from the least conversions: nothing leaves an elimination less work."""
+        self.paired, self.pairs, self.whole = 0, frozenset(), frozenset()
+        self.version += 1
 
 
 NO_ACTIVATIONS = Activations(1, (), {})
