@@ -35,6 +35,7 @@ def tighten(
     sharing = solved.problem.sharing
     if sharing.tightenings == tuning.TIGHTENINGS:
         return False
+    sharing.tightenings += 1
     lacking, equal = dict[int, float](), dict[int, list[int]]()
     plan = [[choices[k]] for choices, k in zip(kept, solved.values, strict=False)]
     for position, tensor in enumerate(solved.problem.equal_parts.tensors):
@@ -50,7 +51,6 @@ def tighten(
             enough -= lacking[kind]
             changed = True
     sharing.version += changed
-    sharing.tightenings += changed
     return changed
 
 
@@ -77,10 +77,10 @@ def _relax_less(
     problem, sharing = solved.problem, solved.problem.sharing
     before = whole, pairs = sharing.whole, sharing.pairs
 
-    def work(*now: frozenset[int]) -> float:
+    def work(more_whole: frozenset[int], more_pairs: frozenset[int]) -> float:
         """Compute the additions of an elimination; infinite if they are too many, or the tensors no less relaxed."""
         tables.limits.check()
-        sharing.whole, sharing.pairs = now
+        sharing.whole, sharing.pairs = more_whole, more_pairs
         try:
             network, still = network_of(problem, kept, tables, prices, (), limit, sharing.paired or 0)
             total, most = network.least_work()
@@ -88,7 +88,8 @@ def _relax_less(
             return math.inf
         finally:
             sharing.whole, sharing.pairs = before
-        is_less = all(still.get(tensor, True) for tensor in tensors)
+        # A tensor whose table is too large is relaxed all the same.
+        is_less = not tensors & more_whole & still.keys() and all(still.get(tensor, True) for tensor in tensors)
         return total if is_less and most <= tuning.WORK_LIMIT and total <= tuning.TIGHT_WORK else math.inf
 
     ways: list[list[tuple[frozenset[int], frozenset[int]]]] = [[(whole | tensors, pairs)]]

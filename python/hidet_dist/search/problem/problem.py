@@ -100,8 +100,8 @@ class Sharing:
     The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
     those towards the plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be
     made, more of them the least ones; None as long as that is not known. Where that left a gap, tensors in ``pairs``
-    are relaxed, and shared from each spec, and those in ``whole`` are not relaxed; ``tightenings`` counts the changes
-    of these two.
+    are relaxed, and shared from each spec, and those in ``whole`` are not relaxed; ``tightenings`` counts how often
+    such tensors were looked for.
     """
 
     shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
