@@ -36,6 +36,7 @@ TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the te
 READERS_LIMITS = (3, 8, 2, 1)  # open readers of a tensor above which it is relaxed; tried in turn until exact enough
 PAIRED_WORK = 2**23  # additions of an elimination, up to which relaxed conversions are shared from each source spec
 PAIRED_FACTOR = 4.0  # times the additions without, up to which they are, too
+PAIRED_MOST = 2**28  # additions up to which they are where a gap is left
 TIGHT_WORK = 2**28  # additions of an elimination, up to which tensors are relaxed less where a gap is left
 TIGHT_SHARE = 0.01  # share of such a gap that a tensor's part of it must exceed
 TIGHTENINGS = 4  # times in a search that such tensors are looked for

@@ -301,7 +301,9 @@ def test_a_search_begins_with_shares_of_its_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tuning, "READERS_LIMITS", (0, 1))  # nearly all tensors are relaxed, whose readers share costs
     problem = formulate_problem(normalize(models.gpt2(1)[0]), builtin("cpu", DeviceMesh((2, 2))))
     steps = dict.fromkeys(problem.groups, 1000)
-    learnt = replace(problem, sharing=Sharing(version=9, steps=steps, paired=0, tightenings=tuning.TIGHTENINGS))
+    learnt = replace(
+        problem, sharing=Sharing(version=9, steps=steps, paired=0, wide=True, tightenings=tuning.TIGHTENINGS)
+    )
     assert optimize(learnt) == optimize(problem)
     assert problem.sharing == Sharing()
 

@@ -25,7 +25,7 @@ import numpy as np
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
-from hidet_dist.search.elimination.pairing import readers_in_pairs
+from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tightening import tighten
 from hidet_dist.search.problem import Edge, Problem, readers
@@ -44,6 +44,15 @@ class Eliminated:
     seconds: float
     bound: float
 
+    def joined(self, other: Eliminated) -> Eliminated:
+        """The better plan and the greater bound of two eliminations of one problem."""
+        better = min(self, other, key=lambda one: one.seconds)
+        return Eliminated(better.choices, better.seconds, max(self.bound, other.bound))
+
+    def lacks(self, gap: float) -> float:
+        """Compute the seconds by which the bound is too low for a relative gap; 0 or less if it is not."""
+        return self.seconds - self.bound - gap * abs(self.seconds)
+
 
 def eliminate(
     problem: Problem,
@@ -55,9 +64,10 @@ def eliminate(
 ) -> Eliminated:
     """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
 
-    Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
-    With ``coarse`` the first relaxation is the answer, whatever its gap. If the graph is too wide even so, further
-    tensors are relaxed (:mod:`hidet_dist.search.elimination.narrowing`), in this elimination and those to come.
+    Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``;
+    then those that leave the gap are relaxed less (:mod:`hidet_dist.search.elimination.tightening`). With ``coarse``
+    the first relaxation is the answer, whatever its gap. If the graph is too wide even so, further tensors are relaxed
+    (:mod:`hidet_dist.search.elimination.narrowing`), in this elimination and those to come.
 
     Raises
     ------
@@ -78,14 +88,19 @@ def eliminate(
         if result is None:
             continue
         most = limit
-        if best is not None:
-            choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])
-            result = Eliminated(choices, seconds, max(best.bound, result.bound))
-        best = result
-        if coarse or best.seconds - best.bound <= gap * abs(best.seconds):
-            break
+        best = result if best is None else best.joined(result)
+        if coarse or best.lacks(gap) <= 0:
+            return best
     if best is None:
         raise TooWide
+    while best.lacks(gap) > 0:
+        last = minimized(problem, kept, tables, prices, (), most)
+        if not tighten(last, kept, tables, prices, most, best.lacks(gap)):
+            break
+        result = _eliminate(problem, kept, tables, prices, most, gap, coarse)
+        if result is None:
+            break
+        best = best.joined(result)
     return best
 
 
@@ -159,8 +174,7 @@ def _eliminate(
                 break
         if coarse or seconds - bound <= gap * abs(seconds):
             break
-        last = minimized(problem, kept, tables, prices, (), limit)
-        if not tighten(last, kept, tables, prices, limit, seconds - bound - gap * abs(seconds)):
+        if not pair_more(problem, kept, tables, prices, limit, relaxed):
             break
         other_bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
         bound = max(bound, other_bound)

@@ -28,8 +28,25 @@ def readers_in_pairs(
             return 0
         work, _ = network.least_work()
         enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work)
-        sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, enough)
+        sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, 0, enough)
     return sharing.paired
+
+
+def pair_more(
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    limit: int,
+    relaxed: Collection[int],
+) -> bool:
+    """Let more readers share conversions from each spec, in more work; tell whether any do. At most once a problem."""
+    sharing = problem.sharing
+    if sharing.wide or sharing.paired is None:
+        return False
+    sharing.wide, before = True, sharing.paired
+    sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, before, tuning.PAIRED_MOST)
+    return sharing.paired > before
 
 
 def _most_readers(
@@ -39,12 +56,15 @@ def _most_readers(
     prices: Prices,
     limit: int,
     relaxed: Collection[int],
+    least: int,
     most_work: float,
 ) -> int:
-    """Find the most readers with which an elimination has so little work; 0 if there are none."""
+    """Find the most readers with which an elimination has so little work; ``least`` if there are none."""
     for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}, reverse=True):
+        if readers <= least:
+            break
         tables.limits.check()
         work, most = network_of(problem, kept, tables, prices, (), limit, readers)[0].least_work()
         if most <= tuning.WORK_LIMIT and work <= most_work:
             return readers
-    return 0
+    return least

@@ -99,15 +99,16 @@ class Sharing:
     ``shares[tensor][reader, spec]`` is the share that a reader pays of the conversion to a spec if it requires that.
     The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
     those towards the plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be
-    made, more of them the least ones; None as long as that is not known. Where that left a gap, tensors in ``pairs``
-    are relaxed, and shared from each spec, and those in ``whole`` are not relaxed; ``tightenings`` counts how often
-    such tensors were looked for.
+    made, more of them the least ones; None as long as that is not known. ``wide`` tells whether more readers than cost
+    little work were looked for. Where a gap is left even so, tensors in ``pairs`` are relaxed, and shared from each
+    spec, and those in ``whole`` are not relaxed; ``tightenings`` counts how often such tensors were looked for.
     """
 
     shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     version: int = 0
     steps: dict[int, int] = field(default_factory=dict)
     paired: int | None = None
+    wide: bool = False
     pairs: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
     tightenings: int = 0
