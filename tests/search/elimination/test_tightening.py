@@ -46,8 +46,9 @@ def test_a_tensor_is_kept_whole_where_shares_leave_a_gap(monkeypatch: pytest.Mon
     assert eliminated(problem_of(sizes, choosers(1, 0, 0))).bound <= 1.5
 
 
-def test_equal_tensors_are_kept_whole_and_others_stay_relaxed() -> None:
+def test_equal_tensors_are_kept_whole_and_others_stay_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor that many operators read would make a table of all of them, and leaves no gap."""
+    monkeypatch.setattr(tuning, "READERS_LIMITS", (READERS - 1,))
     count, first = 3, 1 + READERS
     own = [edge for n in range(count) for edge in choosers(first * n + 1, first * n, n)]
     mask = [Edge(count, first * count, edge.consumer, (0,), (0, 0), ((0.0,),)) for edge in own]
@@ -59,8 +60,8 @@ def test_equal_tensors_are_kept_whole_and_others_stay_relaxed() -> None:
 
 def test_a_tensor_too_large_to_be_whole_is_shared_from_each_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion takes 6 s from the one spec, which takes 1 s to make, and none from the other, which takes 101 s."""
-    monkeypatch.setattr(tuning, "PAIRED_WORK", 0)
-    monkeypatch.setattr(tuning, "PAIRED_FACTOR", 1.0)
+    for name in ("PAIRED_WORK", "PAIRED_FACTOR", "PAIRED_MOST"):  # not by the number of its readers
+        monkeypatch.setattr(tuning, name, 0)
     monkeypatch.setattr(tuning, "TENSOR_ENTRIES", 8)
     convert = ((0.0, 6.0, 6.0), (6.0, 0.0, 0.0), (6.0, 0.0, 0.0))
     edges = [Edge(0, 0, n, (0, 1), (1, 2), convert, n, n) for n in range(1, 6)]
@@ -81,8 +82,8 @@ def test_a_tensor_beside_it_is_shared_too_where_both_would_be_too_wide(monkeypat
     edges += [Edge(1, 1, n, (0,), each, convert) for n in range(3, 6)]
     cost = [[1.0, 101.0, 101.0], [0.0], *[[50.0, 0.0, 0.0]] * 4]
     problem = Problem(cost, [[0] * len(own) for own in cost], 0, edges)
-    monkeypatch.setattr(tuning, "PAIRED_WORK", 0)
-    monkeypatch.setattr(tuning, "PAIRED_FACTOR", 0.0)
+    for name in ("PAIRED_WORK", "PAIRED_FACTOR", "PAIRED_MOST"):
+        monkeypatch.setattr(tuning, name, 0)
     monkeypatch.setattr(tuning, "WORK_LIMIT", specs**4 - 1)
     result = eliminated(problem)
     assert problem.sharing.pairs == {0, 1}
