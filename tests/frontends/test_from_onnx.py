@@ -173,6 +173,7 @@ def changed(path: Path, key: str, value: str) -> None:
     [
         ("location", "../weights.bin", "not a file in or below"),
         ("location", "/etc/passwd", "not a file in or below"),
+        ("location", ".", "not a file in or below"),
         ("location", "missing.bin", "cannot be read"),
         ("offset", "4000", "but the model names"),
         ("offset", "-4", "but the model names"),
@@ -184,6 +185,15 @@ def test_external_data_that_is_not_where_it_should_be_is_refused(tmp_path, key, 
     path, _ = external(tmp_path)
     changed(path, key, value)
     with pytest.raises(WeightsError, match=message):
+        hidet_dist.from_onnx(path)
+
+
+def test_external_data_that_is_placed_twice_is_refused(tmp_path):
+    path, _ = external(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].external_data.add(key="location", value="other.bin")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(WeightsError, match="names the 'location' of its data twice"):
         hidet_dist.from_onnx(path)
 
 

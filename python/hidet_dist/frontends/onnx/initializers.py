@@ -164,9 +164,13 @@ class ModelFile:
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
         where = f"The tensor {proto.name!r} of {self.path}"
+        if len(entries) < len(proto.external_data):
+            keys = [entry.key for entry in proto.external_data]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise WeightsError(f"{where} names the {shown(twice)} of its data twice.")
         # The standard has paths relative to the model's folder, and within it.
         is_path = 0 < len(location) <= _MOST_PATH and "\0" not in location
-        if not is_path or Path(location).is_absolute() or ".." in Path(location).parts:
+        if not is_path or not Path(location).name or Path(location).is_absolute() or ".." in Path(location).parts:
             raise WeightsError(
                 f"{where} has its data in {shown(location)}, which is not a file in or below the model's folder."
             )
