@@ -73,6 +73,8 @@ def _reason_in(text: str) -> str:
         other = f"declare other sizes, as by `Dim({name!r}, min=...)`, or leave {name} out of dynamic_shapes"
         advice = f"declare `{range_of}`" if range_of else other
         return f"the module takes sizes {name} with `{guard.replace(source, name)}` alone: {advice}"
+    if lines[0].startswith("Constraints violated") and len(lines) > 1:
+        return lines[1].removeprefix("- ")
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
