@@ -181,7 +181,7 @@ def test_sizes_that_a_module_does_not_take_are_named(function: Callable[..., Any
 
 def test_sizes_that_must_be_equal_are_named():
     n, m = (torch.export.Dim(name, min=2, max=64) for name in "nm")
-    with pytest.raises(TraceError, match="values of m .* and n .* must always be equal"):
+    with pytest.raises(TraceError, match=r"values of m .* and n .* must always be equal"):
         hidet_dist.from_torch(Function(lambda x, y: x + y).eval(), (_numbers(5), _numbers(5)), (({0: n}, {0: m}),))
 
 
