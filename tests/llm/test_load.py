@@ -287,7 +287,9 @@ def test_a_malformed_chat_template_is_refused_before_a_model_is_made(tmp_path: P
 
 
 def test_a_rank_that_dies_ends_open_requests_and_is_told_of(tmp_path: Path):
-    model = load(checkpoint(tmp_path / "model", "llama"), ranks=2, cache=tmp_path / "cache", **SIZES)
+    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"})
+    model_of("llama", vocab_size=VOCABULARY, num_hidden_layers=1).save_pretrained(folder)
+    model = load(folder, ranks=2, cache=tmp_path / "cache", **SIZES)
     died: list[tuple[int, int]] = []
     model.on_death = lambda rank, status: died.append((rank, status))
     with Engine(model, model.tokenizer) as engine:
