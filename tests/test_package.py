@@ -5,6 +5,7 @@ import sys
 
 import hidet
 import pytest
+from tests.imports import CHECKED_IMPORTS
 
 import hidet_dist
 
@@ -25,21 +26,9 @@ def test_every_error_of_the_project_has_one_root():
     assert all(issubclass(c, errors.HidetDistError | Warning) for c in classes)
 
 
-@pytest.mark.parametrize(
-    "order",  # quickly the one that the first example does not have
-    ["hidet, hidet_dist", pytest.param("hidet_dist.weights, hidet_dist, hidet", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # quickly, a process of test_bad_input.py checks the one order that the first example does not have
+@pytest.mark.parametrize("order", ["hidet, hidet_dist", "hidet_dist.weights, hidet_dist, hidet"])
 def test_the_order_of_imports_does_not_matter(order):
-    program = f"""
-import {order}, sys
-from hidet.ir.compute import cops
-assert cops.matmul.__module__ == "hidet_dist.compat.matmul_definition"
-assert not {{"hidet_dist.search", "pulp", "highspy"}} & set(sys.modules)
-assert hidet.distributed.auto_parallel is hidet_dist.auto_parallel
-assert set(hidet_dist.__all__) <= set(dir(hidet.distributed)) & set(dir(hidet_dist))
-assert not hasattr(hidet.distributed, "nonsense") and not hasattr(hidet_dist, "nonsense")
-from hidet_dist.partitioning import Program
-assert hidet.distributed.partition is hidet_dist.partition is hidet_dist.api.partition
-"""
+    program = f"import {order}\n{CHECKED_IMPORTS}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr

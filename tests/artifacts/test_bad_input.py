@@ -14,6 +14,7 @@ import hidet
 import numpy as np
 import pytest
 import torch
+from tests.imports import CHECKED_IMPORTS
 
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
@@ -230,15 +231,19 @@ def test_a_file_is_no_folder(tmp_path):
 
 
 def test_an_interrupted_build_leaves_nothing_that_loads(tmp_path):
-    """Killed while the artifacts are written: the destination does not exist, and what lies beside it does not load."""
+    """Killed while the artifacts are written: the destination does not exist, and what lies beside it does not load.
+
+    The process, which takes seconds to import hidet, checks that before, for tests/test_package.py.
+    """
     program = f"""
-import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 import hidet, hidet_dist
+{CHECKED_IMPORTS}
+import os, signal
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import hidet_dist.export.write as write
 from hidet_dist.artifacts.manifest import Manifest
 Manifest.save = lambda self, folder: os.kill(os.getpid(), signal.SIGKILL)
-from test_bad_input import linear
+from tests.artifacts.test_bad_input import linear
 hidet.distributed.auto_parallel(linear(), {{"mesh_shape": [1]}}, {{}}, {str(tmp_path / "out")!r})
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=600, check=False)
