@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from hidet_dist.machine import Cluster
 from hidet_dist.native.search.paths import Flags, Nodes, flags_of, nodes_of
-from hidet_dist.reshard.cost import StepWork, seconds_of_work
+from hidet_dist.reshard.cost import Shard, StepWork, seconds_of_work, step_work
 from hidet_dist.reshard.steps import Moves, Offered, Step
 from hidet_dist.spec.partial import Layout
 
@@ -45,10 +45,10 @@ class AlikeLayouts:
         self._moves = Moves(shape, cluster.mesh, usable, offered)
         self._numbers: dict[Layout, int] = {}
         self.layouts: list[Layout] = []
-        self._local_shapes: dict[int, tuple[int, ...]] = {}
+        self._shards: dict[int, Shard] = {}
         self._steps: dict[int, StepsOf] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
-        self._kind_steps: list[tuple[Step, bool, bool]] = []
+        self._kind_steps: list[tuple[Step, StepWork]] = []
         self._seconds: dict[tuple[_Kind, int, int], float] = {}
 
     def number(self, layout: Layout) -> int:
@@ -77,22 +77,20 @@ class AlikeLayouts:
             )
         return known
 
-    def _local_shape(self, number: int) -> tuple[int, ...]:
-        shape = self._local_shapes.get(number)
-        if shape is None:
-            shape = self._local_shapes[number] = self._moves.local_shape(self.layouts[number])
-        return shape
+    def _shard(self, number: int) -> Shard:
+        """Describe a shard of one of the tensors, of elements of one byte."""
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = Shard.of(self._moves.local_shape(self.layouts[number]), 1)
+        return shard
 
     def _kind(self, step: Step, before: int, after: int) -> _Kind:
         """Return the kind of a step from a layout to another one."""
-        places, mesh = self._cluster.device.places_shards, self._cluster.mesh
-        shape = self._local_shape(before)
-        packs = step.packs(shape, places)
-        unpacks = step.unpacks(shape, self._local_shape(after), mesh, places)
-        key = step.kind, step.mesh_axes, step.op, step.parts, packs, unpacks
+        work = step_work(step, self._shard(before), self._shard(after), self._cluster)
+        key = step.kind, step.mesh_axes, step.op, step.parts, work.packs, work.unpacks
         kind = self._kinds.setdefault(key, len(self._kind_steps))
         if kind == len(self._kind_steps):
-            self._kind_steps.append((step, packs, unpacks))
+            self._kind_steps.append((step, work))
         return kind
 
     def seconds(self, kind: _Kind, sent_nbytes: int, received_nbytes: int) -> float:
@@ -102,8 +100,8 @@ class AlikeLayouts:
         if seconds is None:
             if len(self._seconds) == _MOST_SECONDS:
                 self._seconds.clear()
-            step, packs, unpacks = self._kind_steps[kind]
-            work = StepWork(sent_nbytes, received_nbytes, packs, unpacks)
+            step, alike = self._kind_steps[kind]
+            work = alike._replace(sent_nbytes=sent_nbytes, received_nbytes=received_nbytes)
             seconds = self._seconds[key] = seconds_of_work(step, work, self._cluster).whole
         return seconds
 

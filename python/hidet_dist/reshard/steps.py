@@ -306,6 +306,8 @@ class _Tilings:
 
         A step may pad a whole dim by slicing it, and cut the padding off by gathering all of it.
         """
+        if self._shape[dim] % self._mesh.size == 0 and not (self._mesh.shares or before.parts or after.parts):
+            return True  # a dim that the devices divide is never padded
         old, new = self.of(dim, before), self.of(dim, after)
         if old is None or new is None:
             return False
@@ -351,19 +353,13 @@ class Moves:
         self._usable = tuple(range(mesh.ndim) if usable is None else usable)
         self._offered = offered
         self._tilings = _Tilings(shape, mesh)
-        # A dim that the devices divide is never padded.
-        self._checked = frozenset(dim for dim, size in enumerate(shape) if size % mesh.size or offered or mesh.shares)
 
     def __call__(self, layout: Layout) -> Iterator[tuple[Step, Layout]]:
         """Yield every step that applies to a layout that fits, and its result, in a fixed order."""
         before, keeps = split_of(layout), self._tilings.keep_padding
         for step, result in _candidates(layout, self._usable, self._offered):
-            checked = self._checked.intersection(step.dims)
-            if checked:
-                after = split_of(result)
-                if not all(keeps(step, before, after, dim) for dim in checked):
-                    continue
-            if not _moves_unequal_parts(step, self._mesh):
+            after = split_of(result)
+            if all(keeps(step, before, after, dim) for dim in step.dims) and not _moves_unequal_parts(step, self._mesh):
                 yield step, result
 
     def local_shape(self, layout: Layout) -> tuple[int, ...]:

@@ -75,6 +75,14 @@ def plain_value(value: Any) -> Any:
     raise TypeError
 
 
+def plain_attributes(op: Operator) -> tuple[tuple[str, Any], ...] | None:
+    """Return an operator's attributes by name, with values of :func:`plain_value`; None if one of them has none."""
+    try:
+        return tuple([(name, plain_value(op.attrs[name])) for name in sorted(op.attrs)])
+    except TypeError:
+        return None
+
+
 def _definition(op: Operator) -> Any:
     """Make a key that is equal for operators with equal inputs' types and attributes; None if attributes are not all.
 
@@ -87,9 +95,8 @@ def _definition(op: Operator) -> Any:
     attributes = set(op.attrs)
     if not attributes <= names or (names - attributes if variadic else len(names) - len(attributes) != len(op.inputs)):
         return None
-    try:
-        values = tuple(sorted((name, plain_value(value)) for name, value in op.attrs.items()))
-    except TypeError:
+    values = plain_attributes(op)
+    if values is None:
         return None
     return type(op), values, tuple((x.dtype.name, str(x.device), tuple(map(extent_text, x.shape))) for x in op.inputs)
 

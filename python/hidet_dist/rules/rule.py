@@ -16,7 +16,7 @@ from hidet.ir.expr import Expr
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
-from hidet_dist.rules.local import localize, plain_value, rebuild
+from hidet_dist.rules.local import localize, plain_attributes, rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
@@ -820,10 +820,8 @@ class RuleTable:
 
 def signature_of(op: Operator) -> Any:
     """Make a key that is equal for operators with the same definition; an incomparable attribute makes it unique."""
-
-    try:
-        values = tuple([(name, plain_value(op.attrs[name])) for name in sorted(op.attrs)])
-    except TypeError:
+    values = plain_attributes(op)
+    if values is None:
         return id(op)
     tensors = tuple(
         [

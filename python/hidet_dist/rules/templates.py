@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from hidet.graph import Operator
 
 from hidet_dist.rules.access import Digit
-from hidet_dist.rules.local import plain_value
+from hidet_dist.rules.local import plain_attributes
 from hidet_dist.traits import Dims, Shape
 from hidet_dist.weights.storage import storage_of
 
@@ -30,9 +30,8 @@ def proofs_of(op: Operator) -> dict[Hashable, bool]:
     They have its class, and its attributes and dtypes. The proofs of an operator with other attributes than plain ones
     are its own.
     """
-    try:
-        attributes = tuple(sorted((name, plain_value(value)) for name, value in op.attrs.items()))
-    except TypeError:
+    attributes = plain_attributes(op)
+    if attributes is None:
         return {}
     tensors = tuple((x.dtype.name, str(x.device), storage_of(x)) for x in op.inputs)
     if len(_proofs) >= _MOST_TEMPLATES:
