@@ -319,6 +319,7 @@ def test_paths_check_the_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         real(spec, *case, **options)
 
     monkeypatch.setattr(TensorShardSpec, "validate", counted)
+    monkeypatch.setattr(path, "_GRAPHS", path._Graphs(path._MOST_KEPT))
     ends = [parse("(S0, R, R)"), parse("(R, R, S021)")]
     conversion_seconds((16, 48, 80), 4, ends, ends, cluster_of((2, 2, 2)))
     assert len(checked) == len(ends)
