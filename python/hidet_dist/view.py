@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import hidet
 from hidet.graph import FlowGraph, Operator
@@ -205,6 +206,11 @@ class GraphView:
         if number not in self._signatures:
             self._signatures[number] = signature_of(self.operators[number])
         return self._signatures[number]
+
+    @cached_property
+    def kinds(self) -> int:
+        """The number of unlike operators."""
+        return len({self.signature(number) for number in range(len(self.operators))})
 
     def uses(self) -> Iterator[tuple[str, Use]]:
         """Iterate over the uses of tensors by name, in execution order, graph outputs last."""

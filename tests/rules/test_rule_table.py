@@ -62,6 +62,8 @@ def test_few_choices_reduce_over_all_axes_of_a_factor_at_once():
     assert max(len(choice.spec.reduce_fns[0]) for choice in choices) == 1
     rule = RuleTable(mesh).rule(op)
     assert all(rule.choice(choice.spec, mesh) == choice for choice in choices)
+    assert RuleTable(mesh).joint(op, proven=False) == choices
+    assert RuleTable(mesh).replicated(op) == choices[:1]
 
 
 def test_tables_of_other_meshes_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Limits of time and memory: planning ends with the best plan known or an error that says what was not found.
 
-Time is that of a clock which advances by one second whenever it is read, so that no verdict depends on the machine.
+Time is that of a clock which advances by a second, or less, whenever it is read, so that no verdict depends on the
+machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hidet
 import pytest
@@ -24,10 +25,11 @@ from hidet_dist.normalize import normalize
 from hidet_dist.pipeline import PipelineOptions, PipelineResult
 from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.rules import rule
-from hidet_dist.rules.rule import signature_of
+from hidet_dist.rules.rule import RuleTable, signature_of
 from hidet_dist.search import SearchOptions, find_plan, search, tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.elimination.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
@@ -47,7 +49,7 @@ from hidet_dist.search.problem import (
     readers,
 )
 from hidet_dist.search.problem.prices import Prices
-from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
 
@@ -58,13 +60,13 @@ GRACE = 60  # readings of the clock after the deadline: the parts of a search th
 
 
 class Clock:
-    """A clock that advances by a second whenever it is read."""
+    """A clock that advances by a second, or another ``step``, whenever it is read."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, step: float = 1.0) -> None:
+        self.now, self.step = 0.0, step
 
     def __call__(self) -> float:
-        self.now += 1
+        self.now += self.step
         return self.now
 
 
@@ -236,16 +238,70 @@ def test_at_any_deadline_axes_that_cannot_split_heads_split_something_else() -> 
     assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
 
 
-def test_at_a_short_deadline_a_plan_of_few_choices_is_the_best_of_them() -> None:
+@pytest.mark.parametrize(
+    ("deadline", "step"),
+    [pytest.param(0.25, 1e-3, id="few choices first"), pytest.param(30.0, 1.0, id="all choices first")],
+)
+def test_at_a_short_deadline_a_plan_of_few_choices_is_the_best_of_them(deadline: float, step: float) -> None:
     """For this model that is the best one of all; the plan that holds least takes twice as long."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2)))
 
-    def seconds(deadline: float) -> float:
-        options = SearchOptions(solver_time_limit_seconds=deadline, clock=Clock())
-        return find_plan(graph, cluster, options, report=False).plan.seconds
+    def seconds(**limit: Any) -> float:
+        return find_plan(graph, cluster, SearchOptions(**limit), report=False).plan.seconds
 
-    best = seconds(FOREVER)
-    assert warned(lambda: seconds(1.0)) == pytest.approx(best, rel=SearchOptions().solver_gap)
+    best = seconds(solver_time_limit_seconds=None)
+    short = warned(lambda: seconds(solver_time_limit_seconds=deadline, clock=Clock(step)))
+    assert short == pytest.approx(best, rel=SearchOptions().solver_gap)
+
+
+def test_where_all_choices_may_take_too_long_a_plan_of_replicated_operators_comes_first() -> None:
+    """It is returned where few choices are not even formulated in twice the time."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2)))
+    told: list[float] = []
+
+    def planned(deadline: float) -> Plan:
+        told.clear()
+        clock = Clock(1e-3)
+        options = SearchOptions(
+            solver_time_limit_seconds=deadline, clock=clock, on_incumbent=lambda seconds, _: told.append(seconds)
+        )
+        plan = find_plan(graph, cluster, options, report=False).plan
+        assert told[-1] == pytest.approx(plan.seconds)
+        return plan
+
+    first = warned(lambda: planned(2e-3))
+    assert all(operator.spec.is_replicated for operator in first.stages[0].operators)
+    better = warned(lambda: planned(0.25))
+    assert told[0] == pytest.approx(first.seconds) and better.seconds < 0.9 * first.seconds
+
+
+def test_few_choices_are_proven_where_a_plan_takes_them() -> None:
+    """Those that are refuted are left out, and others are taken."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2)))
+
+    def operators(rules: RuleTable) -> list[OperatorPlan]:
+        options = SearchOptions(solver_time_limit_seconds=0.25, clock=Clock(1e-3))
+        found = warned(lambda: find_plan(graph, cluster, options, report=False, rules=rules))
+        return list(found.plan.stages[0].operators)
+
+    taken = operators(RuleTable(cluster.mesh))
+    number = next(n for n, operator in enumerate(taken) if not operator.spec.is_replicated)
+    refuted = taken[number].spec
+
+    class Doubtful(RuleTable):
+        """Rules by which one choice of one operator is not right."""
+
+        def joint(self, op: hidet.graph.Operator, proven: bool = True) -> tuple[rule.Choice, ...]:
+            offered = super().joint(op, proven)
+            return tuple(one for one in offered if self.choice(op, one.spec) is not None) if proven else offered
+
+        def choice(self, op: hidet.graph.Operator, spec: OpShardSpec) -> rule.Choice | None:
+            return None if op is graph.nodes[number] and spec == refuted else super().choice(op, spec)
+
+    table = Doubtful(cluster.mesh)
+    others = operators(table)
+    assert others[number].spec != refuted
+    assert all(table.choice(op, plan.spec) is not None for op, plan in zip(graph.nodes, others, strict=True))
 
 
 @pytest.mark.parametrize("factors", [(2,), pytest.param((4, 100), marks=pytest.mark.slow)])
@@ -254,7 +310,7 @@ def test_at_a_short_deadline_more_memory_makes_no_plan_slower(factors: tuple[int
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2, 2)))
 
     def seconds(budget: int) -> float:
-        options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=1.0, clock=Clock())
+        options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=0.3, clock=Clock(1e-3))
         return warned(lambda: search(graph, cluster, options)).seconds
 
     tight = int(1.1 * 63_072)
@@ -389,16 +445,20 @@ class Formulated:
 
 
 @pytest.mark.parametrize(
-    ("operators", "formulated"),
-    [pytest.param(10**9, [True, False], id="too large"), pytest.param(9, [False, True], id="in time")],
+    ("operators", "kinds", "formulated"),
+    [
+        pytest.param(10**9, 9, [ChoiceSet.FEW, ChoiceSet.ALL], id="too large"),
+        pytest.param(9, 9, [ChoiceSet.ALL, ChoiceSet.FEW], id="in time"),
+        pytest.param(9, 999, [ChoiceSet.REPLICATED, ChoiceSet.FEW, ChoiceSet.ALL], id="many kinds"),
+    ],
 )
-def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, formulated: list[bool]) -> None:
-    whole, made = dense(9, 4), list[bool]()
+def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, kinds: int, formulated: list[ChoiceSet]) -> None:
+    whole, made = dense(9, 4), list[ChoiceSet]()
     unfit = replace(whole, budget=0)
 
-    def make(_limits: Limits | None, simple: bool) -> Formulated:
-        made.append(simple)
-        return Formulated(unfit if simple else whole)
+    def make(_limits: Limits | None, choice_set: ChoiceSet) -> Formulated:
+        made.append(choice_set)
+        return Formulated(whole if choice_set is ChoiceSet.ALL else unfit)
 
     limits = Limits(100.0, clock=Clock())
 
@@ -406,7 +466,7 @@ def test_no_formulation_is_begun_in_vain_or_made_twice(operators: int, formulate
         limits.reach()
         raise SolverError("no plan was found in time")
 
-    found, solution = plan_in_time(make, solve, lambda _: SolveOptions(limits=limits), limits, operators)
+    found, solution = plan_in_time(make, solve, lambda _: SolveOptions(limits=limits), limits, operators, kinds)
     assert found.problem is whole and made == formulated
     assert peak(whole, solution.choices) <= whole.budget
 
@@ -430,7 +490,7 @@ def test_a_plan_of_which_nothing_is_known_is_compared_with_one_of_few_choices(be
         return SolveOptions(limits=limits, on_incumbent=lambda choices, seconds, *_: known.append((choices, seconds)))
 
     found, solution = plan_in_time(
-        lambda _limits, simple: Formulated(whole if simple else dear), solve, options, limits, 9
+        lambda _, choice_set: Formulated(dear if choice_set is ChoiceSet.ALL else whole), solve, options, limits, 9, 9
     )
     assert told[True] and not told[False]  # by the search of few choices; the one that was cut off is a stand-in
     assert all(seconds == pytest.approx(evaluate(whole, choices)) for choices, seconds in told[True])

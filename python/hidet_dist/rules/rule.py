@@ -177,15 +177,22 @@ class Rule:
                 by_spec.setdefault(choice.spec, choice)
         return tuple(by_spec.values())
 
-    def joint_choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
+    def replicated_choice(self, mesh: DeviceMesh) -> Choice:
+        """Return the choice that computes everything on each device."""
+        (choice,) = self._assigned(mesh, {}, None)
+        return choice
+
+    def joint_choices(self, mesh: DeviceMesh, proven: bool = True) -> tuple[Choice, ...]:
         """List the choices in which neighbouring mesh axes split one factor together, the replicated one first.
 
         They are as many axes as the factor allows, and other axes split another factor. Partial outputs are reduced
         over all axes of a factor at once. Factors with partial outputs are also split by fewer axes, beside another
         factor. There are few such choices whatever the mesh, and plans of nearly the least memory need no others.
+
+        If not ``proven``, it remains to prove those that are taken (:meth:`choice`).
         """
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[Hashable, bool] = {}
+        proofs: dict[Hashable, bool] | None = {} if proven else None
         done: set[Hashable] = set()
 
         def add(choices: Iterable[Choice]) -> bool:
@@ -215,7 +222,7 @@ class Rule:
         return tuple(by_spec.values())
 
     def _joint(
-        self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], proofs: dict[Hashable, bool]
+        self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], proofs: dict[Hashable, bool] | None
     ) -> Iterator[Choice]:
         """Yield the choices of an assignment of mesh axes to factors, reduced over all axes of a factor at once."""
         ways: list[list[tuple[ReduceFn, ...]]] = [[()] for _ in self.op.outputs]
@@ -289,14 +296,15 @@ class Rule:
         self,
         mesh: DeviceMesh,
         axes: Mapping[Digit, tuple[int, ...]],
-        proofs: dict[Hashable, bool],
+        proofs: dict[Hashable, bool] | None,
         reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
         parts: Parts = (),
         offered: OfferedParts = NO_PARTS,
     ) -> Iterator[Choice]:
         """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
 
-        The axes split in ``parts``, others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the
+        Without ``proofs``, which are those known so far, the choices are not proven. The axes split in ``parts``,
+        others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the
         choice with these reduce functions; else those that scatter in the mesh's shares or in parts that are
         ``offered``.
         """
@@ -324,7 +332,7 @@ class Rule:
             return
         in_specs = tuple(spec for spec in ins if spec is not None)
         partial = tuple(spec for spec in outs if spec is not None)
-        if extents:
+        if extents and proofs is not None:
             key: Hashable = (frozenset(axes.items()), parts) if splits else frozenset(extents.items())
             if key not in proofs:
                 proofs[key] = self._proven_on_all(mesh, in_specs, partial, extents, splits)
@@ -765,6 +773,7 @@ class RuleTable:
         self._proofs: dict[Hashable, bool] = {} if like is None else like._proofs  # that choices hold for all sizes
         self._choices: dict[Any, tuple[Choice, ...]] = {}
         self._joint: dict[Any, tuple[Choice, ...]] = {}
+        self._replicated: dict[Any, tuple[Choice]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
         self._last: tuple[Operator, Any] | None = None  # the last operator, and its signature
 
@@ -775,12 +784,19 @@ class RuleTable:
             self._choices[key] = rule.choices(self.mesh, self.offered)
         return rule, self._choices[key]
 
-    def joint(self, op: Operator) -> tuple[Choice, ...]:
+    def joint(self, op: Operator, proven: bool = True) -> tuple[Choice, ...]:
         """Return the :meth:`Rule.joint_choices` of an operator, without deriving all choices."""
         key, rule = self._rule(op)
-        if key not in self._joint:
-            self._joint[key] = rule.joint_choices(self.mesh)
-        return self._joint[key]
+        if (key, proven) not in self._joint:
+            self._joint[key, proven] = rule.joint_choices(self.mesh, proven)
+        return self._joint[key, proven]
+
+    def replicated(self, op: Operator) -> tuple[Choice]:
+        """Return the choice of an operator that computes everything on each device."""
+        key, rule = self._rule(op)
+        if key not in self._replicated:
+            self._replicated[key] = (rule.replicated_choice(self.mesh),)
+        return self._replicated[key]
 
     def rule(self, op: Operator) -> Rule:
         """Return the rule of an operator, or of an equal one."""

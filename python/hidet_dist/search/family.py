@@ -17,6 +17,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.formulation.pins import Pins, parse_pins
@@ -28,7 +29,7 @@ from hidet_dist.search.planner import collector_paused, limits_as_errors, memory
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
-from hidet_dist.symbolic.planning import check_specs, planning_view
+from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
 from hidet_dist.view import GraphView, graph_symbols
 
 Specs = Sequence[TensorShardSpec | None] | None
@@ -126,8 +127,8 @@ def search_family(
     with collector_paused(), limits_as_errors(limits):
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
-        def formulated(part: Limits | None, simple: bool) -> _Joint:
-            if simple:
+        def formulated(part: Limits | None, choice_set: ChoiceSet) -> _Joint:
+            if choice_set is not ChoiceSet.ALL:
                 _share_pins(views, pinned, sharing)
             formulations = []
             for view, member, pins in zip(views, members, pinned, strict=True):
@@ -137,12 +138,17 @@ def search_family(
                     output_specs=member.output_specs,
                     unequal_parts=False,
                 )
-                formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, simple))
+                formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, choice_set))
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 
-        operators = sum(len(view.operators) for view in views)
+        operators, kinds = sum(len(view.operators) for view in views), sum(view.kinds for view in views)
         solver = options.solve_options(limits)
-        joint, solution = plan_in_time(formulated, _solve, lambda _: solver, limits, operators)
+        tables = [rule_table(view, cluster.mesh, rules) for view in views]
+        for few in (ChoiceSet.FEW, ChoiceSet.FEW_PROVEN):
+            joint, solution = plan_in_time(formulated, _solve, lambda _: solver, limits, operators, kinds, few=few)
+            of_graphs = enumerate(zip(joint.formulations, views, tables, strict=True))
+            if all(one.is_proven(view, joint.picks(g, solution.choices), table) for g, (one, view, table) in of_graphs):
+                break
         stages = []
         for g, (view, formulation, tensors) in enumerate(zip(views, joint.formulations, named, strict=True)):
             costs = StageCosts(view, cluster.mesh, model, formulation.fused)

@@ -1,4 +1,4 @@
-"""Plans within a time limit: a simpler problem, or the plan of least memory, where time is short for all choices."""
+"""Plans within a time limit: those of simpler problems, or of least memory, where time is short for all choices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, Solution
@@ -27,30 +28,38 @@ Formulated = TypeVar("Formulated", bound=HasProblem)
 
 
 def plan_in_time(
-    formulated: Callable[[Limits | None, bool], Formulated],
+    formulated: Callable[[Limits | None, ChoiceSet], Formulated],
     solve: Callable[[Formulated, SolveOptions], Solution],
     options: Callable[[Formulated], SolveOptions],
     limits: Limits,
     operators: int,
+    kinds: int,
+    few: ChoiceSet = ChoiceSet.FEW,
 ) -> tuple[Formulated, Solution]:
     """Formulate a problem and solve it; where time is too short for that, find a plan in other ways.
 
-    Time is up while the problem is formulated, or before anything is known of its plans, or it is too short to begin
-    with. Then a simple problem is solved, of few choices. Those may all exceed a budget that some plan fits. Then the
-    plan that holds least is taken, for which all choices are formulated. These two take the time that they need.
+    Where time is short to begin with, the first plan is one of replicated operators, and the second one of few choices.
+    All choices follow in the time that is left, and the best plan is returned. Few choices may take as much time again
+    as there was: their plans are many times better than replicated ones.
+
+    Otherwise few choices follow where time is up while the problem is formulated, or before anything is known of its
+    plans. They take the time that they need. So does the plan that holds least, for which all choices are formulated:
+    it is taken where all others exceed a budget that some plan fits.
 
     Parameters
     ----------
     formulated: callable
-        Formulates the problem within limits, or without any, the simple one if so.
+        Formulates the problem of a set of choices within limits, or without any.
     solve: callable
-        Solves it.
+        Solves the problem of all choices.
     options: callable
         Makes the options for solving one: what is told of plans are choices of that problem alone.
     limits: Limits
         The limits of all that is done, which the options have too.
-    operators: int
-        The number of operators.
+    operators, kinds: int
+        The number of operators, and of unlike ones.
+    few: ChoiceSet
+        The few choices, proven or not.
 
     Raises
     ------
@@ -59,30 +68,40 @@ def plan_in_time(
     OutOfTimeError
         When no plan is found that fits.
     """
+    known: list[tuple[Formulated, Solution]] = []
+
+    def solve_few(choice_set: ChoiceSet, formulating: Limits | None, improving: Limits) -> None:
+        try:
+            simple = formulated(formulating, choice_set)
+            known.append((simple, solve_simple(simple.problem, replace(options(simple), limits=improving))))
+        except OutOfTimeError:
+            pass
+
+    is_short = limits.seconds is not None and limits.seconds < tuning.SHORT_KIND_SECONDS * kinds
+    if is_short:
+        solve_few(ChoiceSet.REPLICATED, None, limits.trial(tuning.REPLICATED_SHARE))
+        solve_few(few, limits.trial(tuning.FEW_OVERRUN) if known else None, limits.trial(tuning.FEW_SHARE))
     whole: Formulated | None = None
-    solution: Solution | None = None
     try:
         part = limits.part(tuning.FORMULATION_SHARE)
         if part.seconds is not None and part.seconds < tuning.LEAST_FORMULATION_SECONDS * operators:
             limits.reach()
             raise OutOfTimeError
-        whole = formulated(part, False)
+        whole = formulated(part, ChoiceSet.ALL)
         solution = solve(whole, options(whole))
         if solution.gap < 1.0 or not limits.time_reached:
             return whole, solution
+        known.append((whole, solution))
     except (OutOfTimeError, SolverError):
         if not limits.time_reached:
             raise
-    simple = formulated(None, True)
-    try:
-        found = solve_simple(simple.problem, options(simple))
-    except OutOfTimeError:
-        if whole is None:
-            whole = formulated(None, False)
-        return whole, solution or solve_least(whole.problem, options(whole))
-    if whole is not None and solution is not None and solution.seconds <= found.seconds:
-        return whole, solution
-    return simple, found
+    if not is_short:
+        solve_few(few, None, limits)
+    if known:
+        return min(known, key=lambda one: one[1].seconds)
+    if whole is None:
+        whole = formulated(None, ChoiceSet.ALL)
+    return whole, solve_least(whole.problem, options(whole))
 
 
 def solve_simple(problem: Problem, solver: SolveOptions) -> Solution:

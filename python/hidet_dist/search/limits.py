@@ -44,7 +44,7 @@ class Limits:
         self._clock = clock
         self._begin = clock()
         self._parent: Limits | None = None
-        self._judged = False
+        self._is_part = self._judged = False
 
     def elapsed_seconds(self) -> float:
         """Seconds since the search began."""
@@ -83,7 +83,7 @@ class Limits:
 
         ``done`` returns the share of its work that is done. It is asked once, when some of the time has passed.
         """
-        if self._judged or self._parent is None or self.seconds is None:
+        if self._judged or not self._is_part or self.seconds is None:
             return
         elapsed = self.elapsed_seconds()
         if elapsed < tuning.JUDGED_SHARE * self.seconds:
@@ -102,6 +102,18 @@ class Limits:
     def part(self, share: float) -> Limits:
         """Make the limits of a part of the search that may take this share of the remaining time."""
         left = self.seconds_left()
-        limits = Limits(None if left is None else share * left, self.nbytes, self._clock)
-        limits._parent, limits.given_seconds = self, self.given_seconds
+        limits = self._of(None if left is None else share * left)
+        limits._parent = self
+        return limits
+
+    def trial(self, share: float) -> Limits:
+        """Make the limits of a part that others follow whether it ends in time or not.
+
+        To reach them cuts nothing. The part ends when this share of the whole time has passed, which may be above 1.
+        """
+        return self._of(None if self.seconds is None else max(0.0, share * self.seconds - self.elapsed_seconds()))
+
+    def _of(self, seconds: float | None) -> Limits:
+        limits = Limits(seconds, self.nbytes, self._clock)
+        limits._is_part, limits.given_seconds = True, self.given_seconds
         return limits

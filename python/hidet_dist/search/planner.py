@@ -20,6 +20,7 @@ from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
+from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.formulation.formulate import Allow, Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
 from hidet_dist.search.formulation.pins import Pins, parse_pins
@@ -34,7 +35,7 @@ from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.report import SearchReport, StepTaken
-from hidet_dist.symbolic.planning import check_specs, planning_view
+from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
@@ -266,61 +267,42 @@ def _search(
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
         incumbents = Incumbents()
+        steps: tuple[StepTaken, ...] = ()
+        made: StagePlan | None = None
         if options.mode == "propagate":
             formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
+            costs = StageCosts(view, cluster.mesh, model, formulation.fused)
+            picks: Sequence[int] = propagate(view, formulation, limits)
+            bound, gap, price = 0.0, 1.0, 0.0
         else:
-            told: list[tuple[Formulation, Incumbents]] = []
 
-            def solve_options(of: Formulation) -> SolveOptions:
-                """Keep the incumbents of each formulation apart: their choices are numbers of its own."""
-                known = Incumbents()
-                told.append((of, known))
+            def formulated(part: Limits | None, choice_set: ChoiceSet) -> Formulation:
+                return formulate(view, cluster, model, options, pins, allow, part, rules, choice_set)
 
-                def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
-                    known(choices, seconds, least, elapsed)
-                    if options.on_incumbent is not None:
-                        options.on_incumbent(seconds, least)
+            table = rule_table(view, cluster.mesh, rules)
+            for few in (ChoiceSet.FEW, ChoiceSet.FEW_PROVEN):
+                formulation, solution, incumbents = _solved(
+                    view, formulated, few, options, limits, insists and allow is None
+                )
+                costs = StageCosts(view, cluster.mesh, model, formulation.fused)
+                picks = solution.choices
+                if overlaps:
+                    overlapping = OverlapSearch(costs, cluster, formulation)
+                    candidate = overlapping.better(solution, options.solve_options(limits))
+                    picks, made = candidate.choices, candidate.stage
+                if formulation.is_proven(view, picks, table):
+                    break
+            gap, bound = solution.gap, solution.seconds * (1 - solution.gap)
+            price, steps = math.fsum(solution.second_per_byte), solution.steps
 
-                return options.solve_options(limits, tell)
+        def describe(choices: Sequence[int]) -> StagePlan:
+            return label_stage(view, stage_of(costs, formulation, choices), tensors)
 
-            def formulated(part: Limits | None, simple: bool) -> Formulation:
-                given = None if simple else allow
-                return formulate(view, cluster, model, options, pins, given, part, rules, simple)
-
-            def solved(whole: Formulation, given: SolveOptions) -> Solution:
-                return optimize(whole.problem, given)
-
-            if insists and allow is None:
-                operators = len(view.operators)
-                formulation, solution = plan_in_time(formulated, solved, solve_options, limits, operators)
-            else:
-                formulation = formulated(limits, False)
-                solution = solved(formulation, solve_options(formulation))
-            incumbents = next(known for of, known in reversed(told) if of is formulation)
-
-        costs = StageCosts(view, cluster.mesh, model, formulation.fused)
-
-        def write(picks: Sequence[int], made: StagePlan | None = None) -> tuple[StagePlan, list[int]]:
-            stage, held = write_stage(costs, cluster, formulation, picks, made)
-            return label_stage(view, stage, tensors), held
-
-        def describe(picks: Sequence[int]) -> StagePlan:
-            return label_stage(view, stage_of(costs, formulation, picks), tensors)
-
-        steps: tuple[StepTaken, ...] = ()
+        stage, held = write_stage(costs, cluster, formulation, picks, made)
+        stage = label_stage(view, stage, tensors)
         if options.mode == "propagate":
-            picks = propagate(view, formulation, limits)
-            (stage, held), bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(max(held), budget)
         else:
-            bound = solution.seconds * (1 - solution.gap)
-            picks, price, steps = solution.choices, math.fsum(solution.second_per_byte), solution.steps
-            made: StagePlan | None = None
-            if overlaps:
-                candidate = OverlapSearch(costs, cluster, formulation).better(solution, options.solve_options(limits))
-                picks, made = candidate.choices, candidate.stage
-            stage, held = write(picks, made)
-            gap = solution.gap
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
             if (most := max(held)) > budget:
@@ -341,6 +323,44 @@ def _search(
         return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, budget, held, left, steps)
 
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price, report_of)
+
+
+def _solved(
+    view: GraphView,
+    formulated: Callable[[Limits | None, ChoiceSet], Formulation],
+    few: ChoiceSet,
+    options: SearchOptions,
+    limits: Limits,
+    insists: bool,
+) -> tuple[Formulation, Solution, Incumbents]:
+    """Formulate a problem and solve it, if it ``insists`` with these few choices where time is short for all.
+
+    The incumbents are those of the formulation that is returned.
+    """
+    told: list[tuple[Formulation, Incumbents]] = []
+
+    def solve_options(of: Formulation) -> SolveOptions:
+        """Keep the incumbents of each formulation apart: their choices are numbers of its own."""
+        known = Incumbents()
+        told.append((of, known))
+
+        def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
+            known(choices, seconds, least, elapsed)
+            if options.on_incumbent is not None:
+                options.on_incumbent(seconds, least)
+
+        return options.solve_options(limits, tell)
+
+    def solve(whole: Formulation, given: SolveOptions) -> Solution:
+        return optimize(whole.problem, given)
+
+    if insists:
+        size = len(view.operators), view.kinds
+        formulation, solution = plan_in_time(formulated, solve, solve_options, limits, *size, few=few)
+    else:
+        formulation = formulated(limits, ChoiceSet.ALL)
+        solution = solve(formulation, solve_options(formulation))
+    return formulation, solution, next(known for of, known in reversed(told) if of is formulation)
 
 
 def formulate_problem(

@@ -8,6 +8,10 @@ PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
 # The whole search (in_time.py).
 FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
+REPLICATED_SHARE = 0.1  # of a short time, until which plans of replicated operators are improved
+FEW_SHARE = 0.6  # of it, until which those of few choices are
+FEW_OVERRUN = 2.0  # times that time, until which few choices are formulated where there is a replicated plan
+SHORT_KIND_SECONDS = 0.2  # for each unlike operator: few choices come first where there is less, as all may take longer
 LEAST_FORMULATION_SECONDS = 2e-4  # for an operator: no large graph takes less, and it is not begun where there is less
 JUDGED_SHARE = 0.2  # of a part's time, after which its pace is judged (limits.py)
 HOPELESS = 2.0  # times its time that a part takes at its pace, above which it is given up

@@ -198,9 +198,12 @@ class SymbolicRules(RuleTable):
             self._sound[key] = tuple(self._hold(op, choices, specs))
         return rule, self._sound[key]
 
-    def joint(self, op: Operator) -> tuple[Choice, ...]:
-        """Return the joint choices of an operator of the twin that hold for all sizes."""
-        choices = super().joint(op)
+    def joint(self, op: Operator, proven: bool = True) -> tuple[Choice, ...]:
+        """Return the joint choices of an operator of the twin, those of symbolic dims if proven to hold for all sizes.
+
+        Many of them do not hold.
+        """
+        choices = super().joint(op, proven)
         symbolic, _ = self._twins(op)
         if symbolic is None:
             return choices

@@ -16,7 +16,8 @@ from hidet_dist.machine import Cluster
 from hidet_dist.reshard import conversion_buffers, conversion_collectives
 from hidet_dist.reshard.buffers import reduction_nbytes
 from hidet_dist.reshard.cost import itemsize
-from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable, signature_of
+from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable
+from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
 from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pin, Pins
@@ -52,6 +53,7 @@ class Formulation:
     pins: the pins that the choices satisfy.
     layouts: the specs of each tensor, by the numbers that edges use for specs; tensors in the order of their numbers.
     states: the specs of each state, one per choice.
+    choice_set: which of all choices there are.
     """
 
     problem: Problem
@@ -65,6 +67,19 @@ class Formulation:
     pins: Pins
     layouts: dict[str, Specs]
     states: list[Specs]
+    choice_set: ChoiceSet
+
+    def is_proven(self, view: GraphView, picks: Sequence[int], table: RuleTable) -> bool:
+        """Tell whether the choices of a plan are proven; those of few choices are proven now, with the table's rules.
+
+        Parameters
+        ----------
+        picks: for each entity, the number of its choice.
+        """
+        if self.choice_set is not ChoiceSet.FEW:
+            return True
+        chosen = (offered[pick] for offered, pick in zip(self.choices, picks, strict=False))
+        return all(table.choice(op, choice.spec) is not None for op, choice in zip(view.operators, chosen, strict=True))
 
     @property
     def state_entities(self) -> range:
@@ -82,7 +97,7 @@ def formulate(
     allow: Allow | None = None,
     limits: Limits | None = None,
     rules: RuleTable | None = None,
-    simple: bool = False,
+    choice_set: ChoiceSet = ChoiceSet.ALL,
 ) -> Formulation:
     """Formulate the planning of a graph: the choices of operators and weights, their costs, and the edges between them.
 
@@ -96,10 +111,8 @@ def formulate(
         Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
     rules: RuleTable, optional
         Rules for any mesh, where they are shared with other graphs.
-    simple: bool
-        Whether to leave out nearly all choices, for a problem that is formulated and solved at once: operators
-        without pins have those of :meth:`hidet_dist.rules.rule.Rule.joint_choices`, and weights are stored whole, or
-        one dim of each is split by all devices.
+    choice_set: ChoiceSet
+        Which choices there are of operators, weights and states without pins.
 
     Raises
     ------
@@ -116,12 +129,12 @@ def formulate(
             "only: leave the shares out."
         )
     offered = offered_parts(view, mesh, pins, rules, options.unequal_parts, options.mode == "search")
-    weights = _weight_specs(view, pins, simple, offered)
+    weights = _weight_specs(view, pins, choice_set is not ChoiceSet.ALL, offered)
     input_pins = [pins.tensors.get(name, []) for name in view.inputs]
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, rule_table(view, mesh, rules, offered), pins, allow, limits, simple)
+    choices, notes = _operator_choices(view, rule_table(view, mesh, rules, offered), pins, allow, limits, choice_set)
     _in_place(view, choices)
     states = [_state_specs(view, pins, name, choices) for name in view.states]
     fused = model.fused(view)
@@ -149,7 +162,8 @@ def formulate(
     unlike = {id(of_layouts): of_layouts for of_layouts in tensors.numbers.values()}
     specs_of = {number: [spec for spec, _ in of_layouts] for number, of_layouts in unlike.items()}
     layouts = {name: specs_of[id(of_layouts)] for name, of_layouts in tensors.numbers.items()}
-    return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts, states)
+    boundary = weights, inputs, outputs
+    return Formulation(problem, fused, choices, notes, numbers, *boundary, pins, layouts, states, choice_set)
 
 
 def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
@@ -189,22 +203,25 @@ def _state_specs(view: GraphView, pins: Pins, name: str, choices: Sequence[tuple
 
 
 def _operator_choices(
-    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits, simple: bool
+    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits, choice_set: ChoiceSet
 ) -> tuple[list[tuple[Choice, ...]], list[str]]:
     """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated.
 
-    If ``simple``, an operator without pins, and that updates no state with pins, has the few choices of
-    :meth:`hidet_dist.rules.rule.RuleTable.joint`.
+    An operator without pins, and that updates no state with pins, has those of the ``choice_set``.
     """
-    choices, notes = [], []
+    choices: list[tuple[Choice, ...]] = []
+    notes = []
     pinned = {*pins.operators, *(number for number, state in view.updates.items() if pins.tensors.get(state))}
     for number, op in enumerate(view.operators):
         limits.check()
-        if simple and number not in pinned:
-            choices.append(table.joint(op))
+        limits.check_pace(functools.partial(_share_of_kinds, view, number))
+        if choice_set is not ChoiceSet.ALL and number not in pinned:
+            if choice_set is ChoiceSet.REPLICATED:
+                choices.append(table.replicated(op))
+            else:
+                choices.append(table.joint(op, choice_set is ChoiceSet.FEW_PROVEN))
             notes.append("")
             continue
-        limits.check_pace(functools.partial(_share_of_kinds, view, number))
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
@@ -217,8 +234,7 @@ def _operator_choices(
 
 def _share_of_kinds(view: GraphView, number: int) -> float:
     """Compute the share that the first operators have of all kinds of operators, whose rules are derived once each."""
-    known = {signature_of(op) for op in view.operators[:number]}
-    return len(known) / len(known.union(map(signature_of, view.operators[number:])))
+    return len({view.signature(one) for one in range(number)}) / view.kinds
 
 
 def _operator_costs(
