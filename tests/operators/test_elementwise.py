@@ -94,6 +94,17 @@ def test_powers_clamps_and_choices(dtype):
     compare(lambda a, b: elementwise.div(a, b, "trunc"), lambda a, b: torch.div(a, b, rounding_mode="trunc"), x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+def test_powers_of_integers_by_integers_are_exact_modulo_the_range(dtype):
+    """Odd bases have powers other than 0 by any exponent, and only 1 and -1 have inverses."""
+    least = torch.iinfo(dtype).min
+    bases = torch.tensor([least, -7, -3, -2, -1, 0, 1, 2, 3, 10, torch.iinfo(dtype).max], dtype=torch.int64)
+    exponents = torch.tensor([0, 1, 2, 3, 5, 19, 37, 39, 62, 63, 64, 65, 99, torch.iinfo(dtype).max])
+    if dtype.is_signed:
+        exponents = torch.cat([exponents, torch.tensor([-1, -2, least])])
+    compare(elementwise.pow, torch.pow, bases.to(dtype)[:, None], exponents.to(dtype))
+
+
 def test_numbers_alone_are_chosen_in_the_dtype_that_they_have():
     compare(lambda c: elementwise.where(c, 1.5, 2.5), lambda c: torch.where(c, 1.5, 2.5), booleans(3, 4))
     compare(lambda c: elementwise.where(c, 1, 0), lambda c: torch.where(c, 1, 0), booleans(3, 4))

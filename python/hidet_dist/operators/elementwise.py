@@ -77,6 +77,15 @@ def _integer_power_of(v: Expr, d: DataType, *squares: int) -> Expr:
     return if_then_else(v < d.zero, negative, result)
 
 
+def _integer_power_of_bits(a: Expr, b: Expr, d: DataType) -> Expr:
+    """The power of an integer by one of six bits."""
+    result: Expr = d.one
+    for place in range(_POWER_BITS):
+        result = result * if_then_else(BitwiseAnd(b, d(1 << place)) == d.zero, d.one, a)
+        a = a * a
+    return result
+
+
 def _clamped(v: Expr, d: DataType, low: Scalar | None, high: Scalar | None) -> Expr:
     if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
         return d(math.nan)
@@ -220,6 +229,7 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
     "logical_xor": lambda a, b, d: ir.logical_or(
         ir.logical_and(a, ir.logical_not(b)), ir.logical_and(ir.logical_not(a), b)
     ),
+    "integer_power_of_bits": _integer_power_of_bits,
     "bitwise_and": lambda a, b, d: BitwiseAnd(a, b),
     "bitwise_or": lambda a, b, d: BitwiseOr(a, b),
     "bitwise_xor": lambda a, b, d: BitwiseXor(a, b),
@@ -405,10 +415,31 @@ def pow(x: Operand, y: Operand) -> Tensor:
         while len(squares) < 8 * int(dtype.nbytes) - dtype.signedness():
             squares.append(wrapped(squares[-1] ** 2, dtype))
         return MapOp(to_dtype(y, dtype), "integer_power_of", squares).outputs[0]
-    # Integers are computed in double precision, which represents all powers below 2**53.
-    return to_dtype(round(_combined("pow", x, y, data_type("float64"))), dtype)
+    return _integer_powers(to_dtype(x, dtype), to_dtype(y, dtype))
 
 
+def _integer_powers(x: Tensor, y: Tensor) -> Tensor:
+    """Raise integers to the power of others of their dtype, modulo its range; negative powers are those of inverses.
+
+    An operator takes six bits of the exponent, as its expression doubles with each: the last square has 32 factors.
+    """
+    bits = 8 * int(x.dtype.nbytes) - x.dtype.signedness()
+    base, result = x, None
+    for place in range(0, bits, _POWER_BITS):
+        part = bitwise_and(bitwise_right_shift(y, place), 2**_POWER_BITS - 1)
+        power = CombineOp(base, part, "integer_power_of_bits").outputs[0]
+        result = power if result is None else mul(result, power)
+        if place + _POWER_BITS < bits:
+            base = MapOp(base, "integer_power", [2**_POWER_BITS]).outputs[0]
+    assert result is not None
+    if not x.dtype.signedness():
+        return result
+    odd = where(eq(bitwise_and(y, 1), 0), 1, x)
+    inverse = where(eq(x, 1), 1, where(eq(x, -1), odd, 0))
+    return where(lt(y, 0), to_dtype(inverse, x.dtype), result)
+
+
+_POWER_BITS = 6
 _MOST_INTEGER_POWER = 64  # the powers of 2 and more that any dtype holds
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from hidet import ops
 from hidet.graph import Tensor
+from hidet.ir.type import data_type
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
@@ -123,10 +124,16 @@ def _mod(node: Node) -> Tensor:
 @lowers("Pow")
 def _pow(node: Node) -> Tensor:
     x, y = node.tensor(0), node.operand(1)
+    dtype = x.dtype
     if not isinstance(y, Tensor):
-        y = int(y) if not x.dtype.is_float() and float(y).is_integer() else y  # type: ignore[arg-type]
-        return to_dtype(elementwise.pow(x, y), x.dtype)
-    return to_dtype(elementwise.pow(x, y if y.dtype == x.dtype else to_dtype(y, x.dtype)), x.dtype)
+        y = int(y) if not dtype.is_float() and float(y).is_integer() else y  # type: ignore[arg-type]
+        is_float = isinstance(y, float)
+    else:
+        is_float = y.dtype.is_float()
+        y = y if is_float else to_dtype(y, dtype)
+    if is_float and not dtype.is_float():
+        x = to_dtype(x, data_type("float64"))  # as in NumPy: float32 has not all integers
+    return to_dtype(elementwise.pow(x, y), dtype)
 
 
 @lowers("Max", "Min", "Sum", "Mean")
