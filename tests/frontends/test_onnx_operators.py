@@ -11,7 +11,7 @@ from onnx import helper
 from tests.frontends.test_from_onnx import check, floats, made, run
 
 import hidet_dist
-from hidet_dist.errors import UnsupportedModelError
+from hidet_dist.errors import TraceError, UnsupportedModelError
 
 X = floats(2, 3, 4, 5)
 
@@ -92,6 +92,14 @@ def test_dims_from_the_axis_on_are_one_before_opset_13(tmp_path, operator):
     hard = np.arange(rows.shape[1]) == rows.argmax(1)[:, None]
     want = {"Softmax": soft, "LogSoftmax": np.log(soft), "Hardmax": hard}[operator].reshape(X.shape)
     np.testing.assert_allclose(run(path, {"x": X})["y"], want, atol=1e-9)
+
+
+def test_a_reason_that_is_a_sentence_is_told_as_it_is(tmp_path):
+    path = tmp_path / "model.onnx"
+    node = helper.make_node("Pow", ["x", "power"], ["y"])
+    onnx.save(made([node], {"x": ints(2, 3)}, ["y"], {"power": np.array(-1)}), path)
+    with pytest.raises(TraceError, match=r"cannot be lowered: Integers have no power -1: convert the base"):
+        hidet_dist.from_onnx(path)
 
 
 def body(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[str]) -> onnx.GraphProto:

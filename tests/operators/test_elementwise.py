@@ -103,6 +103,8 @@ def test_powers_of_integers_by_integers_are_exact_modulo_the_range(dtype):
     if dtype.is_signed:
         exponents = torch.cat([exponents, torch.tensor([-1, -2, least])])
     compare(elementwise.pow, torch.pow, bases.to(dtype)[:, None], exponents.to(dtype))
+    for exponent in (63, 64, 99, *((4097,) if dtype.itemsize > 1 else ())):  # a number must be one of the dtype
+        compare(lambda v, e=exponent: elementwise.pow(v, e), lambda v, e=exponent: torch.pow(v, e), bases.to(dtype))
 
 
 def test_numbers_alone_are_chosen_in_the_dtype_that_they_have():

@@ -440,7 +440,6 @@ def _integer_powers(x: Tensor, y: Tensor) -> Tensor:
 
 
 _POWER_BITS = 6
-_MOST_INTEGER_POWER = 64  # the powers of 2 and more that any dtype holds
 
 
 def _power(x: Tensor, exponent: Scalar) -> Tensor:
@@ -453,9 +452,10 @@ def _power(x: Tensor, exponent: Scalar) -> Tensor:
         return MapOp(x, "power", [float(exponent)]).outputs[0]  # type: ignore[arg-type]
     if exponent < 0:  # type: ignore[operator]
         raise ValueError(f"Integers have no power {exponent}: convert the base to a floating point dtype first.")
-    if exponent > _MOST_INTEGER_POWER:  # type: ignore[operator]
-        raise ValueError(f"Integers overflow at the power {exponent}: {_MOST_INTEGER_POWER} is the greatest supported.")
-    return MapOp(x, "integer_power", [int(exponent)]).outputs[0]  # type: ignore[arg-type]
+    most = 2**_POWER_BITS
+    high, low = divmod(int(exponent), most)  # type: ignore[arg-type]
+    power = MapOp(x, "integer_power", [low]).outputs[0]
+    return mul(power, _power(MapOp(x, "integer_power", [most]).outputs[0], high)) if high else power
 
 
 def _comparison(function: str) -> Callable[[Operand, Operand], Tensor]:

@@ -14,18 +14,8 @@ from hidet.ir.type import data_type
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import (
-    Invalid,
-    Node,
-    Refused,
-    check_single,
-    dim_of,
-    dims_of,
-    lowers,
-    norm_order,
-    rank_of,
-    static,
-)
+from hidet_dist.frontends.onnx.nodes import Node, check_single, dim_of, dims_of, lowers, norm_order, rank_of, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import Extent, extents_of

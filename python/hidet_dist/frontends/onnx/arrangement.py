@@ -14,9 +14,7 @@ from hidet_dist import operators
 from hidet_dist.checks import shown
 from hidet_dist.frontends.onnx.nodes import (
     MOST_ELEMENTS,
-    Invalid,
     Node,
-    Refused,
     Value,
     bounded,
     check_single,
@@ -26,6 +24,7 @@ from hidet_dist.frontends.onnx.nodes import (
     rank_of,
     static,
 )
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.dtypes import to_dtype
 from hidet_dist.spec.extents import Extent, extents_of, same_shape

@@ -13,7 +13,8 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, Refused, bounded, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, bounded, lowers, rank_of, static
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.attention import LEAST, Mask, attention_mask, causal_mask, repeated_heads

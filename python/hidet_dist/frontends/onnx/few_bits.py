@@ -14,7 +14,8 @@ from hidet.graph import Tensor
 
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import tensor_of
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, lowers, rank_of, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.weights.grouped_matrix import Elements, GroupedMatrix, PackedNumbers, places_in_order

@@ -12,7 +12,8 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.arithmetic import gemm
 from hidet_dist.frontends.onnx.layers import convolved
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, lowers, rank_of, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import extents_of

@@ -18,7 +18,8 @@ from hidet_dist.frontends.onnx.attention import (
     near_by_batch,
     rotated_heads,
 )
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, Invalid, Node, Refused, bounded, lowers, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, Node, bounded, lowers, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.limits import MOST_PLACES
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.attention import LEAST, Mask

@@ -11,19 +11,8 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.onnx.nodes import (
-    MICROSOFT,
-    ONNX,
-    Invalid,
-    Node,
-    Refused,
-    bounded,
-    dims_of,
-    lowers,
-    norm_order,
-    rank_of,
-    static,
-)
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, ONNX, Node, bounded, dims_of, lowers, norm_order, rank_of, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.pooling import WindowPoolOp, along_dim

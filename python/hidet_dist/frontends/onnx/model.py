@@ -29,11 +29,12 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     quantization,
 )
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Body, Invalid, Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Body, Node, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.unrolled import body_of, count_nodes
 from hidet_dist.frontends.onnx.validity import STANDARD, check_model, inline_functions, opset_of, put_into_own_domain
+from hidet_dist.frontends.refusals import Invalid, Refused, reason_of
 from hidet_dist.limits import MOST_DIMS, MOST_KNOWN_ELEMENTS, MOST_NODES, MOST_OPERANDS
 from hidet_dist.operators.dtypes import constant, counted_constants
 from hidet_dist.spec.extents import extents_of
@@ -309,7 +310,7 @@ class _Lowerer:
             # An operator noticed that the model, or a shape in it, is malformed.
             raise TraceError(
                 f"Node {number} ({proto.op_type} {proto.name!r}) of {self.file.path} cannot be lowered: "
-                f"{type(error).__name__}: {error}"
+                + reason_of(error)
             ) from error
         for name, value in zip(proto.output, outputs, strict=False):
             if name:

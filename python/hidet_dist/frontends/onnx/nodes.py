@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from hidet.graph import Tensor
 
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators.dtypes import Operand
 from hidet_dist.spec.extents import Extent, extents_of
 
@@ -20,14 +21,6 @@ An array of the dtype object has sizes, some of which are expressions of symboli
 """
 
 Lowering = Callable[["Node"], Any]
-
-
-class Refused(Exception):
-    """An unsupported operator, or an unsupported use of one; the message is the reason."""
-
-
-class Invalid(Exception):
-    """A node that the standard does not allow; the message is the reason."""
 
 
 MOST_ELEMENTS = 2**20

@@ -18,7 +18,8 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.onnx.initializers import dtype_name
 from hidet_dist.frontends.onnx.layers import average_pool, groups_of, pads_of
-from hidet_dist.frontends.onnx.nodes import MICROSOFT, ONNX, Invalid, Node, Refused, dim_of, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MICROSOFT, ONNX, Node, dim_of, lowers, rank_of, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions, shaping
 from hidet_dist.operators.dtypes import Operand, to_dtype
 from hidet_dist.spec.extents import extents_of, same_shape

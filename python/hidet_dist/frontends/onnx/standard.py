@@ -17,7 +17,7 @@ from hidet.graph import Tensor
 
 from hidet_dist.checks import shortened, shown
 from hidet_dist.frontends.onnx.initializers import DTYPES, KNOWN_ELEMENTS
-from hidet_dist.frontends.onnx.nodes import Invalid
+from hidet_dist.frontends.refusals import Invalid
 from hidet_dist.limits import MOST_BYTES, MOST_DIMS
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.weights.header import ITEMSIZE

@@ -10,7 +10,7 @@ import numpy as np
 from hidet.ir.expr import Add, BinaryExpr, Constant, Div, Expr, Mod, Multiply, SymbolVar, is_constant
 from hidet.ir.tools import simplify
 
-from hidet_dist.frontends.onnx.nodes import Refused
+from hidet_dist.frontends.refusals import Refused
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,

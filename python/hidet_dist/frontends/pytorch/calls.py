@@ -12,6 +12,7 @@ from hidet.graph import Tensor
 from hidet.ir import data_type
 
 from hidet_dist.errors import TraceError
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import to_dtype
 from hidet_dist.operators.dtypes import wrapped
 from hidet_dist.spec.extents import Extent
@@ -42,14 +43,6 @@ def name_of_dtype(x: torch.Tensor, what: str) -> str:
 
 
 Lowering = Callable[..., Any]
-
-
-class Refused(Exception):
-    """An unsupported operator, or an unsupported use of one; the message is the reason."""
-
-
-class Invalid(Exception):
-    """A call that PyTorch refuses, whatever the inputs of the model are; the message is the reason."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from hidet.graph import Tensor, ops
 from hidet.ir.expr import Expr
 
-from hidet_dist.frontends.pytorch.calls import Call, Lowering, Refused, constant, lowers
+from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lowers
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import elementwise, to_dtype
 from hidet_dist.operators.elementwise import CombineScalarOp
 

@@ -9,7 +9,8 @@ import numpy as np
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, Invalid, Refused, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, lowers, static
+from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions, to_dtype
 from hidet_dist.operators.dtypes import constant
 from hidet_dist.operators.shaping import expanded, reshaped

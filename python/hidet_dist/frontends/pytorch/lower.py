@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -19,21 +18,12 @@ from torch.utils import _pytree as pytree
 
 from hidet_dist.errors import EmptyTensorError, MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
-from hidet_dist.frontends.pytorch.calls import (
-    DTYPES,
-    Call,
-    Invalid,
-    Lowering,
-    Refused,
-    Result,
-    lowering_of,
-    name_of_dtype,
-    takes_numbers,
-)
+from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Result, lowering_of, name_of_dtype, takes_numbers
 from hidet_dist.frontends.pytorch.empties import empty_tensors
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
 from hidet_dist.frontends.pytorch.patterns import Pattern
+from hidet_dist.frontends.refusals import Invalid, Refused, reason_of
 from hidet_dist.operators import promoted_dtype
 from hidet_dist.operators.states import read_state, replace_state
 from hidet_dist.spec.extents import extents_of, same_shape
@@ -438,8 +428,7 @@ class _Lowerer:
                     node, "it needs sizes that are known, and has symbolic ones: leave them out of dynamic_shapes"
                 )
                 return self.stand_in(meta)
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self.refuse(node, f"{type(error).__name__}: {error} ({PurePath(where.filename).name}:{where.lineno})")
+            self.refuse(node, reason_of(error))
             return self.stand_in(meta)
         if not self.missing:
             self.check(node, result, results)

@@ -7,7 +7,8 @@ from typing import Any
 
 from hidet.graph import Tensor
 
-from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers
+from hidet_dist.frontends.pytorch.calls import Call, lowers
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 

@@ -10,7 +10,8 @@ import torch
 from hidet.graph import Tensor
 from torch.utils import _pytree as pytree
 
-from hidet_dist.frontends.pytorch.calls import Call, Lowering, Refused, lowering_of, lowers
+from hidet_dist.frontends.pytorch.calls import Call, Lowering, lowering_of, lowers
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import elementwise, shaping
 from hidet_dist.operators.shaping import expanded
 

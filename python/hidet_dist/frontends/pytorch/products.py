@@ -9,8 +9,9 @@ from typing import Any
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, lowers, static
 from hidet_dist.frontends.pytorch.experts import by_gathered
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import attention, elementwise
 from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from hidet.graph import Tensor
 
-from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers
+from hidet_dist.frontends.pytorch.calls import Call, lowers
+from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import shaping
 from hidet_dist.operators.recurrent import gru, lstm
 
