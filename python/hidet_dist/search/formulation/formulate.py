@@ -214,7 +214,6 @@ def _operator_choices(
     pinned = {*pins.operators, *(number for number, state in view.updates.items() if pins.tensors.get(state))}
     for number, op in enumerate(view.operators):
         limits.check()
-        limits.check_pace(functools.partial(_share_of_kinds, view, number))
         if choice_set is not ChoiceSet.ALL and number not in pinned:
             if choice_set is ChoiceSet.REPLICATED:
                 choices.append(table.replicated(op))
@@ -222,6 +221,7 @@ def _operator_choices(
                 choices.append(table.joint(op, choice_set is ChoiceSet.FEW_PROVEN))
             notes.append("")
             continue
+        limits.check_pace(functools.partial(_share_of_kinds, view, number))
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
