@@ -91,6 +91,7 @@ SEARCH_LAYERS: tuple[str, ...] = (
     "formulation",
     "problem",
     # Settings.
+    "choice_sets",
     "options",
     "steps",
     "limits",
