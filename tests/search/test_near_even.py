@@ -23,6 +23,7 @@ from hidet_dist.soundness.plans import check_calls, check_stage, evaluate_graph,
 from hidet_dist.soundness.states import STATEFUL
 from hidet_dist.spec import DeviceMesh, StagePlan
 from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
 
 HEADS, SIZE = 4, 3
@@ -58,7 +59,7 @@ def assert_sound(graph: NormalGraph, stage: StagePlan) -> None:
 
 
 def test_numbers_of_heads_are_known_with_the_dims_that_they_split() -> None:
-    assert heads_of(normalize(block())) == {HEADS: frozenset({HEADS, HEADS * SIZE})}
+    assert heads_of([GraphView(normalize(block()))]) == {HEADS: frozenset({HEADS, HEADS * SIZE})}
 
 
 @pytest.mark.parametrize(("shape", "parts"), [((3,), "0[2,1,1]"), ((2, 3), "1[2,1,1]")])
@@ -142,7 +143,7 @@ def test_states_are_split_in_parts_of_heads() -> None:
     pins = dict.fromkeys(("keys", "values"), "(R, S0[2,1,1], R)")
     stage = search(graph, machine(3), pins=pins, symbols=stateful.symbols).stages[0]
     assert [str(state.spec) for state in stage.states] == list(pins.values())
-    assert check_calls(graph, stage, [stateful.draw(rng) for _ in range(3)]) == ""
+    assert check_calls(graph, [stage], [stateful.draw(rng) for _ in range(3)]) == ""
 
 
 @pytest.mark.slow

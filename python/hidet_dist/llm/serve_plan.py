@@ -13,6 +13,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.configuration import Configuration, offline
 from hidet_dist.frontends.pytorch.module import from_torch
+from hidet_dist.limits import MOST_BYTES
 from hidet_dist.llm.checkpoint import Checkpoint, blaming, module_of
 from hidet_dist.llm.loading import name_of
 from hidet_dist.llm.options import LoadOptions
@@ -141,9 +142,10 @@ def plan_serving(
     prefill, decode = (planned.members[name] for name in (PREFILL, DECODE))
 
     def seconds(like: Planned, tokens: int, sequences: int) -> float:
-        """Predict a plan's time for other sizes of a step."""
+        """Predict a plan's time for other sizes of a step, whether the device has room for it or not."""
         given = sizes(tokens, sequences)
-        prepared = Traced.of(graph, distributed, {**optimization, "symbols": given}).prepare()
+        whole = {**optimization, "symbols": given, "mem_budget": MOST_BYTES}
+        prepared = Traced.of(graph, distributed, whole).prepare()
         return _seconds(prepared.take(_of_sizes(like.plan, prepared.view, given)))
 
     stages = [one.plan.stages[0] for one in (prefill, decode)]

@@ -234,7 +234,7 @@ class PreparedFamily:
         """
         members, optimization = list(self.members.items()), self.first.traced.optimization
         options = replace(
-            optimization.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols={}
+            self.first.traced.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols={}
         )
         stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
         shares = self.first.traced.distributed.searches_shares

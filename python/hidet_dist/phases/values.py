@@ -51,6 +51,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Clock
+from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pairwise import encode, save_problem
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.recost import check_budget, recost_stage
@@ -123,6 +124,10 @@ class Traced:
     def symbols(self) -> tuple[SymbolPlan, ...]:
         """The declared symbolic dims."""
         return tuple(size.of(name) for name, size in self.optimization.symbols.items())
+
+    def search_options(self) -> SearchOptions:
+        """The options of a search for what the target offers, without names."""
+        return replace(self.optimization.search_options(), unequal_parts=self.target.record.shares)
 
     def check_plan(self, plan: Any) -> None:
         """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
@@ -330,7 +335,7 @@ class Prepared:
             given = tuple(replace(one, searches_shares=not one.mesh.is_uneven()) for one in given)
         return Planning(
             self.cluster,
-            replace(optimization.search_options(), names=self.names, unequal_parts=self.traced.target.record.shares),
+            replace(self.traced.search_options(), names=self.names),
             optimization.pipeline_options() if given is None else given,
             optimization.micro_batches or 1,
             optimization.outputs,

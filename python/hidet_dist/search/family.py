@@ -20,6 +20,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
+from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import StageCosts, write_stage
 from hidet_dist.search.in_time import plan_in_time
@@ -125,6 +126,8 @@ def search_family(
     ]
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
+        offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
+        table = rules if rules.offered == offered else RuleTable(cluster.mesh, rules, offered)  # of all members
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
         def formulated(part: Limits | None, choice_set: ChoiceSet) -> _Joint:
@@ -132,13 +135,9 @@ def search_family(
                 _share_pins(views, pinned, sharing)
             formulations = []
             for view, member, pins in zip(views, members, pinned, strict=True):
-                own = replace(
-                    options,
-                    input_specs=member.input_specs,
-                    output_specs=member.output_specs,
-                    unequal_parts=False,
-                )
-                formulations.append(formulate(view, cluster, model, own, pins, None, part, rules, choice_set))
+                own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
+                given = view, cluster, model, own, pins
+                formulations.append(formulate(*given, None, part, table, choice_set, offered))
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 
         operators, kinds = sum(len(view.operators) for view in views), sum(view.kinds for view in views)

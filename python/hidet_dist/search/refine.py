@@ -18,6 +18,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.formulation.parts import heads_of
 from hidet_dist.spec import DeviceMesh, StagePlan, TensorShardSpec
 from hidet_dist.spec.mesh import MAX_AXES
+from hidet_dist.view import GraphView
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def refine(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None)
     dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead. Rules
     are shared with the table ``rules``.
     """
-    extents = heads_of(graph, rules)
+    extents = heads_of([GraphView(graph)], rules)
     shape: list[int] = []
     names: list[str] = []
     links = []

@@ -11,7 +11,15 @@ from hidet_dist.soundness.catalog import replicate_only
 from hidet_dist.soundness.graphs import MODELS, PATTERNS
 from hidet_dist.soundness.instances import MAKERS
 from hidet_dist.soundness.states import STATEFUL
-from hidet_dist.soundness.work import STATE_MESHES, check_class, check_cuts, check_graph, check_states
+from hidet_dist.soundness.work import (
+    FAMILY_MESHES,
+    STATE_MESHES,
+    check_class,
+    check_cuts,
+    check_families,
+    check_graph,
+    check_states,
+)
 from hidet_dist.soundness.workers import Unit, results
 
 
@@ -34,11 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
         for name in (*MODELS, *PATTERNS)
         if options.only in name
     ]
-    in_processes = partial(check_states, served=options.served)
-    work += [(in_processes, name, max(options.plans // 4, 1)) for name in STATEFUL if options.only in name]
+    plans = partial(check_states, served=options.served)
+    pairs = partial(check_families, served=min(options.served, len(FAMILY_MESHES)))
+    for check in (plans, pairs):
+        work += [(check, name, max(options.plans // 4, 1)) for name in STATEFUL if options.only in name]
     work += [(check_cuts, name, options.cuts) for name in MODELS if options.only in name and options.cuts]
     work += [(check_class, n, options.instances) for n, cls in enumerate(MAKERS) if options.only in cls.__name__]
-    counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "cuts": 0, "failures": 0}
+    counted = ("operators", "replicate_only", "instances", "choices", "plans", "families", "cuts", "failures")
+    counts = dict.fromkeys(counted, 0)
     counts["replicate_only"] = len(replicate_only())
     for result in results(work, options.seed, options.jobs):
         for failure in result.failures:

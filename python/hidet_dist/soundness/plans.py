@@ -58,8 +58,13 @@ def random_spec(
     return options[int(rng.integers(len(options)))]
 
 
-def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> StagePlan:
-    """Draw a random choice for every operator, weight, input and output; the plan's seconds are all 0."""
+def random_stage(
+    view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng, other: StagePlan | None = None
+) -> StagePlan:
+    """Draw a random choice for every operator, weight, input and output; the plan's seconds are all 0.
+
+    With another plan of the graph, weights and states have the specs of that one.
+    """
 
     def tensor(name: str, padded: bool = False) -> TensorPlan:
         shape = view.shape(name)
@@ -72,17 +77,18 @@ def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) 
         _, choices = table(op)
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
-    weights = tuple(tensor(name, padded=True) for name in view.weights)
-    inputs, outputs, states = (tuple(map(tensor, names)) for names in (view.inputs, view.outputs, view.states))
+    weights = tuple(tensor(name, padded=True) for name in view.weights) if other is None else other.weights
+    inputs, outputs = (tuple(map(tensor, names)) for names in (view.inputs, view.outputs))
+    states = tuple(map(tensor, view.states)) if other is None else other.states
     stage = StagePlan(
         mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols, states=states
     )
-    stage = _in_place(view, stage, table, rng)
+    stage = _in_place(view, stage, table, rng, other is not None)
     return with_conversions(view, stage, builtin("cpu", mesh))
 
 
-def _in_place(view: GraphView, stage: StagePlan, table: RuleTable, rng: Rng) -> StagePlan:
-    """Draw one spec for each state that is updated, and choices with it for its updates."""
+def _in_place(view: GraphView, stage: StagePlan, table: RuleTable, rng: Rng, keeps_states: bool) -> StagePlan:
+    """Draw one spec for each state that is updated, unless it is to keep its own, and updates that have it."""
     operators, states = list(stage.operators), list(stage.states)
     for place, name in enumerate(view.states):
         updates = [number for number, state in view.updates.items() if state == name]
@@ -96,9 +102,11 @@ def _in_place(view: GraphView, stage: StagePlan, table: RuleTable, rng: Rng) -> 
             }
             for number in updates
         ]
-        shape = view.pieces(name)[0]
-        common = [s for s in offered[0] if all(s in of_one for of_one in offered) and s.fits(shape, stage.mesh, False)]
-        spec = common[int(rng.integers(len(common)))]
+        spec, shape = states[place].spec, view.pieces(name)[0]
+        if not keeps_states:
+            every = [s for s in offered[0] if all(s in of_one for of_one in offered)]
+            common = [s for s in every if s.fits(shape, stage.mesh, False)]
+            spec = common[int(rng.integers(len(common)))]
         states[place] = replace(states[place], spec=spec)
         for number, of_one in zip(updates, offered, strict=True):
             operators[number] = replace(operators[number], spec=of_one[spec])
@@ -276,19 +284,23 @@ def _shards(stage: StagePlan, whole: Mapping[str, Array]) -> list[dict[str, Arra
 
 
 def check_calls(
-    graph: NormalGraph, stage: StagePlan, calls: Sequence[Sequence[Array]], rules: RuleTable | None = None
+    graph: NormalGraph,
+    stages: Sequence[StagePlan],
+    calls: Sequence[Sequence[Array]],
+    rules: RuleTable | None = None,
 ) -> str:
-    """Describe the first wrong output or state of a plan over several calls; empty if all are right.
+    """Describe the first wrong output or state of plans over several calls; empty if all are right.
 
-    ``calls`` are the inputs of each call. The functional graph is applied as often. Rules are shared with the table
-    ``rules``.
+    The plans have the same weights and states, in the same specs. They run in turn. ``calls`` are the inputs of each
+    call. The functional graph is applied as often. Rules are shared with the table ``rules``.
     """
-    program = partition_graph(graph, stage, rules=rules)
-    shards = initial_shards(graph, stage)
+    programs = [partition_graph(graph, stage, rules=rules) for stage in stages]
+    shards = initial_shards(graph, stages[0])
     states: dict[str, Array] = {}
-    view = GraphView(graph, stage.symbols)
-    names = {state.name: mark.name for state in stage.states if (mark := state_mark_of(view.tensors[state.name]))}
+    view = GraphView(graph, stages[0].symbols)
+    names = {state.name: mark.name for state in stages[0].states if (mark := state_mark_of(view.tensors[state.name]))}
     for number, inputs in enumerate(calls):
+        stage, program = stages[number % len(stages)], programs[number % len(stages)]
         whole = evaluate_graph(graph, inputs, states)
         results = evaluate_program(program, inputs, shards)
         count = len(stage.outputs)

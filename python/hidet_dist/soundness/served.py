@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import MAIN
 from hidet_dist.compile import compile_program
 from hidet_dist.errors import InputError
+from hidet_dist.export.storage import different_layouts
 from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import partition_graph
@@ -35,30 +35,34 @@ _TOLERANCE = 1e-4  # programs compute in float32, the oracle in float64
 
 
 def check_served(
-    graph: NormalGraph, stage: StagePlan, calls: Sequence[Sequence[Array]], rules: RuleTable | None = None
+    graph: NormalGraph,
+    stages: Sequence[StagePlan],
+    calls: Sequence[Sequence[Array]],
+    rules: RuleTable | None = None,
 ) -> str:
-    """Describe the first wrong output or state of a plan that real ranks serve; empty if all are right.
+    """Describe the first wrong output or state of plans that real ranks serve; empty if all are right.
 
+    The plans are programs over one storage: they have the same weights and states, in the same specs. They run in turn.
     ``calls`` are the inputs of each call. The functional graph is applied as often. Between the calls are some that
     must change no state: one that a rank refuses, and one to warm up.
     """
-    mesh = stage.mesh
+    mesh, states = stages[0].mesh, stages[0].states
     names = [graph.inputs[number].dtype.name for number in range(len(graph.inputs))]
-    states: dict[str, Array] = {}
-    answers = [evaluate_graph(graph, inputs, states) for inputs in calls]
-    view = GraphView(graph, stage.symbols)
-    labels = {plan.name: mark.name for plan in stage.states if (mark := state_mark_of(view.tensors[plan.name]))}
+    left: dict[str, Array] = {}
+    answers = [evaluate_graph(graph, inputs, left) for inputs in calls]
+    view = GraphView(graph, stages[0].symbols)
+    labels = {plan.name: mark.name for plan in states if (mark := state_mark_of(view.tensors[plan.name]))}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        program = partition_graph(graph, stage, rules=rules)
-        built = BuiltProgram(Plan((stage,)), [(program, compile_program(program))])
         (folder / "artifacts").mkdir()
-        write_artifacts(folder / "artifacts", {MAIN: built})
+        write_artifacts(folder / "artifacts", _built(graph, stages, rules))
         for rank in range(mesh.size):
             given = {
                 f"{number}.{place}": _shard(x, plan, mesh, rank).astype(dtype)
                 for number, inputs in enumerate(calls)
-                for place, (x, plan, dtype) in enumerate(zip(inputs, stage.inputs, names, strict=True))
+                for place, (x, plan, dtype) in enumerate(
+                    zip(inputs, stages[number % len(stages)].inputs, names, strict=True)
+                )
             }
             np.savez(folder / f"inputs{rank}.npz", allow_pickle=False, **given)
         command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(mesh.size), "-m", __spec__.name, str(folder)]
@@ -68,13 +72,28 @@ def check_served(
         for rank in range(mesh.size):
             with np.load(folder / f"results{rank}.npz") as told:
                 for number, whole in enumerate(answers):
-                    for place, (want, plan) in enumerate(zip(whole, stage.outputs, strict=True)):
+                    for place, (want, plan) in enumerate(
+                        zip(whole, stages[number % len(stages)].outputs, strict=True)
+                    ):
                         if _differs(told[f"{number}.{place}"], _shard(want, plan, mesh, rank)):
                             return f"in call {number}, output {place} of rank {rank} differs"
-                for plan in stage.states:
-                    if _differs(told[plan.label or plan.name], _shard(states[labels[plan.name]], plan, mesh, rank)):
+                for plan in states:
+                    if _differs(told[plan.label or plan.name], _shard(left[labels[plan.name]], plan, mesh, rank)):
                         return f"after all calls, the state {labels[plan.name]} of rank {rank} differs"
     return ""
+
+
+def _built(graph: NormalGraph, stages: Sequence[StagePlan], rules: RuleTable | None) -> dict[str, BuiltProgram]:
+    """Compile plans as programs over one storage, by names that tell their order."""
+    programs = [partition_graph(graph, stage, rules=rules) for stage in stages]
+    compiled = [compile_program(program) for program in programs]
+    in_rows = different_layouts(compiled)
+    if in_rows:
+        compiled = [compile_program(program, in_rows=in_rows) for program in programs]
+    return {
+        f"plan{number}": BuiltProgram(Plan((stage,)), [(program, one)])
+        for number, (stage, program, one) in enumerate(zip(stages, programs, compiled, strict=True))
+    }
 
 
 def _shard(whole: Array, plan: TensorPlan, mesh: DeviceMesh, rank: int) -> Array:
@@ -89,16 +108,18 @@ def _answers(calls: Mapping[str, Array], artifacts: Path) -> tuple[int, dict[str
     """Make the calls on this rank; return its number, the outputs of all calls, and the states after them."""
     results: dict[str, Array] = {}
     with load_partition(artifacts) as partition:
-        count = len(partition.program().stage.inputs)
+        programs = list(map(partition.program, partition.programs))
+        count = len(programs[0].stage.inputs)
         for number in range(len(calls) // count):
+            program = programs[number % len(programs)]
             inputs = [calls[f"{number}.{place}"] for place in range(count)]
-            outputs = partition.run(inputs)
+            outputs = program.run(inputs)
             results.update({f"{number}.{place}": np.array(y) for place, y in enumerate(outputs)})
             is_last = partition.rank == partition.world_size - 1
             try:
-                partition.run(inputs[:-1] if is_last else inputs)
+                program.run(inputs[:-1] if is_last else inputs)
             except InputError:
-                partition.warm_up()
+                program.warm_up()
             else:
                 raise AssertionError("the ranks made a call that one of them refused")
         results.update(partition.save_states())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec
 
@@ -19,7 +19,7 @@ from hidet_dist.soundness.instances import MAKERS, instance
 from hidet_dist.soundness.plans import check_calls, check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.soundness.served import check_served
 from hidet_dist.soundness.states import STATEFUL
-from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
@@ -28,6 +28,8 @@ OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 
 PART_MESHES: tuple[tuple[int, ...], ...] = ((3,), (5,), (2, 3))
 """The meshes whose axes split in random parts."""
 STATE_MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2))
+FAMILY_MESHES: tuple[tuple[int, ...], ...] = ((3,), (2, 3))
+"""The meshes of plans over one storage."""
 CALLS = 4
 """The number of calls of a graph with states, each of which finds what the ones before it have left."""
 GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
@@ -100,28 +102,53 @@ def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
 
     Every second plan of a mesh has random parts. The last ``served`` plans are compiled, and served by real processes.
     """
-    rng = np.random.default_rng((seed, list(STATEFUL).index(name), 2))
+    result = Result(f"{name}: {plans} plans of {CALLS} calls", Counter(plans=plans))
+    result.failures += _failures_of_states(name, plans, (seed, 2), served, STATE_MESHES, 1)
+    return result
+
+
+def check_families(name: str, families: int, seed: int, served: int = 0) -> Result:
+    """Check pairs of random plans of a graph with states as programs over one storage, which calls run in turn.
+
+    They are on the meshes of ``FAMILY_MESHES``, in random parts. The last ``served`` pairs are compiled, and served by
+    real processes.
+    """
+    result = Result(f"{name}: {families} families of {CALLS} calls", Counter(families=families))
+    result.failures += _failures_of_states(name, families, (seed, 3), served, FAMILY_MESHES, 2)
+    return result
+
+
+def _failures_of_states(
+    name: str, repeats: int, seed: tuple[int, int], served: int, meshes: Sequence[tuple[int, ...]], count: int
+) -> Iterator[str]:
+    """Check ``count`` random plans over one storage, as often as ``repeats`` says; yield what is wrong.
+
+    One plan has random parts in every second repeat, several plans always.
+    """
+    begin, kind = seed
+    rng = np.random.default_rng((begin, list(STATEFUL).index(name), kind))
     stateful = STATEFUL[name](rng)
     graph = normalize(stateful.graph)
-    result = Result(f"{name}: {plans} plans of {CALLS} calls", Counter(plans=plans))
     known = {}
-    for mesh in map(DeviceMesh, STATE_MESHES):
+    for mesh in map(DeviceMesh, meshes):
         view = planning_view(graph, stateful.symbols, mesh)
         table = rule_table(view, mesh)
         parted = rule_table(view, mesh, table, random_parts(_extents(view, table), mesh, rng))
-        known[mesh] = view, (table, parted)
-    for number in range(plans):
-        mesh = DeviceMesh(STATE_MESHES[number % len(STATE_MESHES)])
+        known[mesh] = view, (table, parted) if count == 1 else (parted,)
+    for number in range(repeats):
+        mesh = DeviceMesh(meshes[number % len(meshes)])
         view, tables = known[mesh]
-        table = tables[number // len(STATE_MESHES) % len(tables)]
-        stage = random_stage(view, mesh, table, rng)
+        table = tables[number // len(meshes) % len(tables)]
+        stages: list[StagePlan] = []
+        for _ in range(count):
+            stages.append(random_stage(view, mesh, table, rng, *stages[:1]))
         calls = [stateful.draw(rng) for _ in range(CALLS)]
-        difference = difference_of(check_calls, graph, stage, calls)
-        if not difference and number >= plans - served:
-            difference = difference_of(check_served, graph, stage, calls, table)
+        difference = difference_of(check_calls, graph, stages, calls)
+        if not difference and number >= repeats - served:
+            difference = difference_of(check_served, graph, stages, calls, table)
         if difference:
-            result.failures.append(f"{name} on {mesh}: {difference}\n{Plan((stage,)).to_json()}")
-    return result
+            written = "\n".join(Plan((stage,)).to_json() for stage in stages)
+            yield f"{name} on {mesh}: {difference}\n{written}"
 
 
 def _extents(view: GraphView, rules: RuleTable) -> list[int]:

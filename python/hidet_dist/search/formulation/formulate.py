@@ -98,6 +98,7 @@ def formulate(
     limits: Limits | None = None,
     rules: RuleTable | None = None,
     choice_set: ChoiceSet = ChoiceSet.ALL,
+    offered: OfferedParts | None = None,
 ) -> Formulation:
     """Formulate the planning of a graph: the choices of operators and weights, their costs, and the edges between them.
 
@@ -113,6 +114,9 @@ def formulate(
         Rules for any mesh, where they are shared with other graphs.
     choice_set: ChoiceSet
         Which choices there are of operators, weights and states without pins.
+    offered: OfferedParts, optional
+        The parts in which axes may split, besides the mesh's shares; those of :func:`offered_parts` for the graph when
+        not given.
 
     Raises
     ------
@@ -123,12 +127,8 @@ def formulate(
     """
     limits = Limits() if limits is None else limits
     mesh = cluster.mesh
-    if view.states and mesh.is_uneven():
-        raise ConfigError(
-            f"The mesh {mesh} has shares, and the graph has states ({', '.join(view.states)}), which are split equally "
-            "only: leave the shares out."
-        )
-    offered = offered_parts(view, mesh, pins, rules, options.unequal_parts, options.mode == "search")
+    if offered is None:
+        offered = offered_parts([pins], rules, options.unequal_parts, options.mode == "search")
     weights = _weight_specs(view, pins, choice_set is not ChoiceSet.ALL, offered)
     input_pins = [pins.tensors.get(name, []) for name in view.inputs]
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
@@ -136,7 +136,7 @@ def formulate(
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
     choices, notes = _operator_choices(view, rule_table(view, mesh, rules, offered), pins, allow, limits, choice_set)
     _in_place(view, choices)
-    states = [_state_specs(view, pins, name, choices) for name in view.states]
+    states = [_state_specs(view, pins, name, choices, offered) for name in view.states]
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
@@ -178,7 +178,9 @@ def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
         choices[number] = known[id(offered)]
 
 
-def _state_specs(view: GraphView, pins: Pins, name: str, choices: Sequence[tuple[Choice, ...]]) -> Specs:
+def _state_specs(
+    view: GraphView, pins: Pins, name: str, choices: Sequence[tuple[Choice, ...]], offered: OfferedParts
+) -> Specs:
     """List the specs of a state that its pins and all of its updates allow.
 
     Raises
@@ -187,16 +189,16 @@ def _state_specs(view: GraphView, pins: Pins, name: str, choices: Sequence[tuple
         When there is none, or a pin does not fit.
     """
     pinned = pins.tensors.get(name, [])
-    specs = _layouts(pins, pinned, name, f"the state {name}")
+    specs = _layouts(pins, pinned, name, f"the state {name}", offered=offered)
     for number, state in view.updates.items():
         if state == name:
-            offered = {choice.spec.in_specs[0]: None for choice in choices[number]}
-            left = [spec for spec in specs if spec in offered]
+            possible = {choice.spec.in_specs[0]: None for choice in choices[number]}
+            left = [spec for spec in specs if spec in possible]
             if not left:
                 wanted = "; ".join(map(str, [*pinned, *(pin for pin, _ in pins.operators.get(number, []))]))
                 raise ConfigError(
                     f"With the pins {wanted}, operator {number}, {view.operators[number].name}, cannot update the "
-                    f"state {name} in place. It can if the state is {'; '.join(map(str, offered))}."
+                    f"state {name} in place. It can if the state is {'; '.join(map(str, possible))}."
                 )
             specs = left
     return specs

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hidet.graph.ops.transform import ReshapeOp
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import NO_PARTS, OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation.pins import Pins
@@ -19,15 +18,15 @@ from hidet_dist.view import GraphView
 from hidet_dist.weights.storage import storage_of
 
 
-def heads_of(graph: NormalGraph | GraphView, rules: RuleTable | None = None) -> dict[int, frozenset[int]]:
+def heads_of(views: Iterable[GraphView], rules: RuleTable | None = None) -> dict[int, frozenset[int]]:
     """Map numbers of heads to the extents of which they are the major digit, by one reshape or several.
 
-    Numbers of heads are the extents of the major digits into which a reshape splits a dim. A dim of 4096 that is
-    reshaped to 32 heads of 128, and 32 to 8 groups of 4, has both 32 and 8 as major digits.
+    Numbers of heads are the extents of the major digits into which a reshape of the graphs splits a dim. A dim of 4096
+    that is reshaped to 32 heads of 128, and 32 to 8 groups of 4, has both 32 and 8 as major digits. Rules are shared
+    with the table ``rules``.
     """
-    view = graph if isinstance(graph, GraphView) else GraphView(graph)
     table = RuleTable(DeviceMesh((1,)), rules)
-    reshapes = [table.rule(op) for op in view.operators if isinstance(op, ReshapeOp)]
+    reshapes = [table.rule(op) for view in views for op in view.operators if isinstance(op, ReshapeOp)]
     dims = {dim for rule in reshapes for layout in (*rule.in_layouts, *rule.out_layouts) for dim in layout if dim}
     split = {(math.prod(digit.extent for digit in digits), digits[0].extent) for digits in dims if len(digits) > 1}
     result: dict[int, frozenset[int]] = {}
@@ -40,31 +39,42 @@ def heads_of(graph: NormalGraph | GraphView, rules: RuleTable | None = None) -> 
 
 
 def offered_parts(
-    view: GraphView, mesh: DeviceMesh, pins: Pins, rules: RuleTable | None, allowed: bool, near_even: bool
+    graphs: Sequence[Pins],
+    rules: RuleTable | None,
+    allowed: bool,
+    near_even: bool,
+    views: Sequence[GraphView] | None = None,
 ) -> OfferedParts:
-    """Select the unequal parts from which a plan may choose, besides the mesh's shares.
+    """Select the unequal parts from which plans may choose, besides the mesh's shares.
 
     If ``near_even`` ones are wanted, an axis whose devices do not divide a number of heads may split the heads so that
     the parts differ by one head at most. Other dims are padded there instead, by at most one element a device. Parts
     of pins are offered for all dims but symbolic ones, which are split equally only. If parts are not ``allowed``, or
-    the graph has weights of another storage, there are none.
+    a graph has weights of another storage, there are none.
+
+    Parameters
+    ----------
+    graphs: the pins of each graph, with its view and the mesh. Graphs that share weights and states are offered the
+        parts of all of them, since what they share is split alike in all graphs.
+    rules: a table, for any mesh, with which rules are shared.
+    views: the graphs whose heads count, where they are others: a stage has the heads of the graph that it is cut from.
 
     Raises
     ------
     ConfigError
         For pins with parts where there are none.
     """
-    given = {pair for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
-    stored = any(storage_of(view.tensors[name]) is not None for name in view.weights)
+    given = {pair for pins in graphs for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
+    stored = any(storage_of(pins.view.tensors[name]) is not None for pins in graphs for name in pins.view.weights)
     if not allowed or stored:
         if given:
-            several = "stages that are searched, several graphs, or this target"
-            why = "weights in another precision" if stored else several
+            why = "weights in another precision" if stored else "stages that are searched, or this target"
             raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
         return NO_PARTS
     found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
+    mesh = graphs[0].mesh
     if near_even and not mesh.shares and mesh.size > 1:
-        heads = heads_of(view, rules)
+        heads = heads_of([pins.view for pins in graphs] if views is None else views, rules)
         for axis, size in enumerate(mesh.shape):
             found.update(_heads_along(axis, size, mesh.size // size, heads))
     found.update(dict.fromkeys(sorted(given)))
