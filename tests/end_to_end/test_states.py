@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import hidet
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.frontends.test_states import Keeping, inputs
 
 import hidet_dist
@@ -104,19 +106,25 @@ def test_ranks_hold_shards_of_states_and_agree(tmp_path: Path):
         pool = module.pool.clone().numpy()
         module.pool.copy_(initial)
         answers["after_reset"] = module(*map(torch.from_numpy, calls[0])).numpy()
-    given = {
-        f"{name}{number}": x for number, call in enumerate(calls) for name, x in zip(("x", "slots"), call, strict=True)
-    }
-    np.savez(tmp_path / "calls.npz", **given)
-    script = Path(__file__).with_name("serve_states.py")
-    launch(2, script, str(tmp_path / "built"), str(tmp_path / "calls.npz"), str(tmp_path))
-    parts = []
-    for rank in range(2):
-        with np.load(tmp_path / f"rank{rank}.npz") as told:
-            for name, want in answers.items():
-                np.testing.assert_allclose(told[name], want, rtol=1e-4, atol=1e-4)
-            parts.append(told["pool"])
+    parts = [told["state pool"] for told in served(2, tmp_path, [("main", call) for call in calls], answers)]
     np.testing.assert_allclose(np.concatenate(parts, axis=1 if state.shape[1] == 32 else 0), pool, rtol=1e-5, atol=1e-5)
+
+
+def served(
+    ranks: int, folder: Path, calls: Sequence[tuple[str, Sequence[np.ndarray]]], answers: Mapping[str, np.ndarray]
+) -> list[dict[str, np.ndarray]]:
+    """Let ranks make calls of programs in ``folder / "built"``, check answers, and return what each rank told."""
+    given = {f"{n}:{program}:{k}": x for n, (program, call) in enumerate(calls) for k, x in enumerate(call)}
+    np.savez(folder / "calls.npz", **given)
+    done = launch(ranks, Path(__file__).with_name("serve_states.py"), folder / "built", folder / "calls.npz", folder)
+    assert done.returncode == 0, done.stderr
+    told = []
+    for rank in range(ranks):
+        with np.load(folder / f"rank{rank}.npz") as file:
+            told.append(dict(file))
+        for name, want in answers.items():
+            np.testing.assert_allclose(told[rank][name], want, rtol=1e-4, atol=1e-4)
+    return told
 
 
 def test_nothing_of_a_state_is_moved_but_what_is_written(tmp_path: Path):
@@ -243,3 +251,68 @@ def test_programs_of_a_family_share_their_states(tmp_path: Path):
             held[slots] = x
             got = partition.program(name)(x, np.array(slots, np.int64))
             np.testing.assert_allclose(got, held.sum(0), rtol=1e-5, atol=1e-6)
+
+
+HEADS, SIZE = 4, 8
+
+
+def steps(rows: int, counts: Mapping[str, int]) -> dict[str, hidet.FlowGraph]:
+    """Steps of tokens that write a pool of heads, and read three rows of it for each token."""
+    graphs, width = {}, HEADS * SIZE
+    query, out = (hidet_dist.weight(name, [width, width], "float32") for name in ("query", "out"))
+    for name, tokens in counts.items():
+        x, slots = hidet.symbol([tokens, width]), hidet.symbol([tokens], "int64")
+        table = hidet.symbol([tokens, 3], "int64")
+        heads = hidet.ops.reshape(x @ query, [tokens, HEADS, SIZE])
+        pool = hidet_dist.write_rows(hidet_dist.state("pool", [rows, HEADS, SIZE]), slots, heads)
+        read = hidet.ops.sum(hidet.ops.take(pool, table, 0), [1]) * heads
+        y = hidet.ops.reshape(read, [tokens, width]) @ out
+        graphs[name] = hidet.trace_from([y, pool], [x, slots, table])
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("mesh", "own"),
+    [
+        ({"mesh_shape": [3]}, (2, 1, 1)),
+        pytest.param(
+            {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": {"gpu": [3, 1]}}, (3, 1), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_programs_share_a_state_whose_heads_ranks_hold_in_unequal_parts(
+    tmp_path: Path, mesh: dict[str, Any], own: tuple[int, ...]
+):
+    """The budget has no room for the whole pool on a rank, and the ranks do not divide its heads."""
+    rows, ranks, rng = 4096, len(own), np.random.default_rng(0)
+    weights = {
+        name: torch.from_numpy(rng.standard_normal((HEADS * SIZE,) * 2, np.float32) / 4) for name in ("query", "out")
+    }
+    save_file(weights, tmp_path / "weights.safetensors")
+    whole = rows * HEADS * SIZE * 4
+    options = {
+        "mem_budget": whole * (max(own) + 1) // sum(own),
+        "weights": {"files": [tmp_path / "weights.safetensors"]},
+    }
+    result = hidet_dist.build_family(steps(rows, {"prefill": 5, "decode": 2}), mesh, options, tmp_path / "built")
+    specs = {str(plan.stages[0].states[0].spec) for plan in result.plans.values()}
+    assert len(specs) == 1 and specs != {"(R, R, R)"}
+    for program in Manifest.load(tmp_path / "built").programs:
+        shapes = [program.stages[0].at(rank).states[0].local_shape for rank in range(ranks)]
+        assert shapes == [(rows, heads, SIZE) for heads in own]
+
+    def step(pool: np.ndarray, x: np.ndarray, slots: np.ndarray, table: np.ndarray) -> np.ndarray:
+        heads = (x @ weights["query"].numpy()).reshape(-1, HEADS, SIZE)
+        pool[slots] = heads
+        answer: np.ndarray = (pool[table].sum(1) * heads).reshape(len(x), -1) @ weights["out"].numpy()
+        return answer
+
+    calls, answers, pool = [], {}, np.zeros((rows, HEADS, SIZE), np.float32)
+    for number, (name, tokens) in enumerate((("prefill", 5), ("decode", 2), ("decode", 2), ("prefill", 5))):
+        slots = rng.permutation(8)[:tokens]
+        call = rng.standard_normal((tokens, HEADS * SIZE), np.float32), slots, rng.integers(0, 8, (tokens, 3))
+        calls.append((name, call))
+        answers[f"y{number}"] = step(pool, *call)
+    answers["after_reset"] = step(np.zeros_like(pool), *calls[0][1])
+    parts = [told["state pool"] for told in served(ranks, tmp_path, calls, answers)]
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), pool, rtol=1e-5, atol=1e-5)

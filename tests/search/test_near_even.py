@@ -15,7 +15,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.search import search
+from hidet_dist.search import FamilyMember, search, search_family
 from hidet_dist.search.formulation.parts import heads_of
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.graphs import GRAPHS
@@ -136,14 +136,20 @@ def test_symbolic_dims_are_split_equally_beside_heads_in_parts() -> None:
             search(normalize(block("batch")), machine(2, 2), pins={name: "(S0[3,1], R)"}, symbols=symbols)
 
 
-def test_states_are_split_in_parts_of_heads() -> None:
+def test_states_are_split_in_parts_of_heads_alike_in_all_graphs() -> None:
+    """One graph for few tokens and for many: a pin of either plan holds for both."""
     rng = np.random.default_rng(0)
     stateful = STATEFUL["paged_attention"](rng)
     graph = normalize(stateful.graph)
-    pins = dict.fromkeys(("keys", "values"), "(R, S0[2,1,1], R)")
-    stage = search(graph, machine(3), pins=pins, symbols=stateful.symbols).stages[0]
-    assert [str(state.spec) for state in stage.states] == list(pins.values())
-    assert check_calls(graph, [stage], [stateful.draw(rng) for _ in range(3)]) == ""
+    members = [
+        FamilyMember(graph, pins={name: "(R, S0[2,1,1], R)"}, symbols={"tokens": SymbolSize(tokens)})
+        for tokens, name in ((4, "keys"), (64, "values"))
+    ]
+    stages = [plan.stages[0] for plan in search_family(members, machine(3)).plans]
+    for stage in stages:
+        assert [str(state.spec) for state in stage.states] == ["(R, S0[2,1,1], R)"] * 2
+        assert [weight.spec for weight in stage.weights] == [weight.spec for weight in stages[0].weights]
+    assert check_calls(graph, stages, [stateful.draw(rng) for _ in range(4)]) == ""
 
 
 @pytest.mark.slow

@@ -72,9 +72,7 @@ def check_served(
         for rank in range(mesh.size):
             with np.load(folder / f"results{rank}.npz") as told:
                 for number, whole in enumerate(answers):
-                    for place, (want, plan) in enumerate(
-                        zip(whole, stages[number % len(stages)].outputs, strict=True)
-                    ):
+                    for place, (want, plan) in enumerate(zip(whole, stages[number % len(stages)].outputs, strict=True)):
                         if _differs(told[f"{number}.{place}"], _shard(want, plan, mesh, rank)):
                             return f"in call {number}, output {place} of rank {rank} differs"
                 for plan in states:
