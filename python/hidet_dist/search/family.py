@@ -127,7 +127,7 @@ def search_family(
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
         offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
-        table = rules if rules.offered == offered else RuleTable(cluster.mesh, rules, offered)  # of all members
+        parted = rules if rules.offered == offered else RuleTable(cluster.mesh, rules, offered)  # of all members
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
         def formulated(part: Limits | None, choice_set: ChoiceSet) -> _Joint:
@@ -137,7 +137,7 @@ def search_family(
             for view, member, pins in zip(views, members, pinned, strict=True):
                 own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
                 given = view, cluster, model, own, pins
-                formulations.append(formulate(*given, None, part, table, choice_set, offered))
+                formulations.append(formulate(*given, None, part, parted, choice_set, offered))
             return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
 
         operators, kinds = sum(len(view.operators) for view in views), sum(view.kinds for view in views)
