@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from tests.llm.gguf_made import model_of
 
 from hidet_dist.errors import TraceError
-from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
+from hidet_dist.llm.ragged import RaggedModel, _mask, dynamic_shapes, prepare, settle
 from hidet_dist.llm.step import StepInputs
 
 PAGE, PAGES = 4, 16
@@ -214,3 +215,23 @@ def test_what_attention_does_not_know_is_refused_by_name(options: dict[str, Any]
     attention.forward = functools.partial(attention.forward, **options)
     with pytest.raises(TraceError, match=said):
         RaggedModel(module, 16, 4)
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 100])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_masks_are_the_same_whether_their_functions_take_all_pairs_of_positions_or_one(window: int, ahead: int):
+    def sees(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
+        return (key <= query + ahead) & (key > query - (window or query + 1))
+
+    def sees_one(*indices: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(bool(sees(*indices)))
+
+    def found(function: Callable[..., Any]) -> str:
+        try:
+            return f"a window of {_mask(mask_function=function).window}"
+        except TraceError as error:
+            return str(error)
+
+    assert found(sees) == found(sees_one)
+    said = "The model's mask says True of position 0 seeing 1: only" if ahead else f"a window of {window}"
+    assert found(sees).startswith(said)

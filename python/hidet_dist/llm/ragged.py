@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -367,15 +368,32 @@ def _mask(*args: Any, mask_function: Callable[..., Any], attention_mask: Any = N
             middle = (low + high) // 2
             low, high = (low, middle) if sees(_FARTHEST, middle) else (middle + 1, high)
         window = 0 if low == 0 else _FARTHEST - low + 1
-        near = {x for p in _POSITIONS for x in (p, p + 1, p + window, p + window + 1, max(p - window, 0))}
-        for query in sorted(near):
-            for key in sorted(near):
+        near = sorted({x for p in _POSITIONS for x in (p, p + 1, p + window, p + window + 1, max(p - window, 0))})
+        queries, keys = torch.tensor(near)[:, None], torch.tensor(near)[None, :]
+        expected = keys <= queries
+        if window:
+            expected &= keys > queries - window
+        if not _says(mask_function, queries, keys, expected):
+            for query, key in itertools.product(near, near):
                 if sees(query, key) != (key <= query and (not window or key > query - window)):
                     raise TraceError(
                         f"The model's mask says {sees(query, key)} of position {query} seeing {key}: only causal masks "
                         "and sliding windows are supported."
                     )
     return _Mask(window)
+
+
+def _says(mask_function: Callable[..., Any], queries: torch.Tensor, keys: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a function of a mask, asked for all pairs of positions in one call, answers as expected.
+
+    False where it does not broadcast: asking pair by pair costs hundreds of calls, and decides.
+    """
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+    try:
+        seen = mask_function(zero, zero, queries, keys)
+    except Exception:  # whatever a model's code raises
+        return False
+    return isinstance(seen, torch.Tensor) and seen.dtype == torch.bool and torch.equal(seen, expected)
 
 
 def _register() -> None:
