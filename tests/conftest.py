@@ -1,4 +1,7 @@
-"""The set-up of every test, and fixtures that several folders share."""
+"""The set-up of every test, and fixtures that several folders share.
+
+The fixtures import what takes long to import: the process that hands out tests to others has no need of it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hidet_dist import native
-from hidet_dist.compat.cpu_build import compiler_with
-from hidet_dist.compat.replacing import replaced
-from hidet_dist.compile.cpu.arch import NATIVE, arch_of
-from hidet_dist.errors import CompileError
-from hidet_dist.options.planning import TIME_LIMIT_SECONDS
-from hidet_dist.runtime import session
-from hidet_dist.search import SearchOptions
-from hidet_dist.search.limits import Limits
-from hidet_dist.toolchain.cuda import find_toolkit
-
 if TYPE_CHECKING:
     from tests.emulator.emulated import Emulator
+
+    from hidet_dist.search import SearchOptions
+    from hidet_dist.search.limits import Limits
 
 # How long an example takes depends on what else the machine does, and decides nothing.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +37,11 @@ if ROOT not in sys.path:
 
 
 gc.disable()  # modules and tests stay: garbage is collected once they are all there
+
+
+def pytest_unconfigure() -> None:
+    """Leave what there is out of collections: pytest and Python look through it several times before they end."""
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:
@@ -58,6 +58,11 @@ def quick_reference_kernels() -> Iterator[None]:
 
     hidet's own flags are several times as slow, and turn subnormal numbers off in the thread that loads a kernel.
     """
+    from hidet_dist import native
+    from hidet_dist.compat.cpu_build import compiler_with
+    from hidet_dist.compat.replacing import replaced
+    from hidet_dist.compile.cpu.arch import NATIVE, arch_of
+
     headers = ("hidet_dist/kernels/runtime.h",)
     compiler = compiler_with(arch_of(NATIVE).flags, [str(native.include_dir())], headers)
     if shutil.which("g++") is not None:
@@ -72,6 +77,9 @@ def default_time_limit_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Searches by default have a deadline, as users' have, but one that no test reaches. Limits that tests give hold.
     """
+    from hidet_dist.options.planning import TIME_LIMIT_SECONDS
+    from hidet_dist.search import SearchOptions
+
     given = SearchOptions.limits
 
     def limits(options: SearchOptions) -> Limits:
@@ -91,6 +99,8 @@ def subnormal_numbers() -> None:
 def no_session_left_behind():
     """A partition loaded in the test's own process enters a session; the next test must be able to enter another."""
     yield
+    from hidet_dist.runtime import session
+
     session.shutdown()
 
 
@@ -138,6 +148,9 @@ def compile_stand_ins(folder: Path) -> None:
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     """CUDA kernels on the CPU: see ``tests/emulator``."""
     from tests.emulator import emulated, nvcc
+
+    from hidet_dist.errors import CompileError
+    from hidet_dist.toolchain.cuda import find_toolkit
 
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
