@@ -219,9 +219,15 @@ def test_a_search_has_a_plan_at_any_deadline(tightly: bool) -> None:
         assert clock.now <= deadline + 2 * GRACE
 
 
-@pytest.mark.parametrize("deadline", [1, *(pytest.param(later, marks=pytest.mark.slow) for later in (30, 300))])
-def test_at_any_deadline_there_is_a_plan_at_the_least_budget(deadline: int) -> None:
-    graph, cluster, least = llama(), builtin("cpu", DeviceMesh((2, 2, 2))), 63_072  # the bytes that a refusal names
+@pytest.mark.parametrize(
+    ("mesh", "least", "deadline"),  # the bytes are those that a refusal names
+    [
+        ((2, 2), 100_288, 1),
+        *(pytest.param((2, 2, 2), 63_072, deadline, marks=pytest.mark.slow) for deadline in (1, 30, 300)),
+    ],
+)
+def test_at_any_deadline_there_is_a_plan_at_the_least_budget(mesh: tuple[int, ...], least: int, deadline: int) -> None:
+    graph, cluster = llama(), builtin("cpu", DeviceMesh(mesh))
     clock = Clock()
     options = SearchOptions(mem_budget=least, solver_time_limit_seconds=float(deadline), clock=clock)
     plan = warned(lambda: search(graph, cluster, options))
