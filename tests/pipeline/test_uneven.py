@@ -16,6 +16,7 @@ from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, unequal_clust
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph, stage_graphs
 from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline.constraints import parse_stages
 from hidet_dist.simulate import simulate_pipeline
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.weights import weight
@@ -130,6 +131,47 @@ def test_shares_of_each_stage_are_searched() -> None:
     ]
     by_hand = hidet_dist.make_plan(_layers(), {"mesh_shape": [4], "machine": cluster}, {"stages": given})
     assert [str(stage.mesh) for stage in by_hand.stages] == ["[gpu=3:1]", "[gpu=2]"]
+
+
+def _attention(layers: int, heads: int = 4, size: int = 16, tokens: int = 64) -> tuple[hidet.FlowGraph, np.ndarray]:
+    """Layers of attention over heads, with random weights, and what they compute of ones."""
+    rng, width = np.random.default_rng(0), heads * size
+    x = y = hidet.symbol([tokens, width], "float32", "cpu")
+    z = np.ones((tokens, width), np.float32)
+    for _ in range(layers):
+        matrices = [rng.standard_normal((width, width), np.float32) / 8 for _ in range(4)]
+        query, key, value = (
+            ops.permute_dims(ops.reshape(ops.matmul(y, hidet.asarray(one)), [tokens, heads, size]), [1, 0, 2])
+            for one in matrices[:3]
+        )
+        shares = ops.softmax(ops.matmul(query, ops.permute_dims(key, [0, 2, 1])), 2)
+        merged = ops.reshape(ops.permute_dims(ops.matmul(shares, value), [1, 0, 2]), [tokens, width])
+        y = ops.tanh(ops.matmul(merged, hidet.asarray(matrices[3])))
+        q, k, v = ((z @ one).reshape(tokens, heads, size).transpose(1, 0, 2) for one in matrices[:3])
+        scores = np.exp(q @ k.transpose(0, 2, 1))
+        mixed = scores / scores.sum(2, keepdims=True) @ v
+        z = np.tanh(mixed.transpose(1, 0, 2).reshape(tokens, width) @ matrices[3])
+    return hidet.trace_from(y, [x]), z
+
+
+def test_searched_stages_split_heads_nearly_evenly() -> None:
+    """Four heads on stages of three devices. Work takes much longer than messages and collectives."""
+    graph, wanted = _attention(2)
+    cluster = Cluster(DeviceMesh((6,)), (Link(1e-9, 1e15),), Device("slow", {"default": 1e6}, 1e12, 2**30, 0.0))
+    pipeline = PipelineOptions("throughput", 1, stages=2, outputs="last")
+    result = search_pipeline(normalize(graph), cluster, None, pipeline)
+    plan = result.plan(cluster, pipeline)
+    assert [str(stage.mesh) for stage in plan.stages] == ["[axis0=3]", "[axis0=3]"]
+    assert not any(stage.has_equal_shards for stage in plan.stages)
+    assert result.gap <= 0.02
+    even = search_pipeline(normalize(graph), cluster, None, pipeline, unequal_parts=False)
+    assert result.value < even.value * (1 - 0.02)
+    (got,) = _simulated(plan, graph, [np.ones_like(wanted)])
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    ranks = parse_stages([{"ranks": [0, 3]}, {"ranks": [3, 6]}])
+    with pytest.raises(ConfigError, match=r"op:0 = .* has parts .* not offered for stages that are searched"):
+        pins = {"op:0": "?, ? -> (R, S0[2,1,1])"}
+        search_pipeline(normalize(graph), cluster, None, replace(pipeline, stages=ranks), pins=pins)
 
 
 def test_one_stage_with_shares_is_among_the_candidates() -> None:

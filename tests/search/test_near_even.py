@@ -106,7 +106,7 @@ def test_pins_name_parts_and_two_weights_may_have_unlike_ones() -> None:
         ({"query": "(R, S0[1,1])"}, {}, "leave them out"),
         ({"query": "(R, S0[1,2,1])"}, {}, "has 3 parts along axis 0"),
         ({"query": "(R, S0[3,2])"}, {}, "into 5, which does not divide it"),
-        ({"query": "(R, S0[3,1])"}, {"unequal_parts": False}, "not offered for stages that are searched"),
+        ({"query": "(R, S0[3,1])"}, {"unequal_parts": False}, "not offered for this target"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(pins: Mapping[str, str], options: Mapping[str, Any], says: str) -> None:

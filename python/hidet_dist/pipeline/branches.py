@@ -23,10 +23,11 @@ from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage, StagePart
+from hidet_dist.pipeline.tables import stage_rules
 from hidet_dist.rules.rule import RuleTable, signature_of
+from hidet_dist.search.formulation.formulate import stored_specs
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
-from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
@@ -133,17 +134,6 @@ def tilings(slices: Mapping[int, Sequence[MeshSlice]], count: int, start: int = 
             yield from ((part, *others) for others in tilings(slices, count - 1, part.stop))
 
 
-def _layouts(shape: Sequence[int], mesh: DeviceMesh) -> list[TensorShardSpec]:
-    """List the specs that split a tensor without padding, each mesh axis at most one dim."""
-    specs = []
-    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
-        per_dim = tuple(tuple(axis for axis, of in enumerate(dims) if of == dim) for dim in range(len(shape)))
-        spec = TensorShardSpec(per_dim)
-        if spec.fits(shape, mesh):
-            specs.append(spec)
-    return specs
-
-
 class BranchSearch(StageSearch):
     """The search for stages side by side."""
 
@@ -209,7 +199,8 @@ class BranchSearch(StageSearch):
         least = free.bound_seconds + math.fsum(message.seconds for message in sent)
         if not sent:
             return free, least
-        mesh = sub_cluster(self.cluster, part).mesh
+        cluster = sub_cluster(self.cluster, part)
+        mesh, offered = cluster.mesh, self._rules(cluster).offered
         names = {name: made for made, name in self._part(operators, mesh).names.items()}
         specs_of = {names[tensor.name]: tensor.spec for tensor in free.plan.stages[0].outputs}
         best, value = free, free.plan.stages[0].seconds
@@ -217,7 +208,7 @@ class BranchSearch(StageSearch):
         if len(sent) > 1:
             return best, least
         (message,) = sent
-        specs = _layouts(self.view.pieces(message.tensor)[0], mesh)
+        specs = stored_specs(self.view.pieces(message.tensor)[0], mesh, False, offered)
         candidates = [(self._sent_seconds(message.tensor, spec, part, last), spec) for spec in specs]
         bound = math.inf
         for seconds, spec in sorted(candidates, key=lambda candidate: candidate[0]):
@@ -238,12 +229,16 @@ class BranchSearch(StageSearch):
         """Plan a stage with the given specs of its outputs, or return the plan of the same stage on an equal slice."""
         self.limits.check()
         cluster = sub_cluster(self.cluster, part)
-        if cluster not in self._tables:
-            self._tables[cluster] = rule_table(self.view, cluster.mesh, self.rules)
-        rules = self._tables[cluster]
         stage = self._part(operators, cluster.mesh)
         pins = {f"y{stage.view.outputs.index(stage.names[name])}": str(spec) for name, spec in specs}
-        return self._plan_once((operators, cluster, specs), stage, cluster, replace(self.options, pins=pins), rules)
+        return self._plan_once(
+            (operators, cluster, specs), stage, cluster, replace(self.options, pins=pins), self._rules(cluster)
+        )
+
+    def _rules(self, cluster: Cluster) -> RuleTable:
+        if cluster not in self._tables:
+            self._tables[cluster] = stage_rules(self.view, cluster.mesh, self.options.unequal_parts, self.rules)
+        return self._tables[cluster]
 
     def _part(self, operators: tuple[int, ...], mesh: DeviceMesh) -> StagePart:
         key = operators, mesh

@@ -267,6 +267,7 @@ class ChainSearch(StageSearch):
                 cluster,
                 self.given,
                 self._budget(cluster),
+                self.options.unequal_parts,
                 limits,
                 self.rules,
             )

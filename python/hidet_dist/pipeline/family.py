@@ -69,7 +69,7 @@ def search_pipeline_family(
     SearchLimitWarning
         When the time limit was reached, and the pipelines are the best ones until then.
     """
-    options = SearchOptions.of(options, {"unequal_parts": False})
+    options = SearchOptions() if options is None else options
     pipeline = PipelineOptions() if pipeline is None else pipeline
     _check(members, options, pipeline)
     search = _FamilySearch(members, cluster, options, pipeline, rules)

@@ -57,14 +57,14 @@ class StagePart:
         return cls(operators, part.graph, view, names, delivered)
 
     def plan(
-        self, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None, buffered: bool
+        self, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable, buffered: bool
     ) -> SearchResult:
         """Plan the stage on its sub-mesh under its memory budget.
 
         Parameters
         ----------
         options: pins and specs by the names in the part; inputs without a spec arrive replicated.
-        rules: the rules of the sub-mesh.
+        rules: the rules of the sub-mesh, with the parts that are offered to all stages there.
         buffered: whether a device also holds the inputs of the next micro-batch.
 
         Raises
@@ -77,7 +77,16 @@ class StagePart:
             options = replace(options, mem_budget=buffers + 1)  # too little as well, for an error with what is needed
         changed = self.options(cluster, options, buffered)
         try:
-            return find_plan(self.graph, cluster, changed, report=False, overlap=False, rules=rules, limits=limits)
+            return find_plan(
+                self.graph,
+                cluster,
+                changed,
+                report=False,
+                overlap=False,
+                rules=rules,
+                limits=limits,
+                offered=rules.offered,
+            )
         except InfeasibleError as error:
             raise InfeasibleError(str(error), error.least_budget + buffers, error.bound_bytes + buffers) from error
 

@@ -30,11 +30,13 @@ from hidet_dist.search.elimination.eliminate import boundary_table
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.formulation.formulate import Formulation, formulate
+from hidet_dist.search.formulation.parts import offered_parts
+from hidet_dist.search.formulation.pins import Pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.problem import Edge, Problem
 from hidet_dist.search.problem.prices import Prices
-from hidet_dist.spec import TensorShardSpec
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.symbolic.planning import part_view, rule_table
 from hidet_dist.view import GraphView
 
@@ -115,6 +117,15 @@ def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: Seq
     return names
 
 
+def stage_rules(view: GraphView, mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None = None) -> RuleTable:
+    """Make the table of rules of all stages on a sub-mesh; with ``unequal_parts``, in parts of the graph's heads.
+
+    A stage is offered the parts of the whole graph's heads, wherever it is cut. Rules and proofs are shared with the
+    table ``rules``, for any mesh.
+    """
+    return rule_table(view, mesh, rules, offered_parts([Pins(view, mesh, ())], rules, unequal_parts, True))
+
+
 class StageBounds:
     """Lower bounds of stages on one kind of sub-mesh.
 
@@ -126,6 +137,7 @@ class StageBounds:
     cluster: the sub-mesh as a machine.
     options: the user's pins and specs, by graph.
     budget: bytes that a device may hold.
+    unequal_parts: whether stages may split heads in near-even parts.
     rules: the sharding rules on any mesh; those on the sub-mesh share their proofs.
 
     Attributes
@@ -143,13 +155,14 @@ class StageBounds:
         cluster: Cluster,
         options: GraphOptions,
         budget: int,
+        unequal_parts: bool,
         limits: Limits,
         rules: RuleTable | None = None,
     ):
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
         self.options, self.budget, self.limits = options, budget, limits
         self.model = PredictedCost(cluster)
-        self.rules = rule_table(view, cluster.mesh, rules)
+        self.rules = stage_rules(view, cluster.mesh, unequal_parts, rules)
         self._whole = self.model.fused(view)
         self._formulated: dict[Hashable, _Formulated] = {}
         self._known: dict[Hashable, Table] = {}
@@ -218,9 +231,17 @@ class StageBounds:
                 if number in unit.operators
             }
             given = self.options.of_part(self.view, part_tensors, view, unit.operators, self.cluster.mesh)
-            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs, unequal_parts=False)
+            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
             formulation = formulate(
-                view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits, self.rules
+                view,
+                self.cluster,
+                UnitCost(self.cluster, fused),
+                options,
+                given.pins,
+                None,
+                self.limits,
+                self.rules,
+                offered=self.rules.offered,
             )
             whole_inputs = set(self.view.inputs)
             free = {part_tensors[name] for name in part_tensors if name in self.shared and name != unit.entering}

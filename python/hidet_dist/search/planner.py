@@ -17,7 +17,7 @@ from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, 
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
-from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
@@ -145,6 +145,7 @@ def find_plan(
     overlap: bool = True,
     rules: RuleTable | None = None,
     limits: Limits | None = None,
+    offered: OfferedParts | None = None,
     **changes: Any,
 ) -> SearchResult:
     """Find a plan as :func:`search` does, for the given mesh alone, and return it with its lower bound.
@@ -165,10 +166,12 @@ def find_plan(
     limits: Limits, optional
         What is left to a search of which this one is a part, instead of the limits of the options. There is no warning
         then.
+    offered: OfferedParts, optional
+        The parts in which axes may split; see :func:`hidet_dist.search.formulation.formulate.formulate`.
     """
     options = SearchOptions.of(options, changes)
     own = options.limits() if limits is None else limits.part(1.0)
-    result = _search(graph, cluster, options, own, allow, cost_model, overlap, rules, insists=True)
+    result = _search(graph, cluster, options, own, allow, cost_model, overlap, rules, True, offered)
     result = result.reported(own) if report else replace(result, write_report=None)
     if limits is None:
         warn_of_limit(own, result.gap)
@@ -257,6 +260,7 @@ def _search(
     overlap: bool = True,
     rules: RuleTable | None = None,
     insists: bool = False,
+    offered: OfferedParts | None = None,
 ) -> SearchResult:
     """Search for one mesh; if it ``insists``, with a plan of a simpler problem where none was found in time."""
     budget = memory_budget(cluster, options.mem_budget)
@@ -270,14 +274,14 @@ def _search(
         steps: tuple[StepTaken, ...] = ()
         made: StagePlan | None = None
         if options.mode == "propagate":
-            formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
+            formulation = formulate(view, cluster, model, options, pins, allow, limits, rules, offered=offered)
             costs = StageCosts(view, cluster.mesh, model, formulation.fused)
             picks: Sequence[int] = propagate(view, formulation, limits)
             bound, gap, price = 0.0, 1.0, 0.0
         else:
 
             def formulated(part: Limits | None, choice_set: ChoiceSet) -> Formulation:
-                return formulate(view, cluster, model, options, pins, allow, part, rules, choice_set)
+                return formulate(view, cluster, model, options, pins, allow, part, rules, choice_set, offered)
 
             table = rule_table(view, cluster.mesh, rules)
             for few in (ChoiceSet.FEW, ChoiceSet.FEW_PROVEN):

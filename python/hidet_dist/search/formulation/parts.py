@@ -43,7 +43,6 @@ def offered_parts(
     rules: RuleTable | None,
     allowed: bool,
     near_even: bool,
-    views: Sequence[GraphView] | None = None,
 ) -> OfferedParts:
     """Select the unequal parts from which plans may choose, besides the mesh's shares.
 
@@ -57,7 +56,6 @@ def offered_parts(
     graphs: the pins of each graph, with its view and the mesh. Graphs that share weights and states are offered the
         parts of all of them, since what they share is split alike in all graphs.
     rules: a table, for any mesh, with which rules are shared.
-    views: the graphs whose heads count, where they are others: a stage has the heads of the graph that it is cut from.
 
     Raises
     ------
@@ -68,13 +66,13 @@ def offered_parts(
     stored = any(storage_of(pins.view.tensors[name]) is not None for pins in graphs for name in pins.view.weights)
     if not allowed or stored:
         if given:
-            why = "weights in another precision" if stored else "stages that are searched, or this target"
+            why = "weights in another precision" if stored else "this target"
             raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
         return NO_PARTS
     found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
     mesh = graphs[0].mesh
     if near_even and not mesh.shares and mesh.size > 1:
-        heads = heads_of([pins.view for pins in graphs] if views is None else views, rules)
+        heads = heads_of([pins.view for pins in graphs], rules)
         for axis, size in enumerate(mesh.shape):
             found.update(_heads_along(axis, size, mesh.size // size, heads))
     found.update(dict.fromkeys(sorted(given)))
