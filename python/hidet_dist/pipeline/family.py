@@ -22,6 +22,7 @@ from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
+from hidet_dist.pipeline.tables import offered_to_stages
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import held_keys, shared_weights
@@ -305,4 +306,6 @@ class _FamilySearch:
                 2 * (budget - left),
             )
         options = replace(self.options, mem_budget=left)
-        return search_family(members, cluster, options, rules=self.rules, limits=self.limits)
+        views = [GraphView(micro.graph) for micro in micros]
+        offered = offered_to_stages(views, cluster.mesh, options.unequal_parts, self.rules)
+        return search_family(members, cluster, options, rules=self.rules, limits=self.limits, offered=offered)

@@ -25,7 +25,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.pipeline.constraints import GraphOptions
 from hidet_dist.pipeline.units import Unit
 from hidet_dist.rewriting import Subgraph
-from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search.elimination.eliminate import boundary_table
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.elimination.presolve import Presolve
@@ -117,13 +117,22 @@ def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: Seq
     return names
 
 
-def stage_rules(view: GraphView, mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None = None) -> RuleTable:
-    """Make the table of rules of all stages on a sub-mesh; with ``unequal_parts``, in parts of the graph's heads.
+def offered_to_stages(
+    views: Sequence[GraphView], mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None
+) -> OfferedParts:
+    """Select the parts of all stages on a sub-mesh: with ``unequal_parts``, near-even ones of the graphs' heads.
 
-    A stage is offered the parts of the whole graph's heads, wherever it is cut. Rules and proofs are shared with the
-    table ``rules``, for any mesh.
+    A stage is offered those of the heads of the whole graph, wherever it is cut.
     """
-    return rule_table(view, mesh, rules, offered_parts([Pins(view, mesh, ())], rules, unequal_parts, True))
+    return offered_parts([Pins(view, mesh, ()) for view in views], rules, unequal_parts, True)
+
+
+def stage_rules(view: GraphView, mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None = None) -> RuleTable:
+    """Make the table of rules of all stages on a sub-mesh, in the parts of :func:`offered_to_stages`.
+
+    Rules and proofs are shared with the table ``rules``, for any mesh.
+    """
+    return rule_table(view, mesh, rules, offered_to_stages([view], mesh, unequal_parts, rules))
 
 
 class StageBounds:

@@ -14,7 +14,7 @@ from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
@@ -94,12 +94,14 @@ def search_family(
     cost_model: CostModel | None = None,
     rules: RuleTable | None = None,
     limits: Limits | None = None,
+    offered: OfferedParts | None = None,
 ) -> Family:
     """Plan graphs that share weights and states, as :func:`hidet_dist.api.search_family` describes.
 
     Names, pins and specs come from the members; ``options`` must have none. Rules and proofs are shared with the table
     ``rules``, and among the members. ``limits`` are what is left to a search of which this one is a part, instead of
-    the limits of the options; there is no warning then.
+    the limits of the options; there is no warning then. ``offered`` are the parts in which axes may split, if they are
+    not those of :func:`hidet_dist.search.formulation.parts.offered_parts` for the members.
     """
     options = SearchOptions() if options is None else options
     for key in ("names", "pins", "input_specs", "output_specs"):
@@ -126,7 +128,8 @@ def search_family(
     ]
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
-        offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
+        if offered is None:
+            offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
         parted = rules if rules.offered == offered else RuleTable(cluster.mesh, rules, offered)  # of all members
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
