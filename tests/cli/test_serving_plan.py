@@ -92,3 +92,22 @@ def test_llama_3_8b_is_planned_from_its_configuration():
     assert found["cache_bytes"] == whole // 8
     assert found["fitting"] > 100
     assert found["weight_bytes"] < 3e9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [3, 5, 7])
+def test_devices_that_do_not_divide_the_heads_hold_near_even_shares(tmp_path: Path, devices: int):
+    """Eight layers of LLaMA-3-8B, of which a device may hold little more than a share: heads are split."""
+    layers, context, sequences = 8, 2048, 4
+    config = json.loads((EXAMPLE / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hidden, keys, inner, vocabulary = 4096, 1024, 14336, 128256
+    of_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    share = 2 * (layers * of_layer + 2 * vocabulary * hidden + hidden) / devices
+    heads = -(-8 // devices)
+    cache = 2 * layers * keys * heads // 8 * sequences * context * 2
+    budget = int(1.03 * share + cache + 0.1 * 2**30)
+    sizes = ("--context", str(context), "--sequences", str(sequences), "--budget", str(budget))
+    found = told(str(tmp_path), "--mesh", str(devices), "--machine", "pcie-l40s", *sizes)
+    assert found["cache_bytes"] == cache
+    assert found["weight_bytes"] <= 1.05 * share

@@ -117,7 +117,7 @@ def test_parts_that_do_not_fit_are_refused(pins: Mapping[str, str], options: Map
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"target": "cuda", "arch": "sm_90"}, "not offered for .* this target"),
+        ({"target": "cuda", "arch": "sm_90"}, "not offered for this target"),
         ({"weights": {"precision": "int8"}}, "not offered for weights in another precision"),
     ],
 )
