@@ -19,12 +19,12 @@ from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture
+def empty_cache(tmp_path: Path) -> Iterator[None]:
+    """A cache that no other test has put kernels in."""
     with hidet.option.context():
-        folder = tmp_path_factory.mktemp("cache")
-        hidet.option.cache_dir(str(folder))
-        yield folder
+        hidet.option.cache_dir(str(tmp_path))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def program() -> Program:
     return partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
 
 
-def test_weights_are_written_once_the_first_kernel_is_done(cache: Path, program: Program) -> None:
+@pytest.mark.usefixtures("empty_cache")
+def test_weights_are_written_once_the_first_kernel_is_done(program: Program) -> None:
     events: list[Any] = []
     compiled = compile_program(program, advance=lambda: events.append("kernel"), meanwhile=events.append)
     kernels = len(compiled.kernels)
@@ -48,7 +49,7 @@ def test_weights_are_written_once_the_first_kernel_is_done(cache: Path, program:
     assert events == [*["kernel"] * kernels, {"w0": layout}]
 
 
-def test_an_error_of_the_writing_is_not_taken_for_one_of_a_compiler(cache: Path, program: Program) -> None:
+def test_an_error_of_the_writing_is_not_taken_for_one_of_a_compiler(program: Program) -> None:
     def fail(_: object) -> None:
         raise OSError("the disk is full")
 
