@@ -155,9 +155,12 @@ def test_either_all_ranks_run_a_candidate_or_none(stand_ins: Path, tmp_path: Pat
     assert choice(folder)["chosen"] == [0]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def handle(stand_ins: Path) -> Iterator[Callable[[], str | None]]:
-    """A handle that this thread's kernels use. It waits for them when it is called, and says what went wrong."""
+    """A handle that this thread's kernels use. It waits for them when it is called, and says what went wrong.
+
+    It is the test's own: a thread has one, and a test that destroys it leaves none to the next.
+    """
     runtime = hidet_runtime()
     native.load_cublas(str(stand_ins / "libcublas.so.13"))
     workspace = ctypes.create_string_buffer(1024)
