@@ -36,6 +36,10 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 
+# Images of containers often turn bytecode off, and each of the processes that tests start would compile all modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 gc.disable()  # modules and tests stay: garbage is collected once they are all there
 
 
