@@ -89,7 +89,16 @@ def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
 def test_the_program_ends_with_one_line_of_json(capsys):
     assert main(["--instances", "1", "--plans", "4", "--only", "Softmax", "--jobs", "1"]) == 0
     counts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(counts) == ["operators", "replicate_only", "instances", "choices", "plans", "cuts", "failures"]
+    assert list(counts) == [
+        "operators",
+        "replicate_only",
+        "instances",
+        "choices",
+        "plans",
+        "families",
+        "cuts",
+        "failures",
+    ]
     assert counts["operators"] == counts["instances"] > 0
     assert counts["choices"] > counts["instances"]
     assert counts["failures"] == 0
