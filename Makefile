@@ -87,7 +87,7 @@ test: style
 	$(MAKE) --no-print-directory -j2 types tests
 
 tests: setup
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal --durations=25
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal --durations=25
 
 slow-test: setup $(STAMPS)/smollm2 $(STAMPS)/clients
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -363,7 +363,7 @@ def _share_pins(
     """
     for group in dict.fromkeys(sharing.values()):
         places = [(pinned[g].tensors, _held_names(views[g])[w]) for g, w in group]
-        pins = [pin for tensors, name in places for pin in tensors.get(name, [])]
+        pins = list(dict.fromkeys(pin for tensors, name in places for pin in tensors.get(name, [])))
         if pins:
             for tensors, name in places:
                 tensors[name] = pins
