@@ -10,6 +10,7 @@ import torch
 from hidet.graph import FlowGraph
 
 import hidet_dist
+from hidet_dist.frontends.pytorch import patterns
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.weights.named import names_of
 
@@ -75,6 +76,20 @@ class WithBoth(Block):
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         hidden = super().forward(x, weight)
         return hidden @ weight + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+class Sharing(Block):
+    """A layer that computes something from what all layers are given."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, weight) @ (weight.t() @ weight).relu()
+
+
+class Undoing(Block):
+    """A layer that begins with the inverse of how its argument is made."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.t(), weight.t().t()).t()
 
 
 class Stack(torch.nn.Module):
@@ -150,6 +165,53 @@ def _one_buffer(module: torch.nn.Module) -> torch.Tensor:
 
 def _whether_there_is_one(module: torch.nn.Module) -> torch.Tensor:
     return torch.tensor(2.0 if hasattr(module.get_submodule("layers.3.linear"), "bias") else 3.0)
+
+
+class Turned(Stack):
+    """A module whose layers have transposed arguments, by turns of two tensors that are computed from a weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, weights = x * 2, (self.weight.t(), self.weight.t() * 2)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden.t(), weights[number % 2]).t() + hidden
+        return hidden
+
+
+def _text(graph: FlowGraph) -> list[str]:
+    """Describe the operators of a graph, with the numbers of those that make their inputs."""
+    number = {op: place for place, op in enumerate(graph.nodes)}
+    names = {x: name for name, x in names_of(x for op in graph.nodes for x in op.inputs).items()}
+    return [
+        f"{op.name} {op.attrs} of {[number[x.op] if x.op in number else names.get(x) for x in op.inputs]}"
+        for op in graph.nodes
+    ]
+
+
+@pytest.mark.parametrize("kind", [Block, Alternating, WithBoth, Sharing, Undoing])
+@pytest.mark.parametrize("stack", [Stack, Turned])
+def test_operators_of_equal_layers_are_copied_from_the_first_one(monkeypatch, kind, stack):
+    """The graph is the one in which each layer is lowered by itself, as PyTorch computes it."""
+    if stack is Stack and kind is Undoing:
+        pytest.skip("the shapes of a layer that transposes fit a transposed argument only")
+    copies = []
+    copy = patterns.LayerPattern.copy
+
+    def copied(pattern, operands):
+        copies.append(copy(pattern, operands))
+        return copies[-1]
+
+    torch.manual_seed(0)
+    module = stack(kind).eval()
+    x = torch.randn(4, 4)
+    monkeypatch.setattr(patterns.LayerPattern, "copy", copied)
+    graph = hidet_dist.from_torch(module, (x,))
+    assert any(results is not None for results in copies)
+    monkeypatch.setattr(patterns.LayerPattern, "copy", lambda pattern, operands: None)
+    assert _text(graph) == _text(hidet_dist.from_torch(module, (x,)))
+    with torch.no_grad():
+        want = module(x).numpy()
+    (got,) = evaluate_graph(graph, [x.double().numpy()])
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("read", [_sum_of_weights, _one_weight, _one_buffer, _whether_there_is_one])

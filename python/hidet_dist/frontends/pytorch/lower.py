@@ -22,7 +22,7 @@ from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Result, l
 from hidet_dist.frontends.pytorch.empties import empty_tensors
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
-from hidet_dist.frontends.pytorch.patterns import Pattern
+from hidet_dist.frontends.pytorch.patterns import LayerPattern, Pattern
 from hidet_dist.frontends.refusals import Invalid, Refused, reason_of
 from hidet_dist.operators import promoted_dtype
 from hidet_dist.operators.states import read_state, replace_state
@@ -126,6 +126,7 @@ class _Lowerer:
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
     patterns: dict[Any, Pattern] = field(default_factory=dict)
+    layer_patterns: dict[Any, tuple[LayerPattern, list[Any]]] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
     needed: dict[torch.fx.Graph, set[torch.fx.Node]] = field(default_factory=dict)
     constants_of_layers: dict[tuple[int, str], _Known] = field(default_factory=dict)
@@ -371,7 +372,7 @@ class _Lowerer:
         return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
 
     def layer(self, tensors: Sequence[Any], number: int, place: int) -> Sequence[Any]:
-        """Lower a layer in place of a call of it; return the tensors among its results."""
+        """Lower a layer in place of a call of it, or copy another call's operators; return the results' tensors."""
         layer = self.layers[number]
         nodes = layer.program.graph_module.graph
         placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
@@ -388,8 +389,31 @@ class _Lowerer:
                 if key not in self.constants_of_layers:
                     self.constants_of_layers[key] = _Known(layer.program.constants[operand])
                 values[node] = self.constants_of_layers[key]
-        results = self.run(nodes, values)
-        return [results[place] for place in layer.results]
+        given = list(values.values())
+        operands = list({id(x): x for x in given if isinstance(x, Tensor)}.values())
+        positions = {id(x): position for position, x in enumerate(operands)}
+        key = (number, *(self.operand_key(x, positions) for x in given))
+        if key in self.layer_patterns:
+            copied = self.layer_patterns[key][0].copy(operands)
+            if copied is not None:
+                return list(copied)
+        before = [x for _, tensors in self.made for x in tensors]
+        before += self.shared_tensors()
+        whole = self.run(nodes, values)
+        results = [whole[place] for place in layer.results]
+        if key not in self.layer_patterns and not self.missing and not any(isinstance(x, Pair) for x in results):
+            pattern = LayerPattern.of(results, operands, before, self.shared_tensors())
+            self.layer_patterns[key] = pattern, given  # whose ids are in the key
+        return results
+
+    def shared_tensors(self) -> list[Tensor]:
+        """List the constants, and what lowerings share."""
+        leaves = pytree.tree_leaves((self.shared, list(self.constants.values())))
+        return [x for x in leaves if isinstance(x, Tensor)]
+
+    def operand_key(self, operand: Any, positions: Mapping[int, int]) -> Any:
+        """Make a key of the properties of a layer's operand on which its lowering may depend."""
+        return ("known", id(operand)) if isinstance(operand, _Known | Pair) else self.argument_key(operand, positions)
 
     def computed(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute the results of an operator: fold it if all its operands are constant, else lower it."""

@@ -6,8 +6,8 @@ Models repeat their layers, and hidet takes milliseconds to define an operator. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hidet.graph import Operator, Tensor
@@ -60,3 +60,103 @@ class Pattern:
             ]
             replaced.update((id(old), new) for old, new in zip(op.outputs, copied.outputs, strict=True))
         return pytree.tree_map_only(Tensor, lambda x: replaced.get(id(x), x), self.results)
+
+
+@dataclass(frozen=True)
+class LayerPattern:
+    """The operators of a layer, of which another call copies those that depend on other operands.
+
+    Attributes
+    ----------
+    pattern: the operators.
+    fixed: the numbers of the operands that another call must have, too, as the results depend on tensors from before
+        the layer that come from these.
+    """
+
+    pattern: Pattern
+    fixed: frozenset[int]
+
+    @classmethod
+    def of(
+        cls, results: Any, operands: Sequence[Tensor], before: Iterable[Tensor], constants: Iterable[Tensor]
+    ) -> LayerPattern:
+        """Collect the operators that compute ``results`` from ``operands``, without those of the tensors ``before``."""
+        ends = {id(x) for x in operands}
+        old = _Upstream((*operands, *before)).operators
+        order: dict[int, Operator] = {}
+        outer: list[Tensor] = []
+
+        def visit(x: Tensor) -> None:
+            if id(x) in ends or x.op is None or id(x.op) in order:
+                return
+            if id(x.op) in old:
+                outer.append(x)
+                return
+            for y in x.op.inputs:
+                visit(y)
+            order[id(x.op)] = x.op
+
+        for x in pytree.tree_leaves(results):
+            if isinstance(x, Tensor):
+                visit(x)
+        fixed = _fixed(operands, outer, {id(x) for x in constants}) if outer else frozenset[int]()
+        return cls(Pattern(tuple(order.values()), tuple(operands), results), fixed)
+
+    def copy(self, operands: Sequence[Tensor]) -> Any:
+        """Return the results for other operands of the same dtypes and shapes; None if some must be the same ones."""
+        pairs = list(zip(self.pattern.operands, operands, strict=True))
+        if any(pairs[number][0] is not pairs[number][1] for number in self.fixed):
+            return None
+        changed = {id(old) for old, new in pairs if old is not new}
+        operators = []
+        for op in self.pattern.operators:
+            if any(id(x) in changed for x in op.inputs):
+                operators.append(op)
+                changed.update(map(id, op.outputs))
+        return replace(self.pattern, operators=tuple(operators)).copy(operands)
+
+
+class _Upstream:
+    """What tensors are computed from.
+
+    Attributes
+    ----------
+    operators: the operators between the ``ends`` and the tensors, by identity.
+    reached: the ends that the tensors depend on, by identity.
+    leaves: the other tensors that they depend on and no operator computes, by identity.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], ends: Set[int] = frozenset()):
+        self.operators: dict[int, Operator] = {}
+        self.reached: set[int] = set()
+        self.leaves: set[int] = set()
+        pending = list(tensors)
+        while pending:
+            x = pending.pop()
+            if id(x) in ends:
+                self.reached.add(id(x))
+            elif x.op is None:
+                self.leaves.add(id(x))
+            elif id(x.op) not in self.operators:
+                self.operators[id(x.op)] = x.op
+                pending += x.op.inputs
+
+
+def _fixed(operands: Sequence[Tensor], outer: Sequence[Tensor], constants: Set[int]) -> frozenset[int]:
+    """Number the operands that another call must have, too, where results depend on ``outer`` tensors.
+
+    An outer tensor was made before the layer, in one of two ways. An earlier layer has computed it from operands that
+    it shares with this one: these are fixed. Or a lowering has looked behind an operand, at what that is computed from:
+    so an operand is fixed that may be computed from the outer tensors. That is one that depends on other operands and
+    ``constants`` alone, or any one if the outer tensors themselves depend on something else.
+    """
+    ends = {id(x) for x in operands}
+    found = _Upstream(outer, ends)
+    is_known = found.leaves <= constants
+
+    def is_fixed(x: Tensor) -> bool:
+        if id(x) in found.reached or x.op is None:
+            return id(x) in found.reached
+        return not is_known or _Upstream([x], ends - {id(x)}).leaves <= constants
+
+    return frozenset(number for number, x in enumerate(operands) if is_fixed(x))
