@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search import tuning
@@ -22,6 +23,9 @@ from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.spec.report import Incumbent, Row, RunnerUp, Saving, SearchReport, StepTaken, Traffic
 from hidet_dist.view import GraphView
+
+_Numbers = npt.NDArray[np.int64]
+_Seconds = npt.NDArray[np.float64]
 
 
 class Known(NamedTuple):
@@ -103,26 +107,44 @@ class Alternatives:
             self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
         except OutOfTimeError:
             self.least = None
-        self.bounds = None if self.least is None else [np.maximum(line, bound_seconds).tolist() for line in self.least]
+        self.bounds = None if self.least is None else [np.maximum(line, bound_seconds) for line in self.least]
         self.alone = _alone(problem, picks)
+        self._numbers: dict[tuple[int, int], _Numbers] = {}  # by the identities of what is numbered
         stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs, *formulation.states)
         self.specs = [[choice.spec for choice in choices] for choices in formulation.choices] + list(stored)
 
     def _choice(self, entity: int, k: int) -> RunnerUp:
-        bound = None if self.bounds is None else self.bounds[entity][k]
-        return RunnerUp(str(self.specs[entity][k]), bound, self.alone[entity][k])
+        bound = None if self.bounds is None else float(self.bounds[entity][k])
+        return RunnerUp(str(self.specs[entity][k]), bound, float(self.alone[entity][k]))
 
-    def _best(self, entity: int, avoided: Sequence[object] | None = None) -> RunnerUp | None:
+    def _best(self, entity: int, avoided: _Numbers | None = None) -> RunnerUp | None:
         """Select the best other choice; with ``avoided`` (one entry a choice), of those whose entry differs."""
         pick = self.picks[entity]
-        others = [k for k in range(len(self.specs[entity])) if k != pick]
-        if avoided is not None:
-            others = [k for k in others if avoided[k] != avoided[pick]]
-        if not others:
+        if avoided is None:
+            avoided = np.arange(len(self.specs[entity]))
+        (others,) = np.nonzero(avoided != avoided[pick])
+        if not others.size:
             return None
-        alone = self.alone[entity]
-        bounds = alone if self.bounds is None else self.bounds[entity]
-        return self._choice(entity, min(others, key=lambda k: (bounds[k], alone[k])))
+        alone = self.alone[entity][others]
+        bounds = alone if self.bounds is None else self.bounds[entity][others]
+        (best,) = np.nonzero(bounds == bounds.min())
+        return self._choice(entity, int(others[best[alone[best].argmin()]]))
+
+    def _specs_of(self, numbers: Sequence[int], layouts: Sequence[TensorShardSpec]) -> _Numbers:
+        """Number the specs that a tensor has by the choices of an operator, equal ones alike."""
+        key = id(numbers), id(layouts)
+        if key not in self._numbers:
+            first = _first_numbers(layouts)
+            self._numbers[key] = first[np.array(numbers, dtype=np.int64)]
+        return self._numbers[key]
+
+    def _reductions_of(self, operator: int, output: int) -> _Numbers:
+        """Number the reductions of an output by the choices of its operator, equal ones alike."""
+        choices = self.formulation.choices[operator]
+        key = id(choices), output
+        if key not in self._numbers:
+            self._numbers[key] = _first_numbers([choice.spec.reduce_fns[output] for choice in choices])
+        return self._numbers[key]
 
     def runner_ups(self) -> tuple[RunnerUp | None, ...]:
         """Select the next best choice of each operator."""
@@ -150,8 +172,7 @@ class Alternatives:
             for conversion in plan.conversions:
                 result += self._saving(view, number, conversion, edges[conversion.tensor])
             for o, fns in enumerate(plan.spec.reduce_fns):
-                reductions = [choice.spec.reduce_fns[o] for choice in self.formulation.choices[number]]
-                best = self._best(number, reductions) if fns else None
+                best = self._best(number, self._reductions_of(number, o)) if fns else None
                 if best is not None:
                     name = view.names[view.operators[number].outputs[o]]
                     result.append(Saving(number, name, "", f"op:{number}", **vars(best)))
@@ -164,11 +185,11 @@ class Alternatives:
     ) -> Iterator[Saving]:
         layouts = self.formulation.layouts[conversion.tensor]
         producer = edges[0].producer
-        alternatives = [(producer, self._best(producer, [layouts[n] for n in edges[0].produced]))]
+        alternatives = [(producer, self._best(producer, self._specs_of(edges[0].produced, layouts)))]
         others = []
         for edge in edges:
-            required = [layouts[n] for n in edge.consumed]
-            if required[self.picks[edge.consumer]] == conversion.target:
+            if layouts[edge.consumed[self.picks[edge.consumer]]] == conversion.target:
+                required = self._specs_of(edge.consumed, layouts)
                 others.append((edge.consumer, self._best(edge.consumer, required)))
         if all(choice is not None for _, choice in others):
             alternatives.append(max(others, key=lambda one: _order(one[1])))
@@ -177,6 +198,12 @@ class Alternatives:
             entity, choice = min(possible, key=lambda one: _order(one[1]))
             name = _entity_name(view, entity)
             yield Saving(operator, conversion.tensor, str(conversion.target), name, **vars(choice))
+
+
+def _first_numbers(values: Sequence[Hashable]) -> _Numbers:
+    """Number values, each by the place of the first one that equals it."""
+    first: dict[Hashable, int] = {}
+    return np.array([first.setdefault(value, place) for place, value in enumerate(values)], dtype=np.int64)
 
 
 def _order(choice: RunnerUp | None) -> tuple[float, float]:
@@ -193,17 +220,17 @@ def _entity_name(view: GraphView, entity: int) -> str:
     return (*stored, *outputs, *view.states)[number]
 
 
-def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:
+def _alone(problem: Problem, picks: Sequence[int]) -> list[_Seconds]:
     """Cost the plans that differ in one choice of one entity."""
     total = evaluate(problem, picks)
     plan = Neighbourhood(problem, readers(problem), picks)
-    known: dict[tuple[int, int], list[float]] = {}  # equal entities share their seconds
+    known: dict[tuple[int, int], _Seconds] = {}  # equal entities share their seconds
     result = []
     for entity, pick in enumerate(picks):
         seconds = plan.seconds(entity)
         key = id(seconds), pick
         if key not in known:
-            known[key] = [total - seconds[pick] + value for value in seconds]
+            known[key] = np.array([total - seconds[pick] + value for value in seconds])
         result.append(known[key])
     return result
 
