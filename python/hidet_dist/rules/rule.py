@@ -304,9 +304,8 @@ class Rule:
         """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
 
         Without ``proofs``, which are those known so far, the choices are not proven. The axes split in ``parts``,
-        others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the
-        choice with these reduce functions; else those that scatter in the mesh's shares or in parts that are
-        ``offered``.
+        others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the choice with these reduce
+        functions; else those that scatter in the mesh's shares or in parts that are ``offered``.
         """
         extents = {}  # the extent of each sharded digit on a device, with padding
         splits: dict[Digit, Split] = {}  # of those with unequal parts

@@ -22,7 +22,7 @@ from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Result, l
 from hidet_dist.frontends.pytorch.empties import empty_tensors
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
-from hidet_dist.frontends.pytorch.patterns import LayerPattern, Pattern
+from hidet_dist.frontends.pytorch.patterns import LayerPattern, Pattern, Upstream
 from hidet_dist.frontends.refusals import Invalid, Refused, reason_of
 from hidet_dist.operators import promoted_dtype
 from hidet_dist.operators.states import read_state, replace_state
@@ -127,6 +127,7 @@ class _Lowerer:
     shared: dict[Any, Any] = field(default_factory=dict)
     patterns: dict[Any, Pattern] = field(default_factory=dict)
     layer_patterns: dict[Any, tuple[LayerPattern, list[Any]]] = field(default_factory=dict)
+    before_layers: Upstream = field(default_factory=Upstream)  # of the last layer that has a pattern of its own
     states: dict[str, Tensor] = field(default_factory=dict)
     needed: dict[torch.fx.Graph, set[torch.fx.Node]] = field(default_factory=dict)
     constants_of_layers: dict[tuple[int, str], _Known] = field(default_factory=dict)
@@ -393,16 +394,17 @@ class _Lowerer:
         operands = list({id(x): x for x in given if isinstance(x, Tensor)}.values())
         positions = {id(x): position for position, x in enumerate(operands)}
         key = (number, *(self.operand_key(x, positions) for x in given))
-        if key in self.layer_patterns:
-            copied = self.layer_patterns[key][0].copy(operands)
-            if copied is not None:
-                return list(copied)
-        before = [x for _, tensors in self.made for x in tensors]
-        before += self.shared_tensors()
+        known = self.layer_patterns.get(key)
+        copied = None if known is None else known[0].copy(operands)
+        if copied is not None:
+            return list(copied)
+        if known is None:
+            made = (x for _, tensors in self.made for x in tensors)
+            self.before_layers.add((*operands, *made, *self.shared_tensors()))
         whole = self.run(nodes, values)
         results = [whole[place] for place in layer.results]
-        if key not in self.layer_patterns and not self.missing and not any(isinstance(x, Pair) for x in results):
-            pattern = LayerPattern.of(results, operands, before, self.shared_tensors())
+        if known is None and not self.missing and not any(isinstance(x, Pair) for x in results):
+            pattern = LayerPattern.of(results, operands, self.before_layers, self.shared_tensors())
             self.layer_patterns[key] = pattern, given  # whose ids are in the key
         return results
 

@@ -78,11 +78,10 @@ class LayerPattern:
 
     @classmethod
     def of(
-        cls, results: Any, operands: Sequence[Tensor], before: Iterable[Tensor], constants: Iterable[Tensor]
+        cls, results: Any, operands: Sequence[Tensor], before: Upstream, constants: Iterable[Tensor]
     ) -> LayerPattern:
-        """Collect the operators that compute ``results`` from ``operands``, without those of the tensors ``before``."""
-        ends = {id(x) for x in operands}
-        old = _Upstream((*operands, *before)).operators
+        """Collect the operators that compute ``results`` from ``operands``, without those ``before`` the layer."""
+        ends, old = {id(x) for x in operands}, before.operators
         order: dict[int, Operator] = {}
         outer: list[Tensor] = []
 
@@ -116,8 +115,8 @@ class LayerPattern:
         return replace(self.pattern, operators=tuple(operators)).copy(operands)
 
 
-class _Upstream:
-    """What tensors are computed from.
+class Upstream:
+    """What tensors are computed from. More of them may be added.
 
     Attributes
     ----------
@@ -126,14 +125,19 @@ class _Upstream:
     leaves: the other tensors that they depend on and no operator computes, by identity.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], ends: Set[int] = frozenset()):
+    def __init__(self, tensors: Iterable[Tensor] = (), ends: Set[int] = frozenset()):
+        self.ends = ends
         self.operators: dict[int, Operator] = {}
         self.reached: set[int] = set()
         self.leaves: set[int] = set()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors, and what they are computed from."""
         pending = list(tensors)
         while pending:
             x = pending.pop()
-            if id(x) in ends:
+            if id(x) in self.ends:
                 self.reached.add(id(x))
             elif x.op is None:
                 self.leaves.add(id(x))
@@ -151,12 +155,12 @@ def _fixed(operands: Sequence[Tensor], outer: Sequence[Tensor], constants: Set[i
     ``constants`` alone, or any one if the outer tensors themselves depend on something else.
     """
     ends = {id(x) for x in operands}
-    found = _Upstream(outer, ends)
+    found = Upstream(outer, ends)
     is_known = found.leaves <= constants
 
     def is_fixed(x: Tensor) -> bool:
         if id(x) in found.reached or x.op is None:
             return id(x) in found.reached
-        return not is_known or _Upstream([x], ends - {id(x)}).leaves <= constants
+        return not is_known or Upstream([x], ends - {id(x)}).leaves <= constants
 
     return frozenset(number for number, x in enumerate(operands) if is_fixed(x))
