@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +18,34 @@ import numpy as np
 from hidet_dist.native.search.elimination import NativeNetwork, Table, TableStore, TooWide
 from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.layout import Layout
+from hidet_dist.search.elimination.layout import Layout, TensorTable
 from hidet_dist.search.limits import Limits
+from hidet_dist.search.problem import Problem, Sharing
+from hidet_dist.search.problem.equal_parts import EqualParts, Integers
 
 if TYPE_CHECKING:
     from hidet_dist.search.elimination.eliminate import Solved
 
 __all__ = ["Network", "Table", "Tables", "TooWide"]
+
+
+@dataclass
+class Known:
+    """The tables of a problem's entities and tensors so far, by all that they depend on beside the problem.
+
+    Attributes
+    ----------
+    equal, sharing: those of the problem.
+    entities: the number of an entity's table.
+    tensors: the tables of a tensor; None if it is to be relaxed.
+    relaxed: the tables of a relaxed one.
+    """
+
+    equal: EqualParts
+    sharing: Sharing
+    entities: dict[Hashable, int] = field(default_factory=dict)
+    tensors: dict[Hashable, tuple[TensorTable, ...] | None] = field(default_factory=dict)
+    relaxed: dict[Hashable, tuple[TensorTable, ...]] = field(default_factory=dict)
 
 
 class Tables:
@@ -50,7 +72,28 @@ class Tables:
         self.widest = 0.0
         self.last: Solved | None = None
         self.peaks: dict[Hashable, tuple[tuple[int, ...], int | None]] = {}
+        self._known: Known | None = None
+        self._left_numbers: dict[tuple[int, ...], int] = {}
+        self._left: tuple[Sequence[Sequence[int]], Integers] | None = None
         self._numbers: dict[Hashable, int] = {}
+
+    def left(self, kept: Sequence[Sequence[int]]) -> Integers:
+        """Number the choices ``kept`` of each entity: equal ones, in all networks, have the same number.
+
+        The last list is only read once, and must not be changed.
+        """
+        if self._left is None or self._left[0] is not kept:
+            numbers = self._left_numbers
+            each = [numbers.setdefault(tuple(choices), len(numbers)) for choices in kept]
+            self._left = kept, np.array(each, dtype=np.int64)
+        return self._left[1]
+
+    def known_of(self, problem: Problem) -> Known:
+        """Return the tables of a problem's entities and tensors so far."""
+        known = self._known
+        if known is None or known.equal is not problem.equal_parts or known.sharing is not problem.sharing:
+            known = self._known = Known(problem.equal_parts, problem.sharing)
+        return known
 
     def rounded(self, table: Table) -> Table:
         """Round down to multiples of the quantum: a lower bound stays a lower bound."""
@@ -62,6 +105,7 @@ class Tables:
             self.tables = TableStore(self.limits.nbytes)
             self.last = None
             self.peaks.clear()
+            self._known = None
             self._numbers.clear()
 
     def reserve(self, entries: int) -> None:

@@ -44,37 +44,46 @@ def network_of(
         tables.quantum = _quantum(problem)
     equal, sharing = problem.equal_parts, problem.sharing
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
-    lefts: dict[tuple[int, ...], int] = {}
-    left = np.array([lefts.setdefault(tuple(choices), len(lefts)) for choices in kept], dtype=np.int64)
-    first, numbers = equal.entities(left, prices)
-    entity_tables = np.array([_entity_table(problem, e, kept[e], tables, prices) for e in first], dtype=np.int64)
-    sizes, of_entities = [*map(len, kept)], entity_tables[numbers]
+    left, known = tables.left(kept), tables.known_of(problem)
+    entities, entity_tables = equal.entities(left, prices), list[int]()
+    for key, entity in entities.first:
+        own = key, prices.total
+        if own not in known.entities:
+            known.entities[own] = _entity_table(problem, entity, kept[entity], tables, prices)
+        entity_tables.append(known.entities[own])
+    of_entities = np.array(entity_tables, dtype=np.int64)[entities.numbers]
     limits = dict[int, float]()
     if limit <= tuning.READERS_LIMITS[0]:
         limits |= dict.fromkeys(problem.narrowing.tensors, 1)
     limits |= dict.fromkeys(sharing.pairs, 1)
     limits |= {tensor: len(problem.groups[tensor]) for tensor in sharing.whole}
     limits |= dict.fromkeys(exact, math.inf)
-    first, numbers = equal.tensors_alike(left, prices, limits)
+    alike = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
     shared = dict[int, bool]()
-    for position in first:
+    for key, position in alike.first:
         tables.limits.check()
         tensor = equal.tensors[position]
-        recipe = tensor_tables(tables, kept, tensor, prices, limits.get(tensor.tensor, limit))
+        most = limits.get(tensor.tensor, limit)
+        if (key, most) not in known.tensors:
+            known.tensors[key, most] = tensor_tables(tables, kept, tensor, prices, most)
+        recipe = known.tensors[key, most]
         if recipe is None:
             in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in sharing.pairs
-            make = pair_tables if in_pairs else share_tables
-            recipe = make(tables, kept, tensor, prices, sharing)
+            way = key, in_pairs, sharing.version
+            if way not in known.relaxed:
+                make = pair_tables if in_pairs else share_tables
+                known.relaxed[way] = make(tables, kept, tensor, prices, sharing)
+            recipe = known.relaxed[way]
         recipes.append(recipe)
     relaxed = dict[int, bool]()
     if shared:
-        relaxed = {t.tensor: shared[n] for t, n in zip(equal.tensors, numbers, strict=True) if n in shared}
+        relaxed = {t.tensor: shared[n] for t, n in zip(equal.tensors, alike.numbers, strict=True) if n in shared}
     joint = []
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
-    layout = Layout(sizes, of_entities, recipes, numbers, equal.ends, equal.ends_begin)
+    layout = Layout([*map(len, kept)], of_entities, recipes, alike.numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 
 

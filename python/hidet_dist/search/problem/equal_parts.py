@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,6 +52,20 @@ class _Arrays:
         if array is None:
             array = self._arrays[id(values)] = np.array(values, dtype=np.float64)
         return array
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Numbers of equal things.
+
+    Attributes
+    ----------
+    first: for each number what tells its things from others, and the place of the first of them.
+    numbers: the number of each thing, in order.
+    """
+
+    first: list[tuple[bytes, int]]
+    numbers: list[int]
 
 
 class EqualParts:
@@ -104,8 +119,8 @@ class EqualParts:
             [tensor.begin for tensor in converted if tensor is not None for _ in tensor.lives], dtype=np.int64
         )
 
-    def entities(self, left: Integers, prices: Prices) -> tuple[list[int], list[int]]:
-        """Number the entities: equal ones have equal tables. Returns the first entity of each number, and the numbers.
+    def entities(self, left: Integers, prices: Prices) -> Alike:
+        """Number the entities: equal ones have equal tables, here and at other prices with an equal key.
 
         ``left`` numbers the choices that are left of each entity.
         """
@@ -116,8 +131,8 @@ class EqualParts:
             rows[self._held_at] = (until[self._held_end + 1] - until[self._held_begin]).view(np.int64)
         return self._entities.numbers(rows)
 
-    def tensors_alike(self, left: Integers, prices: Prices, limits: Mapping[int, float]) -> tuple[list[int], list[int]]:
-        """Number the tensors: equal ones have equal tables. Returns the position of the first of each, and the numbers.
+    def tensors_alike(self, left: Integers, prices: Prices, limits: Mapping[int, float]) -> Alike:
+        """Number the tensors by position: equal ones have equal tables, here and at other prices with an equal key.
 
         ``left`` numbers the choices that are left of each entity. ``limits`` are those of readers, for the tensors that
         have one of their own: they differ from tensors with another limit.
@@ -155,12 +170,12 @@ class _Rows:
         """List the places of ``counts[n]`` numbers of each row n, from an offset on."""
         return ranges(self.begins + offset, np.array(counts, dtype=np.int64))
 
-    def numbers(self, rows: Integers) -> tuple[list[int], list[int]]:
-        """Number equal rows in the order of their first ones; return the first row of each, and the numbers."""
+    def numbers(self, rows: Integers) -> Alike:
+        """Number equal rows in the order of their first ones."""
         keys = [*map(rows.tobytes().__getitem__, self._slices)]
         first = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
         number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        return [*map(first.__getitem__, number)], [*map(number.__getitem__, keys)]
+        return Alike([(key, first[key]) for key in number], [*map(number.__getitem__, keys)])
 
 
 def ranges(begins: Integers, counts: Integers) -> Integers:
