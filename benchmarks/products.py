@@ -23,7 +23,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hidet
@@ -91,8 +91,10 @@ class Product:
         self.precision = precision
         graph = normalize(hidet.trace_from(y, symbols))
         if precision != "float32":
-            stored = StoredPrecision(precision)
-            graph = with_storages(graph, lambda _, transposed: default_backend().storage(stored, transposed)).graph
+            stored, target = StoredPrecision(precision), default_backend()
+            graph = with_storages(
+                graph, ("float32",), lambda x, transposed: target.storage(stored, len(x.shape), transposed)
+            ).graph
         program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
         compiled = compile_program(program)
         (name,) = compiled.data
@@ -138,7 +140,11 @@ class Product:
 def copy() -> Callable[[], None]:
     """Return a copy of 64 MiB."""
     source, target = torch.ones(2**24), torch.empty(2**24)
-    return lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), 2**26) and None
+
+    def call() -> None:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), 2**26)
+
+    return call
 
 
 def peak_flops() -> float:
@@ -156,7 +162,7 @@ def peak_flops() -> float:
     return 10 * 2 * (width // 4) * rounds / least
 
 
-def least_seconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+def least_seconds(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Measure the least processor seconds of each call, in turns."""
     least = {}
     for name, call in calls.items():
