@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from hidet_dist.compat import on_import
 from hidet_dist.errors import HidetDistError
-from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
     from hidet_dist.api import (
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
-    from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+    from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
+    from hidet_dist.spec.plan import PlanExplanation
     from hidet_dist.weights import as_weight, as_weights, state, weight, weights_from_safetensors
 
     __version__: str
@@ -188,5 +188,11 @@ def _extend_hidet() -> None:
     distributed.__dict__["__dir__"] = lambda: sorted({*vars(distributed), *__all__})
 
 
-Plan.explain_with(_explain)
+def _explain_plans() -> None:
+    """Give plans their explanation, which is in a layer above theirs."""
+    sys.modules["hidet_dist.spec.plan"].Plan.explain_with(_explain)
+
+
+# A process that serves has no plan, and does without the module that reads them.
+on_import.after("hidet_dist.spec.plan", _explain_plans)
 on_import.after("hidet", _extend_hidet)

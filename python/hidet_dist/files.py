@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -123,7 +124,8 @@ def read_up_to(file: BinaryIO, most_bytes: int) -> bytes:
 # A string, or what is left of the text after an open one. It matches at once wherever it begins, so that no text takes
 # longer than its length.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_OPENS, _CLOSES = b"[{", b"]}"
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # to 1 and -1, as signed bytes
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _BETWEEN = ",:[{"  # at least one of them is before each value but the first
 
 
@@ -169,12 +171,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _depth(text: str) -> int:
     """Return the most brackets of a JSON text that are open at once, outside strings."""
-    import numpy as np  # the command does without for most of what it does
-
-    outside = np.frombuffer(_STRING.sub("", text).encode("utf-8", "surrogatepass"), np.uint8)
-    brackets = outside[np.isin(outside, list(_OPENS + _CLOSES))]
-    steps = np.where(np.isin(brackets, list(_OPENS)), np.int8(1), np.int8(-1))
-    return int(steps.cumsum(dtype=np.int32).max(initial=0))
+    outside = _STRING.sub("", text).encode("utf-8", "surrogatepass")
+    steps = memoryview(outside.translate(_STEPS, _NO_BRACKETS)).cast("b")
+    return max(itertools.accumulate(steps), default=0)
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import hidet_dist
 from hidet_dist.cli.app import app
 from hidet_dist.machine.builtin import MACHINES
 
-HEAVY = {"hidet", "torch", "numpy", "pulp", "highspy", "transformers"}
+HEAVY = {"hidet", "torch", "numpy", "pulp", "highspy", "transformers", "pydantic"}
 LANGUAGE_MODELS = {"serve", "generate", "chat"}
 COMMANDS = {"machines", "calibrate", "explain", "launch", "plan", "build", "run", "report", *LANGUAGE_MODELS}
 
@@ -63,7 +63,13 @@ def test_help_lists_the_commands_and_loads_no_heavy_library():
 
 @pytest.mark.parametrize(
     "arguments",
-    [("plan", "--help"), ("machines", "--json"), ("plan", "nothing", "--mesh", "2"), ("launch", "--help")],
+    [
+        ("plan", "--help"),
+        ("machines", "--json"),
+        ("plan", "nothing", "--mesh", "2"),
+        ("launch", "--help"),
+        ("generate", "nothing", "a prompt"),
+    ],
     ids=" ".join,
 )
 def test_what_needs_no_model_loads_no_heavy_library(arguments):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 
 class Letters:

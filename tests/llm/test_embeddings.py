@@ -17,7 +17,8 @@ from hidet_dist.errors import BusyError, ConfigError, EngineError, RequestError
 from hidet_dist.llm.engine import EngineOptions
 from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.pooling import MODES, Pooling, longest_text
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 LETTERS = Letters()
 SIZE = 6

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +27,11 @@ from tests.llm.tokenizers_made import byte_level, write_folder
 from typer.testing import CliRunner
 
 from hidet_dist.cli.app import app
-from hidet_dist.errors import ArtifactError, ConfigError, EngineError
+from hidet_dist.errors import ArtifactError, ConfigError, EngineError, RendezvousError
 from hidet_dist.launch import free_port
 from hidet_dist.llm import LanguageModel, load
 from hidet_dist.llm.engine import Engine, Request, Sampling
-from hidet_dist.llm.loading import Hosts, join
+from hidet_dist.llm.loading import Hosts, join, stored_model
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
@@ -313,10 +315,49 @@ def test_a_malformed_chat_template_is_refused_before_a_model_is_made(tmp_path: P
         load(folder, cache=tmp_path / "cache")
 
 
-def test_a_rank_that_dies_ends_open_requests_and_is_told_of(tmp_path: Path):
-    folder = write_folder(tmp_path / "model", byte_level(), {"eos_token": "<|im_end|>"})
+@pytest.fixture(scope="module")
+def built_for_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of one layer that was built for two ranks."""
+    place = tmp_path_factory.mktemp("two")
+    folder = write_folder(place / "model", byte_level(), {"eos_token": "<|im_end|>"})
     model_of("llama", vocab_size=VOCABULARY, num_hidden_layers=1).save_pretrained(folder)
-    model = load(folder, ranks=2, cache=tmp_path / "cache", **SIZES)
+    return stored_model(folder, LoadOptions(ranks=2, **SIZES), place / "cache").folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_model_with_one_other_byte_is_refused_by_name(built_for_two: Path, tmp_path: Path, rank: int):
+    folder = shutil.copytree(built_for_two, tmp_path / "built")
+    name = f"weights/rank{rank}.safetensors"
+    with (folder / "artifacts" / name).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises((ArtifactError, RendezvousError), match=f"{name} was altered"):
+        load(folder)
+
+
+def test_a_model_that_was_built_is_served_without_what_planning_needs(built_for_two: Path):
+    code = """
+import sys
+from hidet_dist.cli import main
+try:
+    main()
+finally:
+    print("loaded", sorted(name for name in sys.modules if name.split(".")[0] == "hidet_dist" or "." not in name))
+"""
+    command = [sys.executable, "-c", code, "generate", str(built_for_two), "a prompt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = ast.literal_eval(done.stdout.splitlines()[-1].removeprefix("loaded "))
+    assert "hidet_dist.llm.engine" in loaded and "numpy" in loaded
+    heavy = {"hidet", "torch", "transformers", "tokenizers", "jinja2", "pydantic", "rich", "pulp", "highspy"}
+    planning = {f"hidet_dist.{name}" for name in ("api", "search", "rules", "machine", "options", "spec.plan")}
+    assert not (heavy | planning) & set(loaded)
+
+
+def test_a_rank_that_dies_ends_open_requests_and_is_told_of(built_for_two: Path):
+    model = load(built_for_two)
     died: list[tuple[int, int]] = []
     model.on_death = lambda rank, status: died.append((rank, status))
     with Engine(model, model.tokenizer) as engine:

@@ -17,7 +17,8 @@ from tests.llm.test_load import VOCABULARY, checkpoint
 
 from hidet_dist.llm import LanguageModel, load
 from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 pytestmark = pytest.mark.slow
 

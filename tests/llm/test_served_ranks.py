@@ -21,7 +21,7 @@ from tests.llm.test_load import SIZES, checkpoint
 from tests.llm.test_serving import COMPLETE, wait_for
 
 from hidet_dist.limits import MOST_BODY_BYTES
-from hidet_dist.llm.loading import folder_of
+from hidet_dist.llm.loading import stored_model
 from hidet_dist.llm.options import LoadOptions
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,8 @@ SHARED = {"mem_budget": 460_000}  # of two ranks, neither of which has room for 
 
 def built(folder: Path, **optimization: Any) -> Path:
     checkpoint(folder / "model", "llama")
-    return folder_of(folder / "model", LoadOptions(ranks=2, optimization=optimization, **SIZES), folder / "cache")
+    options = LoadOptions(ranks=2, optimization=optimization, **SIZES)
+    return stored_model(folder / "model", options, folder / "cache").folder
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hidet_dist.errors import InputError
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 SIZES = StepSizes(vocabulary=50, context=64, pages=10, page=4, states=3, tokens=8)
 

@@ -12,7 +12,8 @@ import torch
 from tests.llm.models import Letters
 
 from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 pytestmark = pytest.mark.slow  # transformers takes long to import
 

@@ -331,6 +331,15 @@ class Manifest:
         """The paths of the data of all ranks, relative to the artifact folder."""
         return [weights_file(rank) for rank in range(self.world_size)]
 
+    def files_of(self, rank: int) -> list[str]:
+        """List the files that a rank uses: those of its stages, its weights, and those of no stage or rank."""
+        number = self.programs[0].stage_of(rank)
+        others, own = {name for name in self.weights_files if name != weights_file(rank)}, set[str]()
+        for program in self.programs:
+            for place, stage in enumerate(program.stages):
+                (own if place == number else others).update(stage.files_of())
+        return [name for name in self.files if name in own or name not in others]
+
     def folder_of(self, program: ProgramManifest) -> str:
         """Return the folder of a program, relative to the artifact folder, with a slash behind it; or an empty text."""
         return program_folder(program.name, len(self.programs))

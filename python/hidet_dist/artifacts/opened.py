@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,8 +50,8 @@ class VerifiedFile:
     sha256: str
     known: tuple[int, ...]
 
-    def has_digest(self) -> bool:
-        """Tell whether its size and content are those in the manifest."""
+    def has_digest(self, abandoned: threading.Event | None = None) -> bool:
+        """Tell whether its size and content are those in the manifest. Once ``abandoned`` is set, the answer is no."""
         if os.fstat(self.descriptor).st_size != self.nbytes:
             return False
         digest = hashlib.sha256()
@@ -59,6 +60,8 @@ class VerifiedFile:
         while got := os.preadv(self.descriptor, [chunk], offset):
             digest.update(chunk[:got])
             offset += got
+            if abandoned is not None and abandoned.is_set():
+                return False
         return digest.hexdigest() == self.sha256
 
     def is_unchanged(self) -> bool:
@@ -91,6 +94,9 @@ class OpenedArtifacts:
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[str, VerifiedFile] = {}
+        self._checks: dict[str, Future[bool]] = {}
+        self._pools: list[ThreadPoolExecutor] = []
+        self._abandoned = threading.Event()
         while True:
             try:
                 self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,6 +125,24 @@ class OpenedArtifacts:
         except (OSError, ValueError):
             return False
 
+    def start_to_verify(self, names: Sequence[str], threads: int | None = None) -> None:
+        """Open files, and start to check them as :meth:`verify`, which waits for that.
+
+        Raises
+        ------
+        ArtifactError
+            For the first file that is missing or unlisted, by name.
+        """
+        names = [name for name in names if name not in self._checks]
+        for name in names:
+            self._open(name)
+        if not names:
+            return
+        pool = ThreadPoolExecutor(max(1, min(threads or len(os.sched_getaffinity(0)), len(names), _MOST_THREADS)))
+        self._pools.append(pool)
+        for name in sorted(names, key=lambda name: -self.manifest.files[name][0]):  # the largest first
+            self._checks[name] = pool.submit(self._files[name].has_digest, self._abandoned)
+
     def verify(self, names: Sequence[str], threads: int | None = None) -> None:
         """Open files, and check every byte against the manifest's SHA-256, in several threads.
 
@@ -127,15 +151,9 @@ class OpenedArtifacts:
         ArtifactError
             For the first file that is missing, unlisted or altered, by name.
         """
+        self.start_to_verify(names, threads)
         for name in names:
-            self._open(name)
-        workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(names), _MOST_THREADS))
-        largest_first = sorted(names, key=lambda name: -self.manifest.files[name][0])
-        with ThreadPoolExecutor(workers) as pool:
-            files = [self._files[name] for name in largest_first]
-            same = dict(zip(largest_first, pool.map(VerifiedFile.has_digest, files), strict=True))
-        for name in names:
-            if not same[name]:
+            if not self._checks[name].result():
                 raise ArtifactError(
                     f"{self.folder / name} was altered: its SHA-256 is not the manifest's. Build the artifacts again."
                 )
@@ -150,6 +168,10 @@ class OpenedArtifacts:
 
     def close(self) -> None:
         """Close the folder and the files that were not taken."""
+        self._abandoned.set()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)  # no thread reads a descriptor any more
+        self._pools.clear()
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()

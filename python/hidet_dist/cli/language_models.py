@@ -11,19 +11,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hidet_dist.cli.quiet import quiet
 from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.chat import ChatTemplate
-from hidet_dist.llm.engine import Engine, EngineOptions, Request, Sampling
-from hidet_dist.llm.engine.embedding import EmbeddingEngine
 from hidet_dist.llm.loading import ONE_HOST, Hosts, LanguageModel, join, load, name_of
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.stored import StoredModel
 
+if TYPE_CHECKING:
+    from hidet_dist.llm.engine import Engine
+    from hidet_dist.llm.engine.embedding import EmbeddingEngine
+
 KEY_VARIABLE = "HIDET_DIST_API_KEY"
 """The environment variable with the key that requests to the server must bring. Arguments end up in process lists."""
+
+
+Choosing = Mapping[str, Any]
+"""How tokens are chosen: the fields of :class:`hidet_dist.llm.engine.Sampling` that the command has options for."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,12 @@ class _Session:
     template: ChatTemplate | None
     messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def answer(self, tokens: list[int], sampling: Sampling, max_tokens: int | None) -> str:
+    def answer(self, tokens: list[int], sampling: Choosing, max_tokens: int | None) -> str:
         """Generate an answer to a prompt, print it as it comes, and its figures on stderr."""
+        from hidet_dist.llm.engine import Request, Sampling
+
         begin = time.monotonic()
-        stream = self.engine.submit(Request(tuple(tokens), max_tokens, sampling=sampling))
+        stream = self.engine.submit(Request(tuple(tokens), max_tokens, sampling=Sampling(**sampling)))
         text, count = "", 0
         try:
             for event in stream:
@@ -104,7 +112,7 @@ class _Session:
             print(f"[{len(tokens)} tokens in the prompt; {said}]", file=sys.stderr, flush=True)
         return text
 
-    def ask(self, message: str, sampling: Sampling, max_tokens: int | None) -> None:
+    def ask(self, message: str, sampling: Choosing, max_tokens: int | None) -> None:
         """Answer a message, after all that was said before."""
         assert self.template is not None
         self.messages.append({"role": "user", "content": message})
@@ -122,6 +130,8 @@ def _opened(loading: Loading) -> Iterator[_Session]:
             raise ConfigError(f"{loading.model} is an encoder, which generates no text; `hidet-dist serve` serves it.")
         template = tokenizer.chat_template
         made = ChatTemplate(template, tokenizer.special_texts) if template is not None else None
+        from hidet_dist.llm.engine import Engine  # it was imported while the model was loaded
+
         engine = Engine(model, tokenizer)
     except BaseException:
         model.close()
@@ -130,12 +140,7 @@ def _opened(loading: Loading) -> Iterator[_Session]:
         yield _Session(engine, made)
 
 
-def sampling(temperature: float, top_p: float, seed: int | None) -> Sampling:
-    """Describe how tokens are chosen."""
-    return Sampling(temperature=temperature, top_p=top_p, seed=seed)
-
-
-def generate(loading: Loading, prompt: str, raw: bool, sampling: Sampling, max_tokens: int | None) -> None:
+def generate(loading: Loading, prompt: str, raw: bool, sampling: Choosing, max_tokens: int | None) -> None:
     """Answer a prompt, and print the tokens as they come.
 
     A model that has a chat template gets the prompt as a user's message, unless ``raw`` is asked for.
@@ -152,7 +157,7 @@ def generate(loading: Loading, prompt: str, raw: bool, sampling: Sampling, max_t
             session.answer(session.engine.tokenizer.encode(prompt), sampling, max_tokens)
 
 
-def chat(loading: Loading, system: str | None, sampling: Sampling, max_tokens: int | None) -> None:
+def chat(loading: Loading, system: str | None, sampling: Choosing, max_tokens: int | None) -> None:
     """Answer lines of the standard input, until it ends.
 
     Raises
@@ -218,6 +223,9 @@ def serve(loading: Loading, name: str | None, host: str, port: int, drain_second
         from hidet_dist.llm.server.run import serve as run
     except ImportError as error:
         raise ConfigError(f"The server needs {error.name}: install hidet_dist[llm,serve].") from error
+    from hidet_dist.llm.engine import Engine, EngineOptions
+    from hidet_dist.llm.engine.embedding import EmbeddingEngine
+
     options = EngineOptions(queue=queue)
     options.check()
     checked = LoadOptions(**loading.options())

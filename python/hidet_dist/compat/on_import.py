@@ -1,4 +1,4 @@
-"""Actions after the import of a package, without importing it: hidet takes seconds, and serving does without."""
+"""Actions after the import of a module, without importing it: hidet takes seconds, and serving does without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class _Finder:
-    """Finds one top-level package in the usual way, and runs an action after its import."""
+    """Finds one module in the usual way, and runs an action after its import."""
 
     def __init__(self, name: str, action: Callable[[], None]):
         self._name = name
@@ -18,7 +18,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the package's spec; None for every other name. A search alone does not run the action."""
+        """Find the module's spec; None for every other name. A search alone does not run the action."""
         if name != self._name:
             return None
         finders = (finder for finder in tuple(sys.meta_path) if finder is not self)
@@ -38,7 +38,7 @@ class _Finder:
 
 
 def after(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once the top-level package ``name`` is imported: at once if it is, else after its import."""
+    """Call ``action`` once the module ``name`` is imported: at once if it is, else after its import."""
     if name in sys.modules:
         action()
     else:

@@ -18,7 +18,7 @@ from hidet_dist.llm.checkpoint import Checkpoint, blaming
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.pooling import Pooling, longest_text
 from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
-from hidet_dist.llm.step import StepSizes
+from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 from hidet_dist.phases.values import Traced

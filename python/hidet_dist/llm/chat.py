@@ -13,6 +13,11 @@ from hidet_dist.llm.confined import Confined, ExceededError
 _RENDERER = Confined("hidet_dist.llm.confined.templates")
 
 
+def start_renderer() -> None:
+    """Start the process that renders templates, without waiting for it. The first template starts it otherwise."""
+    _RENDERER.start()
+
+
 class ChatTemplate:
     """A chat template. It is rendered in a process with bounds of time and memory.
 

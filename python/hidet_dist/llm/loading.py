@@ -6,6 +6,7 @@ starts the ranks, which follow rank 0.
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import subprocess
@@ -15,23 +16,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.launch import TERMINATE_SECONDS, Place, environment_of, hosts_problem, place_on_host
 from hidet_dist.llm.cached import found_or_built
+from hidet_dist.llm.chat import start_renderer
+from hidet_dist.llm.confined import Confined
 from hidet_dist.llm.options import LoadOptions
-from hidet_dist.llm.partition_model import PartitionModel
-from hidet_dist.llm.ranks import LeadingModel
-from hidet_dist.llm.step import StepInputs, StepModel, StepSizes
+from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.stored import StoredModel
-from hidet_dist.llm.tokenizer import CheckpointTokenizer
+from hidet_dist.llm.tokenizer import CheckpointTokenizer, tokenizer_process
 from hidet_dist.runtime import session
 from hidet_dist.runtime.rendezvous import SECRET_VARIABLE, Settings
 from hidet_dist.runtime.threads import divide_cores, spin_between_kernels
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hidet_dist.llm.step import StepInputs, StepModel
 
 _BUILT = (
     "stages",
@@ -127,9 +131,11 @@ def load(
         raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
     divide_cores(hosts.place_of(wanted).count)
     spin_between_kernels()
-    stored = StoredModel.open(folder_of(Path(model), wanted, cache))
+    process = tokenizer_process()
+    process.start()  # it takes as long as finding the model
+    stored = stored_model(Path(model), wanted, cache)
     place = hosts.place(stored.manifest.world_size)
-    return LanguageModel(stored, wanted.timeout_seconds, place)
+    return LanguageModel(stored, wanted.timeout_seconds, place, process)
 
 
 def join(model: str | Path, hosts: Hosts, *, cache: str | Path | None = None, **options: Any) -> int:
@@ -154,7 +160,7 @@ def join(model: str | Path, hosts: Hosts, *, cache: str | Path | None = None, **
     if not hosts.number:
         raise ConfigError("This is host 0, on which rank 0 is: call load here.")
     hosts.place_of(wanted)
-    stored = StoredModel.open(folder_of(Path(model), wanted, cache))
+    stored = stored_model(Path(model), wanted, cache)
     place = hosts.place(stored.manifest.world_size)
     secret = os.environ[SECRET_VARIABLE]
     processes = [_started(stored, wanted.timeout_seconds, place, local, secret) for local in range(place.count)]
@@ -199,25 +205,26 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], patience_seconds: float) 
         process.stdin.close()
 
 
-def folder_of(path: Path, options: LoadOptions, cache: str | Path | None = None) -> Path:
-    """Return the folder of a model that was built, after it was built if need be; see :func:`load`.
+def stored_model(path: Path, options: LoadOptions, cache: str | Path | None = None) -> StoredModel:
+    """Return a model that was built, after it was built if need be; see :func:`load`.
 
     Raises
     ------
     ConfigError
         When there is no such model, or it was built for other options.
-    HidetDistError
-        As :func:`hidet_dist.llm.building.build`.
+    ArtifactError, HidetDistError
+        As :meth:`StoredModel.open`, and :func:`hidet_dist.llm.building.build`.
     """
     if not StoredModel.is_in(path):
-        return found_or_built(path, name_of(path), options, None if cache is None else Path(cache))
+        return StoredModel.open(found_or_built(path, name_of(path), options, None if cache is None else Path(cache)))
     defaults = LoadOptions()
     if changed := [name for name in _BUILT if getattr(options, name) != getattr(defaults, name)]:
         raise ConfigError(f"{path} was built already, and {changed[0]} decides how a model is built: leave it out.")
-    world_size = StoredModel.open(path).manifest.world_size
+    stored = StoredModel.open(path)
+    world_size = stored.manifest.world_size
     if options.ranks not in (None, world_size):
         raise ConfigError(f"{path} was built for {world_size} ranks, not for {options.ranks}.")
-    return path
+    return stored
 
 
 def name_of(path: Path) -> str:
@@ -237,6 +244,8 @@ class LanguageModel:
         How long ranks wait for one another.
     place: Place
         The ranks of this host, rank 0 among them.
+    process: Confined
+        The process of the tokenizer.
 
     Attributes
     ----------
@@ -256,7 +265,7 @@ class LanguageModel:
         As :func:`hidet_dist.load_partition`. The processes of other ranks of this host were ended.
     """
 
-    def __init__(self, stored: StoredModel, timeout_seconds: float, place: Place):
+    def __init__(self, stored: StoredModel, timeout_seconds: float, place: Place, process: Confined):
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
         self.pooling = stored.pooling
@@ -266,12 +275,17 @@ class LanguageModel:
         try:
             self._start(stored, timeout_seconds, place)
             with ThreadPoolExecutor(1) as meanwhile:
-                tokenizer = meanwhile.submit(stored.tokenizer)
-                part = PartitionModel(stored, led=self._ranks > 1)
-            self._model = part
+                tokenizer = meanwhile.submit(stored.tokenizer, process)
+                if stored.pooling is None:
+                    start_renderer()  # whoever chats waits for it otherwise, once the model is loaded
+                self._model = self._part(stored)
+                # Whoever serves the model imports it next: here that is done while the tokenizer is read.
+                importlib.import_module("hidet_dist.llm.engine")
             self.tokenizer: CheckpointTokenizer = tokenizer.result()
             if self._ranks > 1:
-                self._model = LeadingModel(part, self._ranks)
+                from hidet_dist.llm.ranks import LeadingModel
+
+                self._model = LeadingModel(self._model, self._ranks)
         except RendezvousError as error:
             ended = [f"rank {rank} exited with status {code}" for rank, code in self._ended()]
             self.close()
@@ -281,6 +295,14 @@ class LanguageModel:
         except BaseException:
             self.close()
             raise
+
+    def _part(self, stored: StoredModel) -> StepModel:
+        """Load rank 0's part of the model."""
+        opened = stored.verifying(0)
+        # What loads it, and NumPy, is imported once all else has started: it takes as long as that.
+        from hidet_dist.llm.partition_model import PartitionModel
+
+        return PartitionModel(stored, led=self._ranks > 1, opened=opened)
 
     def _start(self, stored: StoredModel, timeout_seconds: float, place: Place) -> None:
         """Become rank 0, and start the other ranks of this host."""

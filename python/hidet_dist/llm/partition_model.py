@@ -7,9 +7,11 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.artifacts.opened import OpenedArtifacts
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 from hidet_dist.llm.stored import StoredModel
-from hidet_dist.runtime.partition import load_partition
+from hidet_dist.runtime.partition import LoadedPartition
 from hidet_dist.runtime.threads import end_threads
 
 _NO_LOGITS = np.zeros(1, np.int64)
@@ -27,6 +29,8 @@ class PartitionModel:
     led: bool
         Whether rank 0 checks the inputs of each step and tells them to the others, as
         :class:`hidet_dist.llm.ranks.LeadingModel` does: the ranks then need not compare them again.
+    opened: OpenedArtifacts, optional
+        What :meth:`StoredModel.verifying` returned; the model closes it.
 
     Raises
     ------
@@ -34,10 +38,16 @@ class PartitionModel:
         As :func:`hidet_dist.load_partition`.
     """
 
-    def __init__(self, stored: StoredModel, timeout_seconds: float | None = None, led: bool = False):
+    def __init__(
+        self,
+        stored: StoredModel,
+        timeout_seconds: float | None = None,
+        led: bool = False,
+        opened: OpenedArtifacts | None = None,
+    ):
         self._led = led
         self._sizes = stored.sizes
-        self._partition = load_partition(stored.artifacts, timeout_seconds=timeout_seconds)
+        self._partition = LoadedPartition(stored.artifacts, None, timeout_seconds, opened)
         self._thread = threading.get_ident()
         self._encodes = stored.pooling is not None
         symbols = ("tokens", "sequences", *(("columns",) if self._encodes else ("pages", "wanted")))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.codec import Positive
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json, read_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MODULES = "modules.json"
 """The file of sentence-transformers that lists what follows on an encoder."""
@@ -84,6 +85,8 @@ class Pooling:
 
         Sums are in double precision. A vector of zeros stays one.
         """
+        import numpy as np  # a model's description, pooling included, is read before NumPy is imported
+
         if self.mode == "cls":
             pooled = vectors[0].astype(np.float64)
         elif self.mode == "lasttoken":

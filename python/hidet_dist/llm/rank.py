@@ -14,8 +14,6 @@ import time
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.launch import TERMINATE_SECONDS
-from hidet_dist.llm.partition_model import PartitionModel
-from hidet_dist.llm.ranks import follow
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.runtime import session
 
@@ -26,8 +24,14 @@ def main(folder: str, timeout_seconds: str) -> int:
     threading.Thread(target=_end_with_rank_0, daemon=True).start()
     try:
         session.init(timeout_seconds=float(timeout_seconds))
+        settings = session.current()
+        assert settings is not None
         stored = StoredModel.open(folder)
-        follow(PartitionModel(stored, led=True), stored.manifest.world_size)
+        opened = stored.verifying(settings.rank)
+        from hidet_dist.llm.partition_model import PartitionModel  # imported while files are verified, with NumPy
+        from hidet_dist.llm.ranks import follow
+
+        follow(PartitionModel(stored, led=True, opened=opened), stored.manifest.world_size)
     except HidetDistError as error:
         print(f"rank {os.environ.get('RANK')}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

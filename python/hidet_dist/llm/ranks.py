@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from hidet_dist.errors import CallError, CommunicationError, EngineError, InputError
 from hidet_dist.limits import MOST_SECONDS
-from hidet_dist.llm.step import Integers, StepInputs, StepModel, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import Integers, StepInputs, StepModel
 from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import describe
 from hidet_dist.runtime.memory import HostMemory

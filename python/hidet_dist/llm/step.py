@@ -1,4 +1,4 @@
-"""What a loaded language model offers to the engine: one ragged step over pools of rows, and its sizes.
+"""What a loaded language model offers to the engine: one ragged step over pools of rows.
 
 A *step* takes tokens of any number of sequences at once, as one row of T tokens: parts of prompts beside single
 tokens that are decoded. Keys and values are kept in *pools* of N rows. A row holds those of one token, in every layer.
@@ -14,48 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hidet_dist.codec import Positive
 from hidet_dist.errors import InputError
+from hidet_dist.llm.sizes import StepSizes
 
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StepSizes:
-    """The sizes of a loaded model.
-
-    Attributes
-    ----------
-    vocabulary: int
-        Columns of the logits.
-    context: int
-        Tokens that a sequence may have, its prompt and what is generated together.
-    pages: int
-        Pages of the pools.
-    page: int
-        Rows of a page.
-    states: int
-        Rows of the states that a sequence has beside its pages, such as those of a convolution or a recurrence. It
-        bounds the sequences that run at once.
-    tokens: int
-        Tokens that one step may have.
-    shares_prefixes: bool
-        Whether a sequence can start with the pages of another one that has the same tokens. A model with states beside
-        its pages cannot.
-    """
-
-    vocabulary: Positive
-    context: Positive
-    pages: Positive
-    page: Positive
-    states: Positive
-    tokens: Positive
-    shares_prefixes: bool = True
-
-    @property
-    def rows(self) -> int:
-        """Rows of the pools."""
-        return self.pages * self.page
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.codec import decode, encode
 from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
+from hidet_dist.llm.confined import Confined
 from hidet_dist.llm.pooling import Pooling
-from hidet_dist.llm.step import StepSizes
+from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
 
 FORMAT = 2
@@ -122,12 +124,28 @@ class StoredModel:
         """The folder of the artifacts."""
         return self.artifacts_in(self.folder)
 
-    def tokenizer(self) -> CheckpointTokenizer:
-        """Read the tokenizer.
+    def verifying(self, rank: int) -> OpenedArtifacts | None:
+        """Open the artifacts, and start to verify a rank's files in other threads.
+
+        None where they cannot be opened, which loading them then says, to all ranks.
+        """
+        try:
+            opened = OpenedArtifacts(self.artifacts)
+        except ArtifactError:
+            return None
+        try:
+            opened.start_to_verify(opened.manifest.files_of(rank))
+        except (ArtifactError, ValueError):  # a file is missing, or there is no such rank
+            opened.close()
+            return None
+        return opened
+
+    def tokenizer(self, process: Confined | None = None) -> CheckpointTokenizer:
+        """Read the tokenizer, in a process of :func:`hidet_dist.llm.tokenizer.tokenizer_process` that has started.
 
         Raises
         ------
         ConfigError
             When it is malformed.
         """
-        return CheckpointTokenizer.of_folder(self.folder / _TOKENIZER)
+        return CheckpointTokenizer.of_folder(self.folder / _TOKENIZER, process)

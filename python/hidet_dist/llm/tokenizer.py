@@ -27,6 +27,11 @@ _CONTINUES = "##"
 _BYTES_OF_TOKEN = 6  # characters of a token such as <0x0A>, which is a byte
 
 
+def tokenizer_process() -> Confined:
+    """Make the process of one tokenizer. It may be started before the tokenizer is read."""
+    return Confined("hidet_dist.llm.confined.tokenization")
+
+
 class CheckpointTokenizer:
     """A tokenizer of the ``tokenizers`` library with what a checkpoint says of it.
 
@@ -44,6 +49,8 @@ class CheckpointTokenizer:
         What the tokenizer is from, for errors.
     end_text: str, optional
         The text of one more token that ends it; none where the vocabulary has no such token.
+    process: Confined, optional
+        What :func:`tokenizer_process` made, where it was started ahead.
 
     Raises
     ------
@@ -62,15 +69,16 @@ class CheckpointTokenizer:
         chat_template: str | None = None,
         where: str = "the tokenizer",
         end_text: str | None = None,
+        process: Confined | None = None,
     ):
-        self._library = _Library(text)
+        self._library = _Library(text, process or tokenizer_process())
         try:
             read = self._library.read()
         except (ExceededError, _RefusedError) as error:
             raise ConfigError(f"{where} is not a tokenizer that can be read: {shown(str(error))}.") from error
         self._kind = _kind_of(read["decoders"], where)
-        self._tokens: dict[str, int] = read["vocabulary"]
-        self._texts = {token: text for text, token in self._tokens.items()}
+        self._tokens: dict[str, int] = dict(zip(read["texts"], read["tokens"], strict=True))
+        self._texts: dict[int, str] = dict(zip(read["tokens"], read["texts"], strict=True))
         self._added: dict[int, str] = {token: text for token, text, _ in read["added"]}
         self.special = frozenset(token for token, _, is_special in read["added"] if is_special)
         self.vocabulary = max(self._texts, default=-1) + 1
@@ -84,7 +92,7 @@ class CheckpointTokenizer:
             )
 
     @classmethod
-    def of_folder(cls, folder: str | Path) -> CheckpointTokenizer:
+    def of_folder(cls, folder: str | Path, process: Confined | None = None) -> CheckpointTokenizer:
         """Read the tokenizer of a transformers folder.
 
         It is read from ``tokenizer.json``; ``tokenizer_config.json``, ``generation_config.json``, ``config.json`` and
@@ -110,7 +118,7 @@ class CheckpointTokenizer:
         template = folder / "chat_template.jinja"
         chat = _text(template, MOST_CONFIGURATION_BYTES) if template.is_file() else _template_of(settings, folder)
         end = _ids(configuration.get("eos_token_id"), str(folder))
-        return cls(text, specials, end, chat, str(file), specials.get("eos_token"))
+        return cls(text, specials, end, chat, str(file), specials.get("eos_token"), process)
 
     def save(self, folder: str | Path) -> None:
         """Write the files from which :meth:`of_folder` reads an equal tokenizer."""
@@ -182,16 +190,18 @@ class _Library:
     ----------
     text: str
         The tokenizer in the library's JSON form.
+    process: Confined
+        The process.
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, process: Confined):
         self.text = text
         self._lock = threading.Lock()
-        self._process = Confined("hidet_dist.llm.confined.tokenization")
+        self._process = process
 
     def read(self) -> dict[str, Any]:
         """Have the process read it, and return what it says. Raises ImportError, ExceededError and _RefusedError."""
-        return _accepted(self._process.call({"read": self.text}, MOST_TOKENIZER_SECONDS))
+        return _accepted(self._process.call({"read": self.text}, MOST_TOKENIZER_SECONDS, apart="read"))
 
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request. Raises ExceededError and _RefusedError."""

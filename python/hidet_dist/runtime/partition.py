@@ -16,7 +16,6 @@ from hidet_dist import native
 from hidet_dist.artifacts.coherence import check_description
 from hidet_dist.artifacts.manifest import (
     COORDINATE,
-    Manifest,
     ProgramManifest,
     StageManifest,
     StateSignature,
@@ -100,9 +99,17 @@ class LoadedPartition:
         The rank that this process is required to have; the session's or the environment's by default.
     timeout_seconds: float, optional
         How long a collective waits for the other ranks; the session's by default.
+    opened: OpenedArtifacts, optional
+        The folder, where it was opened ahead, to verify its files meanwhile. The partition closes it.
     """
 
-    def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int | None = None,
+        timeout_seconds: float | None = None,
+        opened: OpenedArtifacts | None = None,
+    ):
         resident = resident_bytes()
         self._device: Device = HostDevice()
         self._parts: list[_Part] = []
@@ -110,7 +117,7 @@ class LoadedPartition:
         self._states = States((), {}, self._device.memory)
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
-                with _open(folder, rank, timeout_seconds) as artifacts:
+                with _open(folder, rank, timeout_seconds, opened) as artifacts:
                     self.manifest = artifacts.manifest
                     settings = session.current()
                     self.rank = settings.rank if settings is not None else (rank or 0)
@@ -501,10 +508,12 @@ def load_partition(
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
 
-def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> OpenedArtifacts:
+def _open(
+    folder: Path, rank: int | None, timeout_seconds: float | None, opened: OpenedArtifacts | None
+) -> OpenedArtifacts:
     """Open and verify artifacts that this process can load. Starts again where they are replaced meanwhile."""
     while True:
-        artifacts = OpenedArtifacts(folder)
+        artifacts, opened = opened or OpenedArtifacts(folder), None
         try:
             manifest = artifacts.manifest
             if manifest.abi_version != native.ABI_VERSION:
@@ -520,7 +529,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                 )
             device_kind(manifest.target).check()  # before the ranks meet
             entered = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
-            artifacts.verify(_files_of(manifest, entered))
+            artifacts.verify(manifest.files_of(entered))
         except ArtifactError:
             replaced = not artifacts.is_current()
             artifacts.close()
@@ -544,16 +553,6 @@ def _states_of(stages: Sequence[StageManifest], folder: Path) -> list[StateSigna
                     f"as {found[state.name]}. Build the artifacts again."
                 )
     return list(found.values())
-
-
-def _files_of(manifest: Manifest, rank: int) -> list[str]:
-    """List the files that a rank uses: those of its stages, its weights, and those that belong to no stage or rank."""
-    number = manifest.programs[0].stage_of(rank)
-    others, own = {name for name in manifest.weights_files if name != weights_file(rank)}, set[str]()
-    for program in manifest.programs:
-        for place, stage in enumerate(program.stages):
-            (own if place == number else others).update(stage.files_of())
-    return [name for name in manifest.files if name in own or name not in others]
 
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -24,7 +24,6 @@ MOST_SAID = 1000
 """Characters of an error that a process hands on."""
 
 _LENGTH_BYTES = 8
-_END_SECONDS = 5.0
 
 
 class ExceededError(Exception):
@@ -47,27 +46,32 @@ class Confined:
         self._owner = 0  # the process that started it: a fork of that one must not use its pipes
         self._ending: weakref.finalize[Any, Any] | None = None
 
-    def call(self, request: Any, seconds: float = MOST_CONFINED_SECONDS) -> Any:
+    def call(self, request: Mapping[str, Any], seconds: float = MOST_CONFINED_SECONDS, apart: str | None = None) -> Any:
         """Return the answer to a request, both of them values of JSON.
 
         Parameters
         ----------
-        request:
+        request: mapping
             The request.
         seconds: float
             The processor time that it may take.
+        apart: str, optional
+            The key of a long text of the request, which is sent as it is: JSON would escape it, which takes longer.
 
         Raises
         ------
         ExceededError
             When the process ends before it has answered.
         """
-        data = json.dumps({"seconds": seconds, "request": request}).encode()
+        rest = {key: value for key, value in request.items() if key != apart}
+        data = json.dumps({"seconds": seconds, "request": rest, "apart": apart}).encode()
+        text = b"" if apart is None else request[apart].encode("utf-8", "surrogatepass")
         with self._lock:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None
             try:
                 _write(process.stdin, data)
+                _write(process.stdin, text)
                 answer = _read(process.stdout)
             except OSError:
                 answer = None
@@ -77,6 +81,11 @@ class Confined:
                 self._forget()
                 raise ExceededError(_why(status, seconds))
         return json.loads(answer)  # noqa: TID251 - written by this package, from a request with bounds
+
+    def start(self) -> None:
+        """Start the process, if it does not run, without waiting for it: a first request then waits for less."""
+        with self._lock:
+            self._running()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
@@ -119,10 +128,12 @@ def answer_requests(handle: Callable[[Any], Any]) -> None:
 
 
 def _answer(handle: Callable[[Any], Any], requests: IO[bytes], answers: IO[bytes]) -> None:
-    while (request := _read(requests)) is not None:
+    while (request := _read(requests)) is not None and (text := _read(requests)) is not None:
         call = json.loads(request)  # noqa: TID251 - of a caller that has bounds
+        if call["apart"] is not None:
+            call["request"][call["apart"]] = text.decode("utf-8", "surrogatepass")
         signal.setitimer(signal.ITIMER_PROF, call["seconds"])  # the process ends when it is over
-        answer = json.dumps(handle(call["request"])).encode()
+        answer = json.dumps(handle(call["request"]), ensure_ascii=False).encode("utf-8", "surrogatepass")
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, answer)
 
@@ -148,14 +159,12 @@ def _why(status: int, seconds: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process. It has nothing to lose, and would take longer to end by itself."""
     if os.getpid() != owner:
         return
+    process.kill()
     _close(process)
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.wait()
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hidet_dist.limits import MOST_PROMPT_CHARACTERS
@@ -132,4 +133,6 @@ def _json(
 
 
 if __name__ == "__main__":
+    with suppress(ImportError):  # a request says that it is missing
+        _environment()  # imported before a first request comes
     answer_requests(rendered)

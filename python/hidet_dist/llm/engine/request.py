@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hidet_dist.errors import RequestError
-from hidet_dist.llm.step import StepSizes
+from hidet_dist.llm.sizes import StepSizes
 
 MOST_CHOICES = 128
 MOST_STOPS = 64

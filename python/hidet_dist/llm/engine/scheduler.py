@@ -20,7 +20,8 @@ import numpy as np
 from hidet_dist.errors import BusyError
 from hidet_dist.llm.engine.pages import Pages
 from hidet_dist.llm.engine.sequence import Sequence
-from hidet_dist.llm.step import StepInputs, StepSizes
+from hidet_dist.llm.sizes import StepSizes
+from hidet_dist.llm.step import StepInputs
 
 
 @dataclass(frozen=True)
