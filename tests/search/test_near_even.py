@@ -114,16 +114,37 @@ def test_parts_that_do_not_fit_are_refused(pins: Mapping[str, str], options: Map
         search(normalize(block()), machine(2), pins=pins, **options)
 
 
+def test_what_unequal_parts_are_not_for_is_refused() -> None:
+    options = {"target": "cuda", "arch": "sm_90", "pins": {"query": "(R, S0[3,1])"}}
+    with pytest.raises(ConfigError, match="not offered for this target"):
+        hidet.distributed.make_plan(block(), {"mesh_shape": [2]}, options)
+
+
+def gated(inner: int) -> hidet.FlowGraph:
+    """A product of transposed matrices, and one that reduces its columns."""
+    x = hidet.symbol([4, 64], "float32", "cpu")
+    y = ops.relu(ops.matmul_nt(x, weight("up", [inner, 64], "float32")))
+    return hidet.trace_from(ops.matmul_nt(y, weight("down", [64, inner], "float32")), [x])
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("ranks", "inner", "group", "up", "down"),
     [
-        ({"target": "cuda", "arch": "sm_90"}, "not offered for this target"),
-        ({"weights": {"precision": "int8"}}, "not offered for weights in another precision"),
+        (3, 352, 32, "(S0[4,4,3], R)", "(R, S0[4,4,3])"),
+        (3, 352, 64, "(S0, R)", "(R, S0)"),  # 5.5 groups
+        (2, 352, 32, "(S0, R)", "(R, S0)"),  # which divide the rows, though not the groups
+        (3, 96, 32, "(S0, R)", "(R, S0)"),
     ],
 )
-def test_what_unequal_parts_are_not_for_is_refused(options: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        hidet.distributed.make_plan(block(), {"mesh_shape": [2]}, {"pins": {"query": "(R, S0[3,1])"}, **options})
+def test_rows_of_few_bits_are_split_in_groups(ranks: int, inner: int, group: int, up: str, down: str) -> None:
+    """Those that devices do not divide, where there are more groups than devices."""
+    few_bits = {"precision": "int8", "group": group}
+    options = {"weights": few_bits, "pins": {"up": "(S0, R)", "down": "(R, S0)"}, "arch": "x86-64-v4"}
+    stage = hidet.distributed.make_plan(gated(inner), {"mesh_shape": [ranks]}, options).stages[0]
+    assert weights_of(stage) == {"up": up, "down": down}
+    for rank, part in enumerate([128, 128, 96] if "[" in up else [-(-inner // ranks)] * ranks):
+        rows, columns = -(-part // group) * group, -(-part // 32) * 32  # groups, and panels, are whole
+        assert stage.weight_bytes_of(rank) == 64 * (rows + columns) * (group + 2) // group
 
 
 def test_symbolic_dims_are_split_equally_beside_heads_in_parts() -> None:

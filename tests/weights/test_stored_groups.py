@@ -110,9 +110,13 @@ def test_shards_are_of_whole_groups(tmp_path: Path) -> None:
     config = {"weights": {"precision": "stored"}, "arch": "x86-64-v3"}
     (weight,) = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, config).stages[0].weights
     assert weight.storage is not None
-    assert str(weight.spec) in ("(R, R)", "(S0, R)")
+    assert str(weight.spec) in ("(R, R)", "(S0, R)", "(R, S0[2,1])")
+    (weight,) = (
+        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {**config, "pins": {"w0": "(R, S0)"}}).stages[0].weights
+    )
+    assert str(weight.spec) == "(R, S0[2,1])"
     with pytest.raises(ConfigError, match="split its groups of 32"):
-        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {**config, "pins": {"w0": "(R, S0)"}})
+        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {**config, "pins": {"w0": "(R, S0[5,1])"}})
 
 
 def test_weights_joined_and_stacked_of_such_weights_are_taken_too(tmp_path: Path) -> None:

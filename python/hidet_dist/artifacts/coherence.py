@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import shown
-from hidet_dist.codec import encode
+from hidet_dist.codec import decode, encode
 from hidet_dist.errors import SpecError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
@@ -24,7 +24,7 @@ from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout
-from hidet_dist.weights.panels import FEW_BITS, HALF_PRECISIONS, PANEL_WIDTHS, Panels, groups_of
+from hidet_dist.weights.panels import FEW_BITS, HALF_PRECISIONS, PANEL_WIDTHS, SIZES, Panels, groups_of
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import (
@@ -95,9 +95,11 @@ def check_description(
             name: Layout(dtype, tuple(shape), factors=tuple((dim, part) for dim, part in factors)).at(parts)
             for name, (dtype, shape, factors) in ((name, (*own, [])[:3]) for name, own in theirs["layouts"].items())
         }
-        for name, panels in theirs["stage"]["panels"].items():
-            if layouts[name].shape != Panels(**panels).shape:
+        for name, own in theirs["stage"]["panels"].items():
+            panels = decode(Panels, own, f"panels[{name!r}]")
+            if layouts[name].shape != panels.shape:
                 raise ValueError(f"the weight {name!r} has the shape {layouts[name].shape}, unlike its panels")
+            layouts[name] = Layout(layouts[name].dtype, panels.at(parts).shape)
         described = {**{key: theirs[key] for key in _TARGET_FIELDS}, what: theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of {what} has no valid description: {error}") from error
@@ -349,7 +351,10 @@ def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
         lower, groups = (*HALF_PRECISIONS, *FEW_BITS), groups_of(panels.precision)
         _require(panels.precision in ("", *lower), f"{field}.precision", panels.precision, f"one of {lower}")
         _require(panels.group in groups, f"{field}.group", panels.group, f"one of {groups}, by precision")
-        for size in ("matrices", "depth", "columns"):
+        for size, part in panels.parts:
+            fits = size in SIZES and part in stage.parts
+            _require(fits, f"{field}.parts", [size, part], f"of {', '.join(SIZES)}, by the stage's parts")
+        for size in SIZES:
             _require(getattr(panels, size) >= 1, f"{field}.{size}", getattr(panels, size), "positive")
         divides = panels.taps >= 1 and panels.depth % panels.taps == 0
         alone = panels.taps == 1 or (panels.transposed and not panels.precision)

@@ -47,9 +47,7 @@ def stage_of(
     sizes = program.planned_sizes()
     dtypes = {weight.name: weight.dtype for weight in program.weights}
     weight_bytes = sum(
-        Layout(panels[name].stored_dtype(dtypes[name]), panels[name].shape).nbytes
-        if name in panels
-        else local_nbytes(tensor, sizes)
+        PanelLayout.of(dtypes[name], panels[name]).at(sizes).nbytes if name in panels else local_nbytes(tensor, sizes)
         for name, tensor in program.weight_placeholders.items()
         if name in data
     )
@@ -92,8 +90,7 @@ def layouts_of(
     for weight in program.weights:
         shape = extents_of(program.weight_placeholders[weight.name])
         if weight.name in panels:
-            own = panels[weight.name]
-            layouts[weight.name] = PanelLayout(own.stored_dtype(weight.dtype), own.shape, own)
+            layouts[weight.name] = PanelLayout.of(weight.dtype, panels[weight.name])
         else:
             layouts[weight.name] = _layout(weight.dtype, shape)
     for state in program.states:

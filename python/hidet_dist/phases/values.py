@@ -184,16 +184,14 @@ class Prepared:
     ) -> tuple[Prepared, Mapping[Tensor, Tensor]]:
         """Give weights of products the configured storage, but for those that are ``excluded``.
 
-        Those of ``tables``, by default the ones that lookups read, are held in their own dtype, too. Shards of unequal
-        sizes lie row by row, in the dtype of the weight.
+        Those of ``tables``, by default the ones that lookups read, are held in their own dtype, too.
 
         Returns
         -------
         The graph with them, and the new tensor of each weight that has one.
         """
         traced, precision = self.traced, self.traced.optimization.weights.precision
-        meshes = [traced.distributed.mesh, *(one.mesh for one in traced.optimization.given_stages or ())]
-        if precision is None or traced.distributed.searches_shares or any(mesh.is_uneven() for mesh in meshes):
+        if precision is None:
             return self, {}
 
         def storage(x: Tensor, transposed: bool) -> WeightStorage | None:

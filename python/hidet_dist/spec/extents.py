@@ -238,11 +238,28 @@ def factors_of(extent: Extent) -> list[Extent]:
 
 def quotient(extent: Extent, divisor: Extent) -> int | None:
     """Return the whole number that is ``extent / divisor`` for all sizes of their symbols; None if there is none."""
-    numbers, names = [], []
-    for factors in map(factors_of, (extent, divisor)):
-        numbers.append(math.prod(factor for factor in factors if isinstance(factor, int)))
-        names.append(sorted(str(factor) for factor in factors if not isinstance(factor, int)))
-    return numbers[0] // numbers[1] if names[0] == names[1] and numbers[0] % numbers[1] == 0 else None
+    found = ratio(extent, divisor)
+    return found if isinstance(found, int) else None
+
+
+def ratio(extent: Extent, divisor: Extent) -> Extent | None:
+    """Divide a product by one of some of its factors; None if no product of a whole number and factors is left."""
+    number, divided_by = (
+        math.prod(factor for factor in factors_of(each) if isinstance(factor, int)) for each in (extent, divisor)
+    )
+    if number % divided_by:
+        return None
+    if not number:
+        return 0
+    left = [factor for factor in factors_of(extent) if not isinstance(factor, int)]
+    for factor in factors_of(divisor):
+        if not isinstance(factor, int):
+            same = next((at for at, other in enumerate(left) if str(other) == str(factor)), None)
+            if same is None:
+                return None
+            del left[same]
+    number //= divided_by
+    return hidet.utils.prod(left if left and number == 1 else [number, *left])
 
 
 def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:

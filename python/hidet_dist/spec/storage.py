@@ -40,13 +40,18 @@ class WeightStorage:
     transposed: bool = False
     exact: bool = False
 
+    @property
+    def depth_dim(self) -> int:
+        """The dim of a weight that is the rows of its matrices, from the end."""
+        return -1 if self.transposed else -2
+
     def nbytes(self, shape: Sequence[int]) -> int:
         """Compute the bytes of a weight, or of a shard of one, of ``shape`` (elements). Raises SpecError."""
         if not self.group:
             return math.prod(shape) * self.bits // _BYTE_BITS
         if len(shape) < 2:
             raise SpecError(f"A weight of the shape {list(shape)} has no matrices to store with scales.")
-        depth, columns = (shape[-1], shape[-2]) if self.transposed else (shape[-2], shape[-1])
+        depth, columns = shape[self.depth_dim], shape[-3 - self.depth_dim]
         padded = -(-columns // self.width) * self.width
         groups = -(-depth // self.group)
         return math.prod(shape[:-2]) * padded * groups * (self.group * self.bits // _BYTE_BITS + self.group_bytes)

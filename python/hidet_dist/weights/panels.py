@@ -8,8 +8,11 @@ groups of rows, each with a scale for each column. The native library multiplies
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from hidet_dist.codec import OMITTED
 from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.weights.header import Layout
 
@@ -77,6 +80,9 @@ def groups_of(precision: str) -> tuple[int, ...]:
 
 _HALF_BITS = 16
 
+SIZES = ("matrices", "depth", "columns")
+"""The sizes of panels that devices may have unequal parts of."""
+
 
 @dataclass(frozen=True)
 class StoredPrecision:
@@ -113,6 +119,8 @@ class Panels:
     group: for elements of few bits, the rows that have one scale for each column; otherwise 0.
     taps: for the filters of a convolution, the taps of its kernel: the weight has the taps of one row of channels after
         those of another, and the panels have all rows of one tap after those of another. Otherwise 1.
+    parts: where the parts of devices are unequal, names of the sizes :data:`SIZES`, each with the name of a part by
+        which it is to be multiplied (:mod:`hidet_dist.spec.parts`).
     """
 
     matrices: int
@@ -123,20 +131,33 @@ class Panels:
     precision: str = ""
     group: int = 0
     taps: int = 1
+    parts: Annotated[tuple[tuple[str, str], ...], OMITTED] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
         """The shape in which the elements lie: for each matrix, the elements of its panels, or their bytes."""
+        return self.matrices, self.matrix_size(self.depth, self.columns)
+
+    def matrix_size(self, depth: Any, columns: Any) -> Any:
+        """Count the elements of a matrix of these sizes in panels, or their bytes; also for sizes as expressions."""
         if self.precision not in FEW_BITS:
-            return self.matrices, self.depth * self.columns
-        columns = -(-self.columns // self.width) * self.width
-        return self.matrices, columns * self.column_bytes
+            return depth * columns
+        few = FEW_BITS[self.precision]
+        across = (columns + (self.width - 1)) // self.width
+        groups = (depth + (self.group - 1)) // self.group
+        return across * groups * (self.width * (few.scale_bytes + self.group * few.bits // 8))
 
     @property
     def column_bytes(self) -> int:
         """The bytes of a column of few bits, with its scales."""
-        few = FEW_BITS[self.precision]
-        return -(-self.depth // self.group) * (few.scale_bytes + self.group * few.bits // 8)
+        return int(self.matrix_size(self.depth, self.width)) // self.width
+
+    def at(self, parts: Mapping[str, int]) -> Panels:
+        """Return the panels of a device with these parts. Raises KeyError for an unknown name."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        for name, part in self.parts:
+            sizes[name] *= parts[part]
+        return replace(self, **sizes, parts=()) if self.parts else self
 
     def stored_dtype(self, dtype: str) -> str:
         """Name the dtype in which the elements of a weight of ``dtype`` lie."""
@@ -145,6 +166,19 @@ class Panels:
 
 @dataclass(frozen=True)
 class PanelLayout(Layout):
-    """A weight in a file whose elements are arranged as panels."""
+    """A weight in a file whose elements are arranged as panels.
+
+    Where the parts of devices are unequal, ``shape`` is that of one unit a device.
+    """
 
     panels: Panels
+
+    @classmethod
+    def of(cls, dtype: str, panels: Panels) -> PanelLayout:
+        """Make the layout of a weight of ``dtype``."""
+        return cls(panels.stored_dtype(dtype), panels.shape, panels)
+
+    def at(self, parts: Mapping[str, int]) -> PanelLayout:
+        """Return the layout on a device with these parts. Raises KeyError for an unknown name."""
+        own = self.panels.at(parts)
+        return PanelLayout(self.dtype, own.shape, own)

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import SymbolVar, symbol_var
+from hidet.utils import prod
 
 from hidet_dist.compat.native_call import Values
 from hidet_dist.compile.backend import PackedWeight
@@ -24,8 +26,8 @@ from hidet_dist.compile.cpu.channels_last import ChannelsLastConvolutionOp
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
 from hidet_dist.rewriting import copy_operator
-from hidet_dist.spec.extents import Extent, extents_of
-from hidet_dist.weights.panels import FEW_BITS, Panels, StoredPrecision
+from hidet_dist.spec.extents import Extent, extents_of, factors_of, ratio, same_extent
+from hidet_dist.weights.panels import FEW_BITS, SIZES, Panels, StoredPrecision
 
 
 class PanelMatmulOp(TiledOp):
@@ -130,7 +132,7 @@ def pack_weights(
             panels[x] = replace(panels[x], precision=precision.name, group=group)
     packed = {
         name: PackedWeight(
-            hidet.symbol(list(panels[x].shape), panels[x].stored_dtype(x.dtype.name), x.device), panels[x]
+            hidet.symbol(_shape_of(panels[x]), panels[x].stored_dtype(x.dtype.name), x.device), panels[x]
         )
         for name, x in weights.items()
         if x in panels
@@ -172,8 +174,7 @@ def _in_panels(
                 continue
             panels = None
             if place == 1 and isinstance(op, ExpertKernelOp):
-                experts, depth, columns = map(int, op.attrs["sizes"][2:])
-                panels = Panels(experts, depth, columns, op.attrs["transposed"], width)
+                panels = _panels(op.attrs["sizes"][2:], op.attrs["transposed"], width)
             elif place == 1 and isinstance(op, ChannelsLastConvolutionOp):
                 panels = _panels_of_filters(op, width)
             elif place == 1 and isinstance(op, BlasMatmulOp):
@@ -188,17 +189,44 @@ def _panels_of(op: BlasMatmulOp, weight: Tensor, width: int) -> Panels | None:
     _, right = operands_of(op.attrs["operands"])
     n, k = op.attrs["product"][-1], op.attrs["k"]
     extents = extents_of(weight)
-    if not all(isinstance(value, int) for value in (n, k, right.leading, right.offset, *right.batch_strides, *extents)):
+    across, along = (n, k) if right.transposed else (k, n)
+    if not (same_extent(right.leading, along) or same_extent(across, 1)):
         return None
-    depth, columns, size = int(k), int(n), int(k) * int(n)
-    elements = 1
-    for extent in extents:
-        elements *= int(extent)
-    whole = right.leading == depth or columns == 1 if right.transposed else right.leading == columns or depth == 1
-    aligned = not any(int(step) % size for step in (right.offset, *right.batch_strides))
-    if not whole or not aligned or elements % size:
+    size = prod([k, n])
+    if any(ratio(step, size) is None for step in (right.offset, *right.batch_strides)):
         return None
-    return Panels(elements // size, depth, columns, right.transposed, width)
+    matrices = ratio(prod(extents), size)
+    return None if matrices is None else _panels((matrices, k, n), right.transposed, width)
+
+
+def _panels(sizes: Sequence[Extent], transposed: bool, width: int) -> Panels | None:
+    """Describe panels of the sizes :data:`SIZES`; None if one is no product of a number and of parts of the device."""
+    numbers, parts = [], []
+    for name, size in zip(SIZES, sizes, strict=True):
+        number = 1
+        for factor in factors_of(size):
+            if isinstance(factor, int):
+                number *= factor
+            elif isinstance(factor, SymbolVar):
+                parts.append((name, factor.name))
+            else:
+                return None
+        numbers.append(number)
+    matrices, depth, columns = numbers
+    return Panels(matrices, depth, columns, transposed, width, parts=tuple(parts))
+
+
+def _sizes_of(panels: Panels) -> list[Extent]:
+    """Return the sizes of panels on a device, with symbols for unequal parts."""
+    return [
+        prod([getattr(panels, name), *(symbol_var(part) for of, part in panels.parts if of == name)]) for name in SIZES
+    ]
+
+
+def _shape_of(panels: Panels) -> list[Extent]:
+    """Return the shape of panels on a device, with symbols for unequal parts."""
+    matrices, depth, columns = _sizes_of(panels)
+    return [matrices, panels.matrix_size(depth, columns)]
 
 
 def _panels_of_filters(op: ChannelsLastConvolutionOp, width: int) -> Panels:
@@ -223,8 +251,9 @@ def _product(
     if panels is not None:
         steps, offset = right[0], right[3]
         if panels.precision in FEW_BITS:  # of bytes
-            matrix, stored = panels.depth * panels.columns, panels.shape[1]
-            steps, offset = [int(step) // matrix * stored for step in steps], int(offset) // matrix * stored
+            _, depth, columns = _sizes_of(panels)
+            matrix, stored = prod([depth, columns]), _shape_of(panels)[1]
+            *steps, offset = (prod([ratio(step, matrix), stored]) for step in (*steps, offset))
         right = [steps, False, panels.width, offset]
         lower = {"width": panels.width, "precision": panels.precision, "group": panels.group}
     return PanelMatmulOp(*inputs, **{**op.attrs, "operands": [left, right], **lower}).outputs[0].op

@@ -655,7 +655,8 @@ def _weight_specs(view: GraphView, pins: Pins, simple: bool, offered: OfferedPar
     for name in view.weights:
         weight, shape, tensor_pins = view.tensors[name], view.shape(name), pins.tensors.get(name, [])
         storage = storage_of(weight)
-        key = name if tensor_pins else (shape, view.pieces(name)[0], storage.group if storage is not None else None)
+        grouped = None if storage is None else (storage.group, storage.depth_dim, storage.exact)
+        key = name if tensor_pins else (shape, view.pieces(name)[0], grouped)
         if key not in known:
             specs = _layouts(pins, tensor_pins, name, f"the weight {name}", True, simple, offered)
             known[key] = _whole_groups(weight, shape, specs, pins.mesh)
@@ -664,7 +665,10 @@ def _weight_specs(view: GraphView, pins: Pins, simple: bool, offered: OfferedPar
 
 
 def _whole_groups(weight: Tensor, shape: tuple[int, ...], specs: Specs, mesh: DeviceMesh) -> Specs:
-    """List those specs of a weight that is held as its file has it whose shards are of whole groups.
+    """List those specs of a weight whose shards may be held: of whole groups, if its file has them.
+
+    Where near-even parts of groups are offered, rows are not split with padding instead: shards of whole groups have
+    the elements and scales of the whole weight.
 
     Raises
     ------
@@ -672,15 +676,24 @@ def _whole_groups(weight: Tensor, shape: tuple[int, ...], specs: Specs, mesh: De
         When there is none, because of pins.
     """
     storage = storage_of(weight)
-    if storage is None or not storage.exact:
+    if storage is None or not storage.group:
         return specs
-    whole = [spec for spec in specs if spec.local_shape(shape, mesh)[-1] % storage.group == 0]
+    dim = len(shape) + storage.depth_dim
+    if not storage.exact:
+        near_even = any(not spec.is_even(dim, mesh) for spec in specs) and not mesh.shares
+        return [spec for spec in specs if shape[dim] % spec.units(dim, mesh) == 0] if near_even else specs
+    whole = [spec for spec in specs if _unit(spec, dim, shape, mesh) % storage.group == 0]
     if not whole:
         raise ConfigError(
             f"The pins of a weight of the shape {list(shape)} split its groups of {storage.group} elements, in which "
             "its file has it: leave them out, or the precision 'stored' of optimization_config['weights']."
         )
     return whole
+
+
+def _unit(spec: TensorShardSpec, dim: int, shape: tuple[int, ...], mesh: DeviceMesh) -> int:
+    """Return the elements of a dim of which all shards have a multiple."""
+    return spec.local_shape(shape, mesh)[dim] if spec.is_even(dim, mesh) else shape[dim] // spec.units(dim, mesh)
 
 
 def _refuse_parts_of_symbolic_dims(pins: Pins, name: str, specs: Specs, what: str) -> None:

@@ -1,10 +1,14 @@
-"""Unequal parts that a search chooses from: of attention heads that an axis does not divide, and those of pins."""
+"""Unequal parts that a search chooses from, besides those of pins.
+
+They are near-even parts of attention heads that an axis does not divide, and of the groups of weights of few bits.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hidet.graph.ops.transform import ReshapeOp
 
@@ -38,6 +42,34 @@ def heads_of(views: Iterable[GraphView], rules: RuleTable | None = None) -> dict
     return result
 
 
+@dataclass(frozen=True)
+class GroupedRows:
+    """The rows of stored matrices of one depth.
+
+    Attributes
+    ----------
+    unit: the rows that are whole groups of all of the matrices.
+    exact: whether some of them are held as their file has them, so that their groups cannot be split.
+    """
+
+    unit: int
+    exact: bool
+
+
+def grouped_rows(views: Iterable[GraphView]) -> dict[int, GroupedRows]:
+    """Map the depths of weights of few bits that are multiples of their groups to these groups."""
+    result: dict[int, GroupedRows] = {}
+    for view in views:
+        for name in view.weights:
+            storage = storage_of(view.tensors[name])
+            if storage is None or not storage.group:
+                continue
+            depth = view.shape(name)[storage.depth_dim]
+            known = result.get(depth, GroupedRows(1, False))
+            result[depth] = GroupedRows(math.lcm(known.unit, storage.group), known.exact or storage.exact)
+    return {depth: rows for depth, rows in result.items() if depth % rows.unit == 0}
+
+
 def offered_parts(
     graphs: Sequence[Pins],
     rules: RuleTable | None,
@@ -47,9 +79,9 @@ def offered_parts(
     """Select the unequal parts from which plans may choose, besides the mesh's shares.
 
     If ``near_even`` ones are wanted, an axis whose devices do not divide a number of heads may split the heads so that
-    the parts differ by one head at most. Other dims are padded there instead, by at most one element a device. Parts
-    of pins are offered for all dims but symbolic ones, which are split equally only. If parts are not ``allowed``, or
-    a graph has weights of another storage, there are none.
+    the parts differ by one head at most. So may it split the rows of weights of few bits, in groups, for the results of
+    one device. Other dims are padded there instead, by at most one element a device. Parts of pins are offered for all
+    dims but symbolic ones, which are split equally only. If parts are not ``allowed``, there are none.
 
     Parameters
     ----------
@@ -63,18 +95,23 @@ def offered_parts(
         For pins with parts where there are none.
     """
     given = {pair for pins in graphs for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
-    stored = any(storage_of(pins.view.tensors[name]) is not None for pins in graphs for name in pins.view.weights)
-    if not allowed or stored:
+    if not allowed:
         if given:
-            why = "weights in another precision" if stored else "this target"
-            raise ConfigError(f"Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for {why}.")
+            raise ConfigError(
+                "Pins have parts of the mesh's axes, such as S0[2,1], which are not offered for this target."
+            )
         return NO_PARTS
     found: dict[tuple[int, tuple[int, ...]], frozenset[int] | None] = {}
     mesh = graphs[0].mesh
     if near_even and not mesh.shares and mesh.size > 1:
-        heads = heads_of([pins.view for pins in graphs], rules)
+        views = [pins.view for pins in graphs]
+        heads, rows = heads_of(views, rules), grouped_rows(views)
+        of_heads = {extent for extents in heads.values() for extent in extents}
+        others = {depth: own for depth, own in rows.items() if depth not in of_heads}
         for axis, size in enumerate(mesh.shape):
             found.update(_heads_along(axis, size, mesh.size // size, heads))
+            for pair, depths in _groups_along(axis, size, mesh.size // size, others).items():
+                found[pair] = depths | (found.get(pair) or frozenset())
     found.update(dict.fromkeys(sorted(given)))
     return OfferedParts(tuple(found), tuple(found.values()))
 
@@ -88,4 +125,22 @@ def _heads_along(
         units, rest = divmod(number, divisor)
         if not rest and units > size and units % size and len(found) < tuning.MOST_NEAR_EVEN:
             found[axis, near_even_parts(units, size)] = extents
+    return found
+
+
+def _groups_along(
+    axis: int, size: int, others: int, depths: Mapping[int, GroupedRows]
+) -> dict[tuple[int, tuple[int, ...]], frozenset[int]]:
+    """List near-even parts of groups of rows along an axis: of all, and of those left when all other axes split them.
+
+    Rows that an axis divides are split evenly, if groups may be split.
+    """
+    found: dict[tuple[int, tuple[int, ...]], frozenset[int]] = {}
+    for (depth, rows), divisor in itertools.product(depths.items(), dict.fromkeys((1, others))):
+        units, rest = divmod(depth // rows.unit, divisor)
+        if rest or units <= size or units % size == 0 or not (rows.exact or depth % (size * divisor)):
+            continue
+        pair = axis, near_even_parts(units, size)
+        if pair in found or len(found) < tuning.MOST_NEAR_EVEN:
+            found[pair] = found.get(pair, frozenset()) | {depth}
     return found
