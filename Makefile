@@ -49,22 +49,22 @@ generate: setup $(STAMPS)/smollm2
 # Which models of transformers, diffusers and torchvision are computed right, traced from PyTorch and read from ONNX;
 # ARGS="BERT LLaMA --no-processes" takes some of them, and leaves the two processes out. The last line is JSON.
 models: setup $(STAMPS)/models
-	$(BIN)/python benchmarks/models.py --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--out benchmarks/results/models.json)
+	$(BIN)/python -m benchmarks.models --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--out benchmarks/results/models.json)
 
 # Which of all causal language models of transformers are computed right; a run that was broken off goes on.
 # ARGS="--only llama mixtral" takes some types, and leaves the published table as it is. The last line is JSON.
 models-causal: setup
-	$(BIN)/python benchmarks/causal.py $(if $(ARGS),$(ARGS),--out benchmarks/results/models-causal.json)
+	$(BIN)/python -m benchmarks.causal $(if $(ARGS),$(ARGS),--out benchmarks/results/models-causal.json)
 
 # hidet's own tests through auto_parallel on two ranks; FOLDER is a clone of hidet at v0.6.1. ARGS="frontends -k gpt2"
 # takes some, and leaves the published table as it is. The last line is JSON.
 models-hidet: setup $(STAMPS)/models
-	$(BIN)/python benchmarks/hidet_suite $(FOLDER) --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
+	$(BIN)/python -m benchmarks.hidet_suite $(FOLDER) --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
 
 # The test cases of the ONNX project; ARGS="Resize test_relu" takes those of an operator, or one by its name, and leaves
 # the published table as it is; with --kernels their kernels are compiled. The last line is JSON.
 onnx-cases: setup
-	$(BIN)/python benchmarks/onnx_cases.py $(if $(ARGS),$(ARGS),--jobs 2 --out benchmarks/results/onnx-cases.json)
+	$(BIN)/python -m benchmarks.onnx_cases $(if $(ARGS),$(ARGS),--jobs 2 --out benchmarks/results/onnx-cases.json)
 
 # torchvision lies apart: transformers would import it, which fails where it is for another build of PyTorch.
 $(STAMPS)/models: $(STAMPS)/installed
@@ -124,45 +124,45 @@ soundness: setup
 
 # hidet_dist beside PyTorch, ONNX Runtime and OpenVINO on whole models; MODELS takes some of them. The last line is JSON.
 bench: setup $(STAMPS)/bench
-	$(BIN)/python benchmarks/serving $(if $(MODELS),--models $(MODELS))
+	$(BIN)/python -m benchmarks.serving $(if $(MODELS),--models $(MODELS))
 
 # Instances of the contest on intra-operator parallelism, from FOLDER; ARGS="B --share 0.1". The last line is JSON.
 bench-iopddl: setup
-	$(BIN)/python benchmarks/iopddl.py $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
+	$(BIN)/python -m benchmarks.iopddl $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
 bench-search: setup
-	$(BIN)/python benchmarks/search.py
+	$(BIN)/python -m benchmarks.search
 
 # Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some, and ABLATE="frontiers" leaves out steps
 # of the search (hidet_dist/search/steps.py). The last line is JSON.
 bench-budget: setup
-	$(BIN)/python benchmarks/budget.py $(ARGS) $(if $(ABLATE),--without $(ABLATE))
+	$(BIN)/python -m benchmarks.budget $(ARGS) $(if $(ABLATE),--without $(ABLATE))
 
 # Models of transformers from the start of a process to their plans; ARGS="--cases llama3_8b_8" takes one. The last line
 # is JSON.
 bench-planning: setup
-	$(BIN)/python benchmarks/planning.py $(ARGS)
+	$(BIN)/python -m benchmarks.planning $(ARGS)
 
 # LLaMA-3-8B on numbers of devices that do not divide its heads, beside those that do; ARGS="--devices 3 7" takes some.
 # The last line is JSON.
 bench-devices: setup
-	$(BIN)/python benchmarks/devices.py $(ARGS)
+	$(BIN)/python -m benchmarks.devices $(ARGS)
 
 # Builds of models of growing depth; ARGS="--cases cpu_2 cpu_32" takes some. The last line is JSON.
 bench-build: setup
-	$(BIN)/python benchmarks/build.py --out benchmarks/results/build-$(shell nproc)-cores.json $(ARGS)
+	$(BIN)/python -m benchmarks.build --out benchmarks/results/build-$(shell nproc)-cores.json $(ARGS)
 
 bench-rules: setup
-	$(BIN)/python benchmarks/rules.py
+	$(BIN)/python -m benchmarks.rules
 
 # States, and several programs over one storage; ARGS="--cases programs" takes some. The last line is JSON.
 bench-state: setup
-	$(BIN)/python benchmarks/state.py $(ARGS)
+	$(BIN)/python -m benchmarks.state $(ARGS)
 
 # Language models beside llama.cpp, OpenVINO GenAI and transformers; ARGS="--models smollm2 --rounds 1 --new 16" is
 # short. A peer that does not install is left out, and named. The last line is JSON.
 bench-llm: setup $(STAMPS)/smollm2 $(STAMPS)/bench-llm
-	$(BIN)/python benchmarks/llm.py $(ARGS)
+	$(BIN)/python -m benchmarks.llm $(ARGS)
 
 $(STAMPS)/bench: $(STAMPS)/installed
 	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench]"
@@ -174,22 +174,22 @@ $(STAMPS)/bench-llm: $(STAMPS)/installed
 
 # Pipelines: planned beside other ways to cut a graph; ARGS="gpt3_39b_8x8" takes some cases. The last line is JSON.
 bench-stages: setup
-	$(BIN)/python benchmarks/stages $(ARGS)
+	$(BIN)/python -m benchmarks.stages $(ARGS)
 
 bench-collectives: setup
-	$(BIN)/python benchmarks/collectives.py $(RANKS)
+	$(BIN)/python -m benchmarks.collectives $(RANKS)
 
 # CPU kernels beside PyTorch's; ARGS="gelu softmax" takes some. The last line is JSON.
 bench-kernels: setup
-	$(BIN)/python benchmarks/kernels.py --out benchmarks/results/kernels-$(shell nproc)-cores.json $(ARGS)
+	$(BIN)/python -m benchmarks.kernels --out benchmarks/results/kernels-$(shell nproc)-cores.json $(ARGS)
 
 # Products by weights beside the copy bandwidth, the arithmetic peak, OpenBLAS and PyTorch.
 bench-products: setup
-	$(BIN)/python benchmarks/products.py --out benchmarks/results/products.json $(ARGS)
+	$(BIN)/python -m benchmarks.products --out benchmarks/results/products.json $(ARGS)
 
 # One thread, seven minutes.
 bench-experts: setup
-	$(BIN)/python benchmarks/experts.py --out benchmarks/results/experts.json $(ARGS)
+	$(BIN)/python -m benchmarks.experts --out benchmarks/results/experts.json $(ARGS)
 
 # On a machine with a GPU; with .gpu/ there, offline and with the system's Python. ARGS="--ranks 1 2 --only gpt2"
 gpu-test: $(if $(wildcard .gpu/setup.sh),,setup)
@@ -197,15 +197,15 @@ gpu-test: $(if $(wildcard .gpu/setup.sh),,setup)
 
 # The same machine, beside PyTorch on it; the last line is JSON. ARGS="--cases gpt2_1_float16 --seconds 400"
 gpu-bench: $(if $(wildcard .gpu/setup.sh),,setup)
-	tests/gpu/run.sh benchmarks/gpu $(ARGS)
+	tests/gpu/run.sh -m benchmarks.gpu $(ARGS)
 
 # The steps of a language model on the same machine, beside transformers; the last line is JSON.
 gpu-decode: $(if $(wildcard .gpu/setup.sh),,setup)
-	tests/gpu/run.sh benchmarks/gpu/decode.py $(ARGS)
+	tests/gpu/run.sh -m benchmarks.gpu.decode $(ARGS)
 
 # What a machine description says of a GPU, measured on the same machine by PyTorch; the last line is JSON.
 gpu-rates: $(if $(wildcard .gpu/setup.sh),,setup)
-	tests/gpu/run.sh benchmarks/gpu/rates.py $(ARGS)
+	tests/gpu/run.sh -m benchmarks.gpu.rates $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -1,6 +1,6 @@
 """Plan under tight memory budgets: CPU seconds, gaps and memory of planning; the last line is JSON.
 
-    python benchmarks/budget.py [--cases NAME ...] [--seconds CPU_SECONDS] [--without STEP ...]
+    python -m benchmarks.budget [--cases NAME ...] [--seconds CPU_SECONDS] [--without STEP ...]
 
 A case is a model on a mesh (``gpt2_4l_2x2``). Its least budget is looked for first, beside a plan without a budget:
 ``free`` is the latter, ``refused`` a budget of one byte. Then the model is planned at multiples of the least budget:

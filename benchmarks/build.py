@@ -1,6 +1,6 @@
 """Build GPT-2 of growing depth, twice: what a build takes, and what the next one does; the last line is JSON.
 
-    python benchmarks/build.py [--cases NAME ...] [--out FILE]
+    python -m benchmarks.build [--cases NAME ...] [--out FILE]
 
 A case is a target and a number of layers: ``cpu_32`` is GPT-2 of hidden size 256 on two CPU ranks, ``cuda_32`` the same
 on two GPUs of a DGX H100. It is built in a process of its own with an empty cache, and again, with other weights, in

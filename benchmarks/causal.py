@@ -42,11 +42,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import PRELOADED, Model, planned, served
 from rich.console import Console
 from rich.table import Table
 
 import hidet_dist
+from benchmarks.models import PRELOADED, Model, planned, served
 from hidet_dist.compile.build import optimize_program
 from hidet_dist.errors import ConfigError, TraceError, WeightsError
 from hidet_dist.frontends.checkpoint import stored_weights
@@ -443,8 +443,8 @@ def main() -> int:
     by_name: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     for name, own in published.items():
         by_name[own["verdict"]].append(name)
-    counts = {verdict: len(names) for verdict, names in by_name.items()}
-    print(json.dumps({"types": len(published), **counts, "by_name": by_name}), flush=True)
+    summary: dict[str, Any] = {verdict: len(names) for verdict, names in by_name.items()}
+    print(json.dumps({"types": len(published), **summary, "by_name": by_name}), flush=True)
     return 1 if by_name["wrong"] or by_name["crash"] else 0
 
 

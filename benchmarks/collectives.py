@@ -1,6 +1,6 @@
 """All-reduce between the processes of one host, through shared memory and through Gloo, in turns in one run.
 
-    python benchmarks/collectives.py [ranks]
+    python -m benchmarks.collectives [ranks]
 
 The last line is JSON: by bytes, the median seconds of both and their ratio.
 """

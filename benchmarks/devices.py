@@ -1,6 +1,6 @@
 """Plan LLaMA-3-8B for any number of equal devices; the last line is JSON.
 
-    python benchmarks/devices.py [--devices N ...] [--layers N]
+    python -m benchmarks.devices [--devices N ...] [--layers N]
 
 Devices are L40S GPUs on PCIe. The batch is one sequence of 512 tokens. A device holds 1.05 of an equal share of the
 weights, and 0.45 GiB beside them. Of each number of devices that does not divide the 8 heads of keys and values:

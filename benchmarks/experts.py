@@ -1,6 +1,6 @@
 """Layers of experts beside the products of the chosen experts alone, and beside PyTorch; one thread.
 
-    python benchmarks/experts.py [--rows 1 16 512] [--out benchmarks/results/experts.json]
+    python -m benchmarks.experts [--rows 1 16 512] [--out benchmarks/results/experts.json]
 
 A layer has two projections, an activation, a projection back, and the weighted sum of each token's choices. Its time is
 compared with that of the products alone: of each chosen expert's rows, which lie one after the other already, with its
@@ -27,15 +27,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from serving.host import describe
 
 import hidet_dist
+from benchmarks.serving.host import describe
 from hidet_dist.artifacts import Manifest
 from hidet_dist.files import write_text
 from hidet_dist.native import DTYPE_CODES, library
@@ -132,13 +133,13 @@ class Layer:
         """What is measured for this number of tokens."""
         given = [self.inputs(tokens, seed) for seed in range(INPUTS)]
         calls: dict[str, Callable[[], Any]] = {
-            "ours": _in_turns([lambda x=x: self.partition(*x) for x in given]),
+            "ours": _in_turns([partial(self.partition, *x) for x in given]),
             "products": _in_turns([self.products(chosen) for _, chosen, _ in given]),
         }
         gathered = 4 * tokens * self.shape.choices * 2 * self.shape.size * self.shape.inner
         for name in IMPLEMENTATIONS:
             if name != "batched_mm" or gathered <= MOST_GATHERED:
-                calls[name] = _in_turns([lambda x=x, name=name: self.pytorch(name, *x) for x in given])
+                calls[name] = _in_turns([partial(self.pytorch, name, *x) for x in given])
         ours, theirs = self.partition(*given[0]), self.pytorch("eager", *given[0])
         error = torch.linalg.norm(ours - theirs) / torch.linalg.norm(theirs)
         assert error < MOST_ERROR, error

@@ -1,6 +1,6 @@
 """Solve instances of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism; the last line is JSON.
 
-    python benchmarks/iopddl.py [--folder FOLDER] [--share PART] [--clock cpu] [instance ...]
+    python -m benchmarks.iopddl [--folder FOLDER] [--share PART] [--clock cpu] [instance ...]
 
 The folder has the instances (``asplos-2025-iopddl-A.json.gz``, ..., from github.com/google/iopddl) and ``known.csv``,
 for each instance the contest's time limit, the best cost of the contest, the best cost and the best bound known since.

@@ -1,6 +1,6 @@
 """Kernels of the CPU target beside PyTorch's, one thread each, in turns in one run: all but products of matrices.
 
-    python benchmarks/kernels.py [name ...] [--out benchmarks/results/kernels.json]
+    python -m benchmarks.kernels [name ...] [--out benchmarks/results/kernels.json]
 
 Each kernel runs on tensors that a core's caches hold, and on larger ones, of up to 128 MiB; both sides write to memory
 that is there. Times are of the processor, which others on the machine cannot take from it, and medians. The last line
@@ -28,8 +28,8 @@ import torch
 from hidet import ops
 from rich.console import Console
 from rich.table import Table
-from serving.host import describe
 
+from benchmarks.serving.host import describe
 from hidet_dist.compile import compile_program
 from hidet_dist.files import write_text
 from hidet_dist.machine import builtin
@@ -59,6 +59,7 @@ class Case:
 
 
 FLAT: tuple[Shapes, Shapes] = ([[64, 1024]], [[16384, 1024]])
+TWO_FLAT: tuple[Shapes, Shapes] = ([[64, 1024]] * 2, [[16384, 1024]] * 2)
 # Outputs of no more than 32 MiB where PyTorch cannot be told where to write: so much it takes again from the heap.
 ROWS: tuple[Shapes, Shapes] = ([[96, 768]], [[10240, 768]])
 HEADS: tuple[Shapes, Shapes] = ([[1, 128, 12, 64]], [[64, 128, 12, 64]])
@@ -75,7 +76,7 @@ def _copied(view: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Ten
 
 CASES = (
     Case("relu", ops.relu, lambda x, y: torch.clamp_min(x, 0, out=y), *FLAT),
-    Case("add", ops.add, lambda a, b, y: torch.add(a, b, out=y), FLAT[0] * 2, FLAT[1] * 2),
+    Case("add", ops.add, lambda a, b, y: torch.add(a, b, out=y), *TWO_FLAT),
     Case("exp", ops.exp, lambda x, y: torch.exp(x, out=y), *FLAT),
     Case("log", lambda x: ops.log(ops.abs(x)), lambda x, y: torch.log(x, out=y), *FLAT),
     Case("tanh", ops.tanh, lambda x, y: torch.tanh(x, out=y), *FLAT),

@@ -1,6 +1,6 @@
 """Language models beside llama.cpp, OpenVINO GenAI and transformers on this machine.
 
-    python benchmarks/llm.py [--models smollm2 random] [--precision float32] [--rounds 5] [--new 128] [--out FILE]
+    python -m benchmarks.llm [--models smollm2 random] [--precision float32] [--rounds 5] [--new 128] [--out FILE]
 
 SmolLM2-135M, and a LLaMA of random weights of ``--parameters``, run in one process each way, with the same prompts:
 prefill of 128 and 1024 tokens up to the next token, and greedy decoding behind prompts of 128 tokens, of one sequence
@@ -25,16 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from generation.models import rewrite, smollm2, write_random
 from rich.console import Console
 from rich.table import Table
-from serving.host import describe
 
+from benchmarks.generation.models import rewrite, smollm2, write_random
+from benchmarks.serving.host import describe
 from hidet_dist.files import write_text
 
 ROOT = Path(__file__).parents[1]
 
-WORKER = Path(__file__).with_name("generation") / "worker.py"
+WORKER = ["-m", "benchmarks.generation.worker"]
 FILES = ROOT / "build" / "bench-llm"
 PACKAGES = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai", "transformers": "transformers"}
 PROMPT, LONG, BATCH = 128, 1024, 8
@@ -99,7 +99,7 @@ class Running:
 
 def start(variant: Variant, file: Path, precision: str, errors: Path) -> Running:
     """Start a process, and wait for its first token. Raises RuntimeError with its last words."""
-    command = [sys.executable, str(WORKER), variant.way, str(file), "--threads", str(variant.threads)]
+    command = [sys.executable, *WORKER, variant.way, str(file), "--threads", str(variant.threads)]
     command += ["--ranks", str(variant.ranks), "--precision", precision]
     begin = time.monotonic()
     with errors.open("w") as log:

@@ -82,6 +82,7 @@ def cases() -> dict[str, Case]:
         found = of_operators(collect_testcases(None))
     for kind in KINDS:
         for case in load_model_tests(kind=kind):
+            assert case.model_dir is not None  # these are files
             folder = Path(case.model_dir)
             model = onnx.load(folder / "model.onnx")
             values = [

@@ -1,6 +1,6 @@
 """Plan models of transformers, from the start of a process to the plan; the last line is JSON.
 
-    python benchmarks/planning.py [--cases NAME ...] [--least-memory]
+    python -m benchmarks.planning [--cases NAME ...] [--least-memory]
 
 Each case is a process of its own: it imports what it needs, traces the model without weights, and plans it. Time is CPU
 time, so that other work on the machine does not matter. Of each:

@@ -1,6 +1,6 @@
 """Products by weights in panels beside the copy bandwidth, the arithmetic peak, OpenBLAS and PyTorch, one thread each.
 
-    python benchmarks/products.py [--precisions float32 ...] [--rows 1 8 ...] [--out benchmarks/results/products.json]
+    python -m benchmarks.products [--precisions float32 ...] [--rows 1 8 ...] [--out benchmarks/results/products.json]
 
 Few rows read weights of 4 to 64 MiB, each time others, so that they come from memory: the rate at which they do is
 compared with that of a copy, which counts bytes read and written. More rows are compared with the arithmetic peak,
@@ -31,8 +31,8 @@ import torch
 from hidet import ops
 from rich.console import Console
 from rich.table import Table
-from serving.host import describe
 
+from benchmarks.serving.host import describe
 from hidet_dist.compile import compile_program
 from hidet_dist.compile.targets import default_backend
 from hidet_dist.files import write_text

@@ -1,6 +1,6 @@
 """Time the rules of a large model's operators, and of single operators; the last line is JSON.
 
-    python benchmarks/rules.py
+    python -m benchmarks.rules
 
 ``graph_cpu_seconds`` is for the rules and choices of all operators of a GPT-3 175B (96 layers) on a mesh of 8 x 8, from
 the traced graph, ``distinct_operators`` how many of them had to be analysed. For single operators on that mesh:

@@ -1,6 +1,6 @@
 """Plan large models and compare with experts' plans under the same costs; the last line is JSON.
 
-    python benchmarks/search.py [name ...]
+    python -m benchmarks.search [name ...]
 
 ``seconds`` is from the traced graph to the plan (``cpu_seconds`` counts where others use the machine too), ``gap`` the
 relative distance to the proven bound, ``peak_rss_bytes`` that of the process that traced and planned,

@@ -1,6 +1,6 @@
 """Programs over one storage, attention over rows, and plans of graphs with states; the last line is JSON.
 
-    python benchmarks/state.py [--cases NAME ...]
+    python -m benchmarks.state [--cases NAME ...]
 
 Each case is a process of its own. Time is CPU time, so that other work on the machine does not matter.
 
@@ -140,7 +140,8 @@ def measure_programs() -> dict[str, Any]:
     result: dict[str, Any] = {"goal_ratio": MOST_RATIO, "one": {}, "two": {}}
     with tempfile.TemporaryDirectory() as scratch:
         given = Path(scratch) / "given.npz"
-        np.savez(given, **{name: x["input_ids"].numpy() for name, x in example.items()})
+        arrays: dict[str, Any] = {name: x["input_ids"].numpy() for name, x in example.items()}
+        np.savez(given, **arrays)
         for name, programs in (("one", ["prefill"]), ("two", list(tokens))):
             folder, answers = Path(scratch) / name, Path(scratch) / f"{name}-answers"
             answers.mkdir()

@@ -1,6 +1,6 @@
 """One way to run a model, as a process: it computes what it is told on its standard input, and says how long it took.
 
-    python benchmarks/generation/worker.py WAY FILE --threads 2 --precision float32 ...
+    python -m benchmarks.generation.worker WAY FILE --threads 2 --precision float32 ...
 
 Lines in are JSON lists: ``["prefill", TOKENS]`` and ``["decode", SEQUENCES, PROMPT, NEW]``. Lines out are JSON objects
 with ``seconds``, and with ``tokens`` where tokens were generated in this time. The first line out says that the first

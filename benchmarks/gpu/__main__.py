@@ -1,6 +1,6 @@
 """hidet_dist on this machine's GPU beside PyTorch, in one run.
 
-    python benchmarks/gpu [--cases gpt2_1_float16,llama_8_float16] [--quick] [--seconds 500]
+    python -m benchmarks.gpu [--cases gpt2_1_float16,llama_8_float16] [--quick] [--seconds 500]
 
 Each case is planned and compiled for one rank and for two, several at a time on all cores; and, case by case, as soon
 as it is built,
@@ -28,21 +28,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_cases import CASES, Case
-
-sys.path.append(str(Path(__file__).parents[1] / "serving"))
-from gpu_tables import cases_table, kernels_table, memory_table
-from host import describe
 from rich.console import Console
 from rich.markup import escape
-from variants import Variant, VariantError, close_all, measure_in_turns, medians
 
+from benchmarks.gpu.cases import CASES, Case
+from benchmarks.gpu.tables import cases_table, kernels_table, memory_table
+from benchmarks.serving.host import describe
+from benchmarks.serving.variants import Variant, VariantError, close_all, measure_in_turns, medians
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
 from hidet_dist.runtime.cuda import driver
@@ -104,8 +102,8 @@ class GpuBenchmark:
         last_begin: float,
         console: Console,
         device: str = "cuda",
-        builder: Path = HERE / "gpu_build.py",
-        worker: Path = HERE / "gpu_worker.py",
+        builder: Sequence[str] = ("-m", "benchmarks.gpu.build"),
+        worker: Sequence[str] = ("-m", "benchmarks.gpu.worker"),
     ):
         self.work, self.arch, self.seconds, self.space = work, arch, seconds, space
         self.last_begin = last_begin
@@ -156,7 +154,7 @@ class GpuBenchmark:
         left = min(BUILD_SECONDS, self.last_begin - self.elapsed())
         if left <= 0:
             return None
-        done = self._programs.run([sys.executable, str(self.builder), *arguments], left, BUILD_NICENESS)
+        done = self._programs.run([sys.executable, *self.builder, *arguments], left, BUILD_NICENESS)
         if done.status is None:
             self.failed(what, f"not done after {done.seconds:.0f} s")
             return None
@@ -202,8 +200,8 @@ class GpuBenchmark:
             "ratios": ratios,
             "profile": found,
         }
-        for variant, own in seconds.items():
-            self.say(f"{name}, {variant}: {own * 1e3:.3f} ms")
+        for title, own in seconds.items():
+            self.say(f"{name}, {title}: {own * 1e3:.3f} ms")
         for ratio, value in ratios.items():
             goal = f" (goal {GOAL})" if ratio.endswith("over_compile") else ""
             self.say(f"{name}, {ratio}: {value:.2f}{goal}")
@@ -270,7 +268,7 @@ class GpuBenchmark:
                 variant.close()
         return errors
 
-    def run(self, cases: dict[str, Case], after_each: Callable[[], None]) -> None:
+    def run(self, cases: dict[str, Case], after_each: Callable[[], object]) -> None:
         """Build all cases, and measure one after the other, the first of those that are built."""
         watch = threading.Timer(self.last_begin + AFTER_SECONDS, self._end) if math.isfinite(self.last_begin) else None
         if watch is not None:

@@ -1,6 +1,6 @@
 """A language model's steps on this machine's GPU, over pools of rows, beside transformers on the same GPU.
 
-    make gpu-decode, or python benchmarks/gpu/decode.py [--precisions float16,int4] [--out benchmarks/results]
+    make gpu-decode, or python -m benchmarks.gpu.decode [--precisions float16,int4] [--out benchmarks/results]
 
 The model is a LLaMA of TinyLlama's sizes with random weights, in float16, or with the weights of its products in
 ``int8`` or ``int4``. Its peers are transformers' model in float16 with a static cache, eager, and by ``torch.compile``
@@ -29,9 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
 
-sys.path.append(str(Path(__file__).parents[1] / "serving"))
-from worker import burst
-
+from benchmarks.serving.worker import burst
 from hidet_dist.files import write_text
 from hidet_dist.testing.sizes import TINY_LLAMA
 
@@ -158,15 +156,15 @@ def attention() -> dict[str, Any]:
     """Time PyTorch's attention of a layer to the prompt, by events of the device."""
     sizes = TINY_LLAMA
     size = sizes.hidden // sizes.heads
-    x = [
+    query, key, value = (
         torch.randn(1, heads, PROMPT, size, device="cuda", dtype=torch.float16)
         for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)
-    ]
+    )
     seconds = []
     for _ in range(WARM_UP + CALLS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True)
+        torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         end.record()
         end.synchronize()
         seconds.append(1e-3 * begin.elapsed_time(end))
@@ -178,7 +176,7 @@ VARIANTS: dict[str, Callable[..., dict[str, Any]]] = {"hidet": hidet, "torch": p
 
 def variant(*arguments: str, seconds: float = 300.0) -> dict[str, Any] | None:
     """What a process of this program found; None if it failed."""
-    command = [sys.executable, __file__, *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.decode", *arguments]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""What a machine description says of a GPU, measured on this one by PyTorch: ``python benchmarks/gpu/rates.py``.
+"""What a machine description says of a GPU, measured on this one by PyTorch: ``python -m benchmarks.gpu.rates``.
 
 * the rate of a copy of 1 GiB on the device, in bytes read and written a second
 * the rates of products of 8192 x 8192 x 8192 by dtype, in FLOP/s, with random operands; float32 without tf32
@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ def products() -> dict[str, float]:
     found = {}
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x, y = (torch.randn(SIDE, SIDE, device="cuda", dtype=dtype) for _ in range(2))
-        found[str(dtype).removeprefix("torch.")] = 2 * SIDE**3 / seconds(lambda x=x, y=y: x @ y)
+        found[str(dtype).removeprefix("torch.")] = 2 * SIDE**3 / seconds(partial(torch.matmul, x, y))
     return found
+
+
+def _products(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.nn.functional.linear(x, w) for w in weights]
 
 
 def few_rows() -> dict[str, dict[str, float]]:
@@ -74,8 +79,7 @@ def few_rows() -> dict[str, dict[str, float]]:
         weights = [torch.randn(columns, depth, device="cuda", dtype=torch.float16) for _ in range(count)]
         for rows in ROWS:
             x = torch.randn(rows, depth, device="cuda", dtype=torch.float16)
-            run = captured(lambda x=x, weights=weights: [torch.nn.functional.linear(x, w) for w in weights])
-            each = seconds(run) / count
+            each = seconds(captured(partial(_products, x, weights))) / count
             found[f"{rows}x{depth}x{columns}"] = {
                 "seconds": each,
                 "bytes_per_second": (nbytes + 2 * rows * (depth + columns)) / each,

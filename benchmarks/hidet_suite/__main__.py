@@ -22,15 +22,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import examples
 import hidet
 import pytest
 import torch
-from ranks import Ranks
 from rich.console import Console
 from rich.table import Table
-from verdicts import OUTSIDE, REFUSED, RIGHT, WRONG, Suite, Verdict
 
+from benchmarks.hidet_suite import examples
+from benchmarks.hidet_suite.ranks import Ranks
+from benchmarks.hidet_suite.verdicts import OUTSIDE, REFUSED, RIGHT, WRONG, Suite, Verdict
 from hidet_dist.testing.model_zoo import torchvision_models
 
 VERSION = "0.6.1"
@@ -71,7 +71,7 @@ def main() -> int:
         sys.path.append(str(arguments.libraries.resolve()))
         torchvision_models()  # so that tests import it even if it was built for another PyTorch
     if not hasattr(torch._C, "_nccl_all_reduce"):
-        torch._C._nccl_all_reduce = None  # type: ignore[attr-defined]  # hidet's front end names it on import
+        torch._C.__dict__["_nccl_all_reduce"] = None  # hidet's front end names it on import
     chosen = [str((tests.parent if name.startswith(EXAMPLES) else tests) / name) for name in names]
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests.parent)]
     options += [

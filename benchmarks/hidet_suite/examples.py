@@ -9,7 +9,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from stand_ins import small_data
+
+from benchmarks.hidet_suite.stand_ins import small_data
 
 NEEDS_GPUS = {"examples/distributed/test.py": "it calls NCCL's collectives in processes that each have a GPU"}
 

@@ -229,7 +229,7 @@ def _force(session: Session, y: Tensor) -> None:
         (found,) = session.run(graph, [] if given is None else [given.torch()])
         own = hidet.from_torch(found)
     y._storage, y._trace = own._storage, None
-    y.kept = own  # type: ignore[attr-defined]  # what owns the memory
+    y.kept = own  # what owns the memory
 
 
 # Graphs

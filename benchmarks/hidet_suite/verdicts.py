@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from examples import Example
 from hidet.graph import FlowGraph
 from hidet.ir.expr import SymbolVar
-from hooks import Compute, Run, Session, hooked
-from stand_ins import small_models
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.hidet_suite.examples import Example
+from benchmarks.hidet_suite.hooks import Compute, Run, Session, hooked
+from benchmarks.hidet_suite.stand_ins import small_models
 from hidet_dist.errors import CompileError, HidetDistError, PartitionError, SolverError, VerificationError
 
 RIGHT, REFUSED, WRONG, OUTSIDE = "right", "refused", "wrong", "outside"
@@ -82,7 +82,8 @@ class Suite:
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        session, begin, error = Session(self.compute), time.process_time(), None
+        session, begin = Session(self.compute), time.process_time()
+        error: BaseException | None = None
         try:
             with hooked(session), small_models():
                 result = yield
@@ -94,7 +95,7 @@ class Suite:
         if name in _TOO_EXACT and _NOT_RAISED in str(error):
             error = None
         verdict, reason = judged(session, error, has_reference=not isinstance(item, Example))
-        cause = (session.errors or [error])[0] if verdict == WRONG else None
+        cause = (session.errors[0] if session.errors else error) if verdict == WRONG else None
         trace = "".join(traceback.format_exception(cause))[-_MOST_TRACEBACK:] if cause is not None else ""
         self.note(item.nodeid, verdict, reason, time.process_time() - begin, trace)
         return result

@@ -1,6 +1,6 @@
 """hidet_dist beside PyTorch on the models that people serve, in one run on this machine.
 
-    python benchmarks/serving [--models minilm_8,gpt2_1] [--quick] [--kernels]
+    python -m benchmarks.serving [--models minilm_8,gpt2_1] [--quick] [--kernels]
 
 This machine is calibrated, each model is planned and compiled for one rank and for two, and then
 
@@ -32,14 +32,21 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from cases import CASES, Case
-from goals import goals_of, overall, prediction_errors, rounded
-from host import describe
 from rich.console import Console
 from rich.markup import escape
-from tables import all_reduce_table, answers_table, goals_table, kernels_table, prediction_table, times_table
-from variants import Variant, VariantError, measure_in_turns, medians
 
+from benchmarks.serving.cases import CASES, Case
+from benchmarks.serving.goals import goals_of, overall, prediction_errors, rounded
+from benchmarks.serving.host import describe
+from benchmarks.serving.tables import (
+    all_reduce_table,
+    answers_table,
+    goals_table,
+    kernels_table,
+    prediction_table,
+    times_table,
+)
+from benchmarks.serving.variants import Variant, VariantError, measure_in_turns, medians
 from hidet_dist.calibration import calibrate
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
@@ -157,7 +164,7 @@ class Benchmark:
             ]
             out = self.work / f"{name}-{build}"
             given = [name, str(ranks), precision, str(weights), machine, str(out)]
-            command = [sys.executable, str(HERE / "build.py"), *given]
+            command = [sys.executable, "-m", "benchmarks.serving.build", *given]
             try:
                 done = subprocess.run(
                     [*command, *others], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS

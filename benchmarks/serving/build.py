@@ -1,6 +1,6 @@
 """Plans and compiles one case for so many ranks, in a process of its own: its memory and its failures are its own.
 
-    python build.py CASE RANKS PRECISION WEIGHTS MACHINE OUT [VARIANT=MACHINE ...]
+    python -m benchmarks.serving.build CASE RANKS PRECISION WEIGHTS MACHINE OUT [VARIANT=MACHINE ...]
 
 The plan is the best for MACHINE; PRECISION is that of stored weights, or float32. The last line is JSON: what it took,
 and the time that is predicted for each VARIANT, which runs the plan on a machine of its own.
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import hidet
-from cases import CASES
 
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
+from benchmarks.serving.cases import CASES
 from hidet_dist.cost.work import kernel_class
 from hidet_dist.machine import load_machine
 from hidet_dist.normalize import normalize

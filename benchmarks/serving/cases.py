@@ -82,7 +82,9 @@ def _gpt2(batch: int) -> Case:
             arrays = {}
             for name in view.weights:
                 array = 0.02 * rng.standard_normal(view.shape(name), np.float32)
-                label = mark_of(view.tensors[name]).name
+                mark = mark_of(view.tensors[name])
+                assert mark is not None  # all weights of the shapes have names
+                label = mark.name
                 arrays[label] = array + 1 if "norm" in label and label.endswith("weight") else array
             save_file(arrays, file)
         return file
@@ -143,8 +145,9 @@ def _module(title: str, model: str, inputs: Callable[[], list[np.ndarray]], **op
     """A model of :mod:`modules`, at batch 1."""
 
     def graph(_folder: Path) -> FlowGraph:
-        import modules
         import torch
+
+        from benchmarks.serving import modules
 
         return hidet_dist.from_torch(modules.make(model), tuple(torch.from_numpy(x) for x in inputs()))
 

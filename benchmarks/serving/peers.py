@@ -9,18 +9,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import modules
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from benchmarks.serving import modules
 from hidet_dist.runtime.processor import features
 from hidet_dist.testing import sizes, torch_models
 
@@ -42,8 +43,11 @@ class SentenceEncoder(nn.Module):
 
 def split_encoder(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Megatron-LM's plan: matrices by columns, then by rows."""
-    for layer in model.bert.encoder.layer:
-        plan = {f"attention.self.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    layers: Any = model.get_submodule("bert.encoder.layer")
+    for layer in layers:
+        plan: dict[str, ParallelStyle] = {
+            f"attention.self.{name}": ColwiseParallel() for name in ("query", "key", "value")
+        }
         plan |= {"attention.output.dense": RowwiseParallel(), "intermediate.dense": ColwiseParallel()}
         parallelize_module(layer, mesh, plan | {"output.dense": RowwiseParallel()})
     return model
@@ -51,8 +55,9 @@ def split_encoder(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def split_gpt(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Megatron-LM's plan: matrices by columns, then by rows; the head by columns, its logits gathered."""
-    for layer in model.layers:
-        plan = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+    layers: Any = model.get_submodule("layers")
+    for layer in layers:
+        plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
         parallelize_module(layer, mesh, plan | {"out": RowwiseParallel(), "down": RowwiseParallel()})
     return parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
 
@@ -82,11 +87,16 @@ class Peer:
 
 GPT2 = replace(sizes.GPT2, sequence=128)
 
+
+def _made(name: str, _weights: Path) -> nn.Module:
+    return modules.make(name)
+
+
 PEERS = {
     "minilm": Peer(SentenceEncoder, split_encoder),
     "gpt2": Peer(lambda file: torch_models.GPT(GPT2).load(file), split_gpt),
     "resnet50": Peer(lambda file: torch_models.resnet50().load(file), lambda model, _: HalfBatch(model)),
-    **{name: Peer(lambda _, name=name: modules.make(name)) for name in modules.NAMES},
+    **{name: Peer(partial(_made, name)) for name in modules.NAMES},
 }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from goals import Goal
 from rich.table import Table
+
+from benchmarks.serving.goals import Goal
 
 LONGEST = 15
 """Kernels of a variant that are shown one by one."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hidet_dist.launch import free_port
 
@@ -27,12 +27,24 @@ BURST_SECONDS = 0.3  # about: what one variant takes before it is another's turn
 # in the caches, and where there are several processes it lasts from when the first begins to when the last ends.
 SHORT_SECONDS = 0.5
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = "-m", "benchmarks.serving.worker"
 _LOG_LINES = 15
 
 
 class VariantError(RuntimeError):
     """A variant's processes did not do what they should."""
+
+
+def input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe to a process that has one."""
+    assert process.stdin is not None
+    return process.stdin
+
+
+def output_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe from a process that has one."""
+    assert process.stdout is not None
+    return process.stdout
 
 
 class Variant:
@@ -43,13 +55,13 @@ class Variant:
     name: str
         What it is called in messages and files.
     settings: mapping
-        What :mod:`worker` loads.
+        What :mod:`benchmarks.serving.worker` loads.
     ranks, threads: int
         Processes, and the threads of each.
     folder: Path
         Where their logs go.
-    worker: Path
-        The program of each; :mod:`worker` by default.
+    worker: sequence of str
+        What Python is given to start each.
     call_seconds: float
         What a call may take.
     """
@@ -61,7 +73,7 @@ class Variant:
         ranks: int,
         threads: int,
         folder: Path,
-        worker: Path = WORKER,
+        worker: Sequence[str] = WORKER,
         call_seconds: float = CALL_SECONDS,
     ):
         self.name, self.ranks, self.threads = name, ranks, threads
@@ -74,7 +86,7 @@ class Variant:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             with log.open("w", encoding="utf-8") as file:
-                command = [sys.executable, str(worker)]
+                command = [sys.executable, *worker]
                 self._processes.append(
                     subprocess.Popen(
                         command,
@@ -119,19 +131,19 @@ class Variant:
         """End the input of the processes, which have them end."""
         for process in self._processes:
             with suppress(OSError):
-                process.stdin.close()
+                input_of(process).close()
 
     def end(self, deadline: float) -> None:
         """Wait for the processes until ``deadline`` (of ``time.monotonic``); then kill them, and what they started."""
         for process in self._processes:
-            if process.stdout.closed:
+            if output_of(process).closed:
                 continue
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            process.stdout.close()
+            output_of(process).close()
 
     def kill(self) -> None:
         """Kill the processes, also while another thread waits for them: it finds that they have ended."""
@@ -144,14 +156,14 @@ class Variant:
 
     def _write(self, process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
         try:
-            process.stdin.write(json.dumps(message).encode() + b"\n")
+            input_of(process).write(json.dumps(message).encode() + b"\n")
         except OSError as error:
             raise self._failed("has ended") from error
 
     def _replies(self, seconds: float) -> list[dict[str, Any]]:
         """A line from each process, within a time."""
         deadline = time.monotonic() + seconds
-        lines: dict[int, bytes] = {process.stdout.fileno(): b"" for process in self._processes}
+        lines: dict[int, bytes] = {output_of(process).fileno(): b"" for process in self._processes}
         with selectors.DefaultSelector() as selector:
             for file in lines:
                 selector.register(file, selectors.EVENT_READ)

@@ -26,8 +26,9 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[int], d
 
         model = load_partition(Path(settings["artifacts"]))
         return lambda: model(*inputs), lambda calls: profile(model, inputs, calls)
-    import peers
     import torch
+
+    from benchmarks.serving import peers
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tensors = [torch.from_numpy(x) for x in inputs]

@@ -1,6 +1,6 @@
 """Pipelines: planned for described machines beside other ways to cut a graph, and run on this host beside one rank.
 
-python benchmarks/stages [case ...]
+python -m benchmarks.stages [case ...]
 
 The cases are those of ``planning.py`` and the models of ``running.py``, all by default. The last line is JSON.
 """
@@ -11,14 +11,15 @@ import json
 import sys
 from typing import Any
 
-from planning import CASES, measure, show, small_graph, three_objectives
 from rich.console import Console
+
+from benchmarks.stages.planning import CASES, measure, show, small_graph, three_objectives
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
         print(json.dumps(measure(sys.argv[2])))
     else:
-        import running  # not where a case is planned, whose memory is measured
+        from benchmarks.stages import running  # not where a case is planned, whose memory is measured
 
         names = sys.argv[1:] or [*CASES, *running.RUNS]
         unknown = [name for name in names if name not in (*CASES, *running.RUNS)]

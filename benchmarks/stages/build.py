@@ -1,6 +1,6 @@
 """Plans and compiles one case in stages, in a process of its own.
 
-    python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE PERIOD_SECONDS]]
+    python -m benchmarks.stages.build CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE PERIOD_SECONDS]]
 
 ``MESHES`` has the number of ranks of each stage, such as ``1,1``. With the ``CUTS`` ``even``, the graph is cut into as
 many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched; with
@@ -20,10 +20,8 @@ from typing import Any
 import hidet
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
-from cases import CASES
-
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
+from benchmarks.serving.cases import CASES
 from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, builtin, unequal_cluster
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.machine.file import load_machine

@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import hidet
@@ -33,6 +32,7 @@ from hidet.graph import FlowGraph
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.search import GPT_LAYER, LLAMA_LAYER, experts
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, builtin, unequal_cluster
 from hidet_dist.machine.slices import MeshSlice, slices_at, sub_cluster
@@ -48,9 +48,6 @@ from hidet_dist.testing import shapes
 from hidet_dist.testing.sizes import GPTConfig
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from search import GPT_LAYER, LLAMA_LAYER, experts
 
 GPT3_39B = GPTConfig(layers=48, hidden=8192, heads=64, vocabulary=51200, batch=8, sequence=1024)
 """GPT-39B of Alpa's table 4; a batch of inference."""
@@ -214,7 +211,7 @@ def alpa(graph: NormalGraph, cluster: Cluster) -> tuple[StageConstraint, ...]:
     for part in parts:
         own = sub_cluster(cluster, part)
         if own not in bounds:
-            bounds[own] = StageBounds(view, units, shared, own, GraphOptions(), UNLIMITED, Limits())
+            bounds[own] = StageBounds(view, units, shared, own, GraphOptions(), UNLIMITED, False, Limits())
         for a in range(len(starts)):
             for b in range(a + 1, len(ends)):
                 stage_seconds[a, b, part] = float(bounds[own].seconds[unit_of[ends[a]], unit_of[ends[b]]].min())
@@ -271,7 +268,7 @@ def show(console: Console, names: Sequence[str]) -> dict[str, Any]:
         table.add_column(column, justify="left" if column == "case" else "right")
     for name in names:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).parent), "--case", name], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "benchmarks.stages", "--case", name], capture_output=True, text=True, check=False
         )
         if done.returncode:
             sys.exit(f"{name} failed:\n{done.stderr}")

@@ -1,6 +1,6 @@
 """Pipelines that run on this host, beside one rank; the last line is JSON.
 
-    python benchmarks/stages/running.py [--rounds N] [--seconds S] [--machine M] [case ...]
+    python -m benchmarks.stages.running [--rounds N] [--seconds S] [--machine M] [case ...]
 
 This machine is calibrated first, unless another one is named. Each model is built for one rank of one thread, for two
 stages of one rank each, and for two stages of two ranks each. One rank and the two stages stream batches in turn,
@@ -30,10 +30,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
-from cases import CASES
-from host import describe
-
+from benchmarks.serving.cases import CASES
+from benchmarks.serving.host import describe
 from hidet_dist.calibration import calibrate
 
 HERE = Path(__file__).parent
@@ -59,7 +57,7 @@ class Case:
         self.built: dict[str, dict[str, Any]] = {}
         for title, (sizes, *cuts) in self.shapes.items():
             files = [weights, machine, self._artifacts(title), self._inputs]
-            self.built[title] = _last_json([HERE / "build.py", name, sizes, *files, *cuts])
+            self.built[title] = _last_json(["-m", "benchmarks.stages.build", name, sizes, *files, *cuts])
         self.rounds: dict[str, list[list[dict[str, float]]]] = {title: [] for title in self.shapes}
 
     @property

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).parents[2] / "benchmarks" / "hidet_suite"
-RESULTS = SUITE.parent / "results" / "models-hidet.json"
+ROOT = Path(__file__).parents[2]
+SUITE = [sys.executable, "-m", "benchmarks.hidet_suite"]
+RESULTS = ROOT / "benchmarks" / "results" / "models-hidet.json"
 
 TESTS = """
 import hidet
@@ -63,8 +64,8 @@ def test_verdicts_of_all_kinds(tmp_path: Path):
     (folder / "test_kinds.py").write_text(TESTS)
     table = tmp_path / "table.json"
     chosen = ["--cases", "2", "--out", str(table), "operators_core"]
-    command = [sys.executable, str(SUITE), str(tmp_path / "hidet"), *chosen]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=tmp_path, check=False)
+    command = [*SUITE, str(tmp_path / "hidet"), *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=ROOT, check=False)
     found = json.loads(done.stdout.splitlines()[-1])
     names = {kind: sorted(name.partition("::test_")[2] for name in own) for kind, own in found["by_name"].items()}
     assert names == {
@@ -83,7 +84,7 @@ def test_verdicts_of_all_kinds(tmp_path: Path):
 
 @pytest.mark.slow
 def test_another_folder_is_refused(tmp_path: Path):
-    done = subprocess.run([sys.executable, str(SUITE), str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*SUITE, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert "is no clone of hidet" in done.stderr
 

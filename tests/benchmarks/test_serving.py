@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "benchmarks" / "serving"), *sys.path])
+from benchmarks.serving.goals import goals_of, overall, prediction_errors
+from benchmarks.serving.variants import LEAST_ROUNDS, VariantError, measure_in_turns, medians
 
 
 class Timed:
@@ -21,8 +17,6 @@ class Timed:
         self.name, self.seconds, self.order, self.bursts = name, seconds, order, bursts
 
     def burst(self, calls: int, warm_up: int) -> list[float]:
-        from variants import VariantError
-
         self.bursts -= 1
         if self.bursts < 0:
             raise VariantError(f"{self.name} has ended")
@@ -31,8 +25,6 @@ class Timed:
 
 
 def test_variants_take_turns_and_one_that_fails_is_left_out() -> None:
-    from variants import LEAST_ROUNDS, measure_in_turns, medians
-
     order: list[str] = []
     failures: list[str] = []
     variants: Any = [Timed("a", 0.2, order), Timed("b", 0.4, order), Timed("c", 0.1, order, bursts=3)]
@@ -45,8 +37,6 @@ def test_variants_take_turns_and_one_that_fails_is_left_out() -> None:
 
 
 def test_goals_are_ratios_of_medians() -> None:
-    from goals import goals_of, overall, prediction_errors
-
     seconds = {"torch_eager": 1.0, "torch_parallel": 1.5, "hidet_1": 1.1, "hidet_1_one_thread": 2.0, "hidet_2": 1.0}
     case = {
         "median_seconds": seconds,

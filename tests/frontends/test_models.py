@@ -11,14 +11,15 @@ import pytest
 
 from hidet_dist.testing.model_zoo import CASES
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "models.py"
-RESULTS = BENCHMARK.parent / "results" / "models.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "models.json"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.library == "transformers"])
 def test_a_model_is_right_in_the_simulator_and_over_two_processes(name: str):
-    done = subprocess.run([sys.executable, BENCHMARK, name], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.models", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["by_name"]["right"] == [name]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from onnx.backend.test.case import node as node_cases
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "onnx_cases.py"
-RESULTS = BENCHMARK.parent / "results" / "onnx-cases.json"
+from benchmarks import onnx_cases
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "onnx-cases.json"
 
 # Modules of the package's cases, and the names of those that are taken.
 SAMPLE = {
@@ -36,22 +36,12 @@ SAMPLE = {
 REFUSED = {"test_unique_sorted_with_axis"}  # the size of its output depends on data
 
 
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("onnx_cases", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_sample_of_the_cases():
     known = len(node_cases._NodeTestCases)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in SAMPLE:
             importlib.import_module(f"{node_cases.__name__}.{name}")
-    onnx_cases = benchmark()
     cases = onnx_cases.of_operators(node_cases._NodeTestCases[known:])
     outcomes = {name: onnx_cases.check(cases[name]) for names in SAMPLE.values() for name in names}
     assert {name: own.reason for name, own in outcomes.items() if own.verdict == "wrong"} == {}
@@ -61,8 +51,8 @@ def test_a_sample_of_the_cases():
 @pytest.mark.slow
 def test_no_case_is_wrong(tmp_path):
     out = tmp_path / "outcomes.json"
-    command = [sys.executable, BENCHMARK, "--jobs", "2", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.onnx_cases", "--jobs", "2", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["right"] >= 1000, counts

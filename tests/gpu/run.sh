@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU, from the root of a checkout: the checks (`make gpu-test`), or the program that is named first,
-# such as benchmarks/gpu (`make gpu-bench`). Further arguments are passed on.
+# Runs what needs a GPU, from the root of a checkout: the checks (`make gpu-test`), or what is named first, a program or
+# `-m` and a module, such as benchmarks.gpu (`make gpu-bench`). Further arguments are passed on.
 #
 # With .gpu/ in the checkout (an offline machine; what was packed there is used through .gpu/setup.sh) the python3 of the
 # system serves, with its own PyTorch, and the native library is built here into build/gpu. Otherwise .venv serves. Needs
 # g++, cmake and nvcc. Exits with 0 when all went well, 1 when something failed, and 2 when there is no GPU.
 set -euo pipefail
-program=tests/gpu/check.py
-if [[ $# -gt 0 && -e $1 ]]; then
-  program=$1
+program=(tests/gpu/check.py)
+if [[ $# -gt 1 && $1 == -m ]]; then
+  program=(-m "$2")
+  shift 2
+elif [[ $# -gt 0 && -e $1 ]]; then
+  program=("$1")
   shift
 fi
 if [[ -f .gpu/setup.sh ]]; then
@@ -33,4 +36,4 @@ for folder in .gpu-models/minilm "$HOME/minilm"; do # see pack.sh
   fi
 done
 export NCCL_MULTI_RANK_GPU_ENABLE=1 PYTHONUNBUFFERED=1
-exec "$python" "$program" "$@"
+exec "$python" "${program[@]}" "$@"

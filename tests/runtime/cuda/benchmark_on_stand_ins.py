@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__)
-GPU = HERE.parents[3] / "benchmarks" / "gpu"
-sys.path[:0] = [str(GPU), str(HERE.parent)]
+ROOT = HERE.parents[3]
+sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-import gpu_cases  # noqa: E402
-
+from benchmarks.gpu import cases as gpu_cases  # noqa: E402
 from hidet_dist.testing.sizes import GPTConfig, LlamaConfig  # noqa: E402
 
 SMALL = {
@@ -37,9 +36,9 @@ def cases() -> dict[str, gpu_cases.Case]:
 
 
 def build(*arguments: str) -> None:
-    import gpu_build
     from stand_in_artifacts import as_cuda, on_stream, weights_in_rows
 
+    from benchmarks.gpu import build as gpu_build
     from hidet_dist.runtime.cuda import nccl
 
     built = gpu_build.build
@@ -59,8 +58,7 @@ def build(*arguments: str) -> None:
 
 
 def work() -> None:
-    import gpu_worker
-
+    from benchmarks.gpu import worker as gpu_worker
     from hidet_dist.runtime.cuda.memory import CudaMemory
 
     CudaMemory.number = 0  # the kernels are the host's
@@ -77,7 +75,7 @@ def work() -> None:
 
 
 def measure(out: str) -> None:
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", GPU / "__main__.py")
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", ROOT / "benchmarks" / "gpu" / "__main__.py")
     assert spec is not None
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
@@ -86,7 +84,7 @@ def measure(out: str) -> None:
         benchmark.PEERS = dict.fromkeys(benchmark.PEERS, "eager")
     if "ENDS" in os.environ:
         benchmark.LOAD_SECONDS = 60.0
-    benchmark.GpuBenchmark = partial(benchmark.GpuBenchmark, device="cpu", builder=HERE, worker=HERE)
+    benchmark.GpuBenchmark = partial(benchmark.GpuBenchmark, device="cpu", builder=[str(HERE)], worker=[str(HERE)])
     sys.exit(benchmark.main(["--quick", "--kernels", "--cases", os.environ["CASES"], "--out", out]))
 
 

@@ -1,7 +1,7 @@
 """Plans and compiles one case for so many ranks, or writes its weights, in a process of its own.
 
-    python gpu_build.py weights CASE WEIGHTS
-    python gpu_build.py build CASE WEIGHTS RANKS ARCH SPACE OUT
+    python -m benchmarks.gpu.build weights CASE WEIGHTS
+    python -m benchmarks.gpu.build build CASE WEIGHTS RANKS ARCH SPACE OUT
 
 OUT is run kernel by kernel; OUT-graph is the same, run as a CUDA graph. The last line is JSON: what was planned.
 """
@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import CASES
 from hidet.graph import FlowGraph
 from safetensors.numpy import save_file
 
+from benchmarks.gpu.cases import CASES
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.machine import builtin

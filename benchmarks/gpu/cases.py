@@ -68,7 +68,10 @@ class Case:
 
 
 def _cases() -> dict[str, Case]:
-    models = {"gpt2": ("GPT-2 124M", GPT2), "llama": ("TinyLlama 1.1B", TINY_LLAMA)}
+    models: dict[str, tuple[str, GPTConfig | LlamaConfig]] = {
+        "gpt2": ("GPT-2 124M", GPT2),
+        "llama": ("TinyLlama 1.1B", TINY_LLAMA),
+    }
     return {
         f"{model}_{batch}_{precision}": Case(
             f"{title}, batch {batch}, {precision}", model, replace(config, batch=batch, sequence=SEQUENCE), precision

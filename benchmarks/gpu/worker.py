@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_cases import CASES
 
-sys.path.append(str(Path(__file__).parents[1] / "serving"))
-import worker
+from benchmarks.gpu.cases import CASES
+from benchmarks.serving import worker
 
 Loaded = tuple[Callable[[], Any], Callable[[int], dict[str, Any]]]
 
