@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove, prove_specs
-from hidet_dist.phases import Compiled, Planned, Traced
+from hidet_dist.phases import Compiled, Planned, Prepared, Traced
 from hidet_dist.phases.budget import build_within_budget
 from hidet_dist.phases.family import CompiledFamily, PlannedFamily, TracedFamily
 from hidet_dist.pipeline import PipelineOptions
@@ -109,7 +109,16 @@ def auto_parallel(
     MemoryBudgetWarning
         When a program takes more than the memory budget, by 1 % at most.
     """
-    traced = Traced.of(graph, distributed_config, optimization_config)
+    return build_traced(Traced.of(graph, distributed_config, optimization_config), out_dir, plan)
+
+
+def build_traced(
+    traced: Traced, out_dir: str | Path, plan: Plan | None = None, changed: Callable[[Prepared], Prepared] | None = None
+) -> AutoParallelResult:
+    """Do what :func:`auto_parallel` does with a graph whose configurations were checked. Raises as it does.
+
+    ``changed`` may change the graph in normal form before it is planned, such as cut it into stages.
+    """
     traced.target.check_compiler()
     if plan is not None:
         traced.check_plan(plan)
@@ -117,6 +126,8 @@ def auto_parallel(
     planned_at = time.perf_counter()
     with older_objects_kept(), copies_in_one_thread(), Progress() as progress:
         prepared = traced.prepare()
+        if changed is not None:
+            prepared = changed(prepared)
         prepared.check_weights()
         begin = time.perf_counter()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,12 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
         else:
             constraints = self.stages
         return taken_from(PipelineOptions, self, objective=self.objective or DEFAULT, stages=constraints)
+
+    def with_stages(self, stages: Sequence[Mapping[str, Any]]) -> OptimizationConfig:
+        """Return the same options with stages that are given. Raises ConfigError for unfit ones."""
+        config = replace(self, stages=_stages("optimization_config['stages']", stages))
+        config._check_pipeline()
+        return config
 
     def _check_pipeline(self) -> None:
         if self.stages is None and self.objective is None:

@@ -35,6 +35,7 @@ from hidet_dist.llm.loading import Hosts, join, stored_model
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
+from hidet_dist.phases import Prepared, Traced
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 341  # odd, so that no number of ranks but 11 and 31 divides it
@@ -118,9 +119,19 @@ def test_greedy_tokens_of_models_of_experts_are_those_of_transformers(tmp_path: 
     ("kind", "ranks", "stages"),
     [("llama", None, 2), ("gemma3_text", 2, 2), ("gpt2", 3, 2), ("mixtral", 4, 2), ("gpt_oss", 2, 2), ("qwen3", 3, 2)],
 )
-def test_greedy_tokens_over_stages_are_those_of_transformers(tmp_path: Path, kind: str, ranks: int | None, stages: int):
+def test_greedy_tokens_over_stages_are_those_of_transformers(
+    tmp_path: Path, kind: str, ranks: int | None, stages: int, monkeypatch: pytest.MonkeyPatch
+):
     folder, cache = checkpoint(tmp_path / "model", kind), tmp_path / "cache"
+    prepare, prepared = Traced.prepare, []
+
+    def once(traced: Traced) -> Prepared:
+        prepared.append(traced)
+        return prepare(traced)
+
+    monkeypatch.setattr(Traced, "prepare", once)
     model = load(folder, ranks=ranks, stages=stages, cache=cache, **SIZES)
+    assert len(prepared) == 1  # the graph that is cut is the one that is planned
     (built,) = (path for path in cache.iterdir() if path.is_dir())
     program = StoredModel.open(built).manifest.program()
     assert (model.ranks, len(program.stages)) == (ranks or stages, stages)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.api import auto_parallel
+from hidet_dist.api import auto_parallel, build_traced
 from hidet_dist.errors import ConfigError
 from hidet_dist.frontends.pytorch.module import from_torch
 from hidet_dist.llm import ragged_encoder
@@ -21,7 +21,7 @@ from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer
-from hidet_dist.phases.values import Traced
+from hidet_dist.phases.values import Prepared, Traced
 from hidet_dist.pipeline.state_cuts import stages_between_states
 from hidet_dist.weights.panels import STORED
 
@@ -86,12 +86,14 @@ def build(path: Path, name: str, options: LoadOptions, folder: Path) -> None:
     optimization = {"symbols": symbols, **options.optimization}
     if checkpoint.is_quantized and options.dtype == "float32":
         optimization = _with_weights_as_stored(graph, distributed, optimization)
-    if options.stages > 1:
-        if "stages" in optimization:
-            raise ConfigError("optimization has stages, and their number is given, too: leave one of the two out.")
-        whole = Traced.of(graph, distributed, optimization).prepare()
-        optimization["stages"] = stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages)
-    auto_parallel(graph, distributed, optimization, StoredModel.artifacts_in(folder))
+    if options.stages > 1 and "stages" in optimization:
+        raise ConfigError("optimization has stages, and their number is given, too: leave one of the two out.")
+
+    def cut(whole: Prepared) -> Prepared:
+        return whole.with_stages(stages_between_states(whole.graph, whole.view.symbols, options.ranks_of_stages))
+
+    traced = Traced.of(graph, distributed, optimization)
+    build_traced(traced, StoredModel.artifacts_in(folder), changed=cut if options.stages > 1 else None)
     StoredModel.write(folder, name, sizes, tokenizer)
 
 

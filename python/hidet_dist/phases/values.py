@@ -273,6 +273,13 @@ class Prepared:
         pinned = replace(optimization, pins={**(optimization.pins or {}), **pins})
         return replace(self, traced=replace(self.traced, optimization=pinned))
 
+    def with_stages(self, stages: Sequence[Mapping[str, Any]]) -> Prepared:
+        """Return the same graph, which is to be cut into stages that are given whole. Raises ConfigError."""
+        traced = self.traced
+        optimization = traced.optimization.with_stages(stages)
+        check_configurations(traced.distributed, optimization, traced.target)
+        return replace(self, traced=replace(traced, optimization=optimization))
+
     def plan(self, progress: Progress | None = None, clock: Clock = time.perf_counter) -> Planned:
         """Search the plan of least predicted time; ``clock`` counts the seconds of the time limit.
 
