@@ -126,7 +126,7 @@ def file_of(model: str, variant: Variant, precision: str, parameters: float) -> 
             staging.rename(source)
     if variant.way == "openvino" and precision == "float32":
         precision = "float16"
-    if precision == "int4":
+    if precision == "int4" and model == "smollm2":  # the shipped file has 4 bits
         return source
     file = FILES / f"{model if model == 'smollm2' else source.stem.rsplit('-', 1)[0]}-{precision}.gguf"
     if not file.exists():

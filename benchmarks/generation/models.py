@@ -12,9 +12,18 @@ import numpy as np
 VOCABULARY_ROWS = 4096  # of a random matrix that are made at once
 _HEAD = 64
 _SHARES_OF_HEADS = 3  # heads of queries that share one of keys and values
-_STORED = {"float32": gguf.GGMLQuantizationType.F32, "float16": gguf.GGMLQuantizationType.F16}
-
-_FILE_TYPES = {"float32": gguf.LlamaFileType.ALL_F32, "float16": gguf.LlamaFileType.MOSTLY_F16}
+_TABLE = "token_embd.weight"
+_FLOAT32 = gguf.GGMLQuantizationType.F32
+_STORED = {
+    "float32": _FLOAT32,
+    "float16": gguf.GGMLQuantizationType.F16,
+    "int4": gguf.GGMLQuantizationType.Q4_1,  # as SmolLM2's file, but for its table of tokens
+}
+_FILE_TYPES = {
+    "float32": gguf.LlamaFileType.ALL_F32,
+    "float16": gguf.LlamaFileType.MOSTLY_F16,
+    "int4": gguf.LlamaFileType.MOSTLY_Q4_1,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ def write_random(path: Path, parameters: float, like: Path) -> Shape:
             for begin in range(0, extents[0], VOCABULARY_ROWS):
                 part = values[begin : begin + VOCABULARY_ROWS]
                 part[:] = generator.standard_normal(part.shape, np.float32) * np.float32(extents[1] ** -0.5)
-        writer.add_tensor(f"{name}.weight", values, raw_dtype=_STORED["float32"])
+        writer.add_tensor(f"{name}.weight", values, raw_dtype=_FLOAT32)
 
     size = shape.hidden
     add("token_embd", shape.vocabulary, size)
@@ -120,12 +129,11 @@ def write_random(path: Path, parameters: float, like: Path) -> Shape:
 
 
 def rewrite(source: Path, target: Path, precision: str) -> None:
-    """Write a file's model with all matrices in float32 or float16; a file that has them so is linked to."""
+    """Write a file's model with all matrices in a precision; a file that has them so is linked to."""
     reader = gguf.GGUFReader(source)
     stored = _STORED[precision]
     if all(
-        (x.tensor_type in (stored, _STORED["float32"]) and x.data.ndim == 1) or x.tensor_type == stored
-        for x in reader.tensors
+        (x.tensor_type in (stored, _FLOAT32) and x.data.ndim == 1) or x.tensor_type == stored for x in reader.tensors
     ):
         target.symlink_to(source.resolve())
         return
@@ -139,8 +147,10 @@ def rewrite(source: Path, target: Path, precision: str) -> None:
         values = gguf.dequantize(x.data, x.tensor_type).astype(np.float32)
         is_matrix = len(x.shape) > 1
         values = values.reshape([int(n) for n in reversed(x.shape)])
-        kind = stored if is_matrix else _STORED["float32"]
-        writer.add_tensor(x.name, values.astype(np.float16) if kind == _STORED["float16"] else values, raw_dtype=kind)
+        kind = stored if is_matrix else _FLOAT32
+        if precision == "int4" and x.name == _TABLE:
+            kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(x.name, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
