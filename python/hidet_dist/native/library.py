@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
 from hidet_dist.errors import HidetDistError
+from hidet_dist.native.installed import installed
 from hidet_dist.native.interface import PREFIX, Header
 from hidet_dist.native.signatures import COLLECTIVES, HEADERS
 
@@ -26,8 +25,8 @@ def _package_dir() -> Path:
     An editable install has the Python sources in the checkout, and these two folders in site-packages.
     """
     candidates = [Path(__file__).resolve().parents[1]]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        candidates.append(Path(str(importlib.metadata.distribution("hidet_dist").locate_file("hidet_dist"))))
+    if (found := installed("hidet_dist")) is not None:
+        candidates.append(found[0] / "hidet_dist")
     for candidate in candidates:
         if (candidate / "lib" / f"lib{LIBRARY_NAME}.so").is_file():
             return candidate

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from hidet_dist.errors import ConfigError, InputError
 from hidet_dist.runtime.agreement import Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
-from hidet_dist.runtime.pipeline.stream import Stream
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.states import States
 from hidet_dist.spec.interface import Interface
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
 
 _NANOSECONDS = 1e9  # per second
 
@@ -163,6 +164,8 @@ class LoadedProgram:
     @numbered
     def _begin_stream(self, number: int, pipelined: PipelinedProgram, batches: Iterable[Any]) -> Iterator[Any]:
         self._calls.make(number, Purpose.STREAM, lambda: (None, {}), lambda _: pipelined.begin(number), self._number)
+        from hidet_dist.runtime.pipeline.stream import Stream
+
         return Stream(pipelined, self._calls, batches, self._end_stream)
 
     @numbered
@@ -296,6 +299,8 @@ class LoadedProgram:
         _, times = self._execute(number, prepare, Purpose.RUN, record=True, keeps_states=True)
         end = time.perf_counter_ns()
         assert times is not None
+        from hidet_dist.runtime.pipeline.program import Interval
+
         launches = [
             (self.stage.kernels[launch.kernel], launch.kernel, launch.output, launch.communication)
             for launch in self.stage.launches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hidet_dist import native
 from hidet_dist.artifacts.coherence import check_description
@@ -25,6 +24,7 @@ from hidet_dist.artifacts.manifest import (
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
+from hidet_dist.native.installed import installed
 from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
@@ -33,7 +33,6 @@ from hidet_dist.runtime.device import Device, HostDevice
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.loaded_program import LoadedProgram
-from hidet_dist.runtime.pipeline.program import PipelinedProgram
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import Profile
@@ -44,6 +43,9 @@ from hidet_dist.runtime.targets import device_kind
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.pipeline.program import PipelinedProgram
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
 
@@ -188,7 +190,7 @@ class LoadedPartition:
         def make(mesh_shape: tuple[int, ...], first: int, stream: int | None = None) -> Communicator:
             return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first, stream)
 
-        count = max((1 + PipelinedProgram.exchanges_results(one) for one in self._pipelines), default=0)
+        count = max((1 + one.exchanges_results for one in self._pipelines), default=0)
         # The communicators of all ranks are made first, because all ranks must make them in the same order.
         memory = self._device.memory
         of_all_ranks = [make((self.world_size,), 0, memory.new_stream()) for _ in range(count)]
@@ -202,8 +204,10 @@ class LoadedPartition:
         """Make the rank's stage a part of the program's pipeline, if it is one."""
         if program.pipeline is None:
             return None
+        from hidet_dist.runtime.pipeline.program import PipelinedProgram  # most programs are none of a pipeline
+
         of_stage, *of_all_ranks = self._communicators
-        backward = of_all_ranks[0] if PipelinedProgram.exchanges_results(program.pipeline) else None
+        backward = of_all_ranks[0] if program.pipeline.exchanges_results else None
         return PipelinedProgram(program, self.rank, own, self._device.memory, of_all_ranks[-1], of_stage, backward)
 
     def _prepare_device(self, programs: Sequence[Program], folder: Path) -> None:
@@ -521,10 +525,10 @@ def _open(
                     f"{folder} was built for the native interface {manifest.abi_version} (abi_version); this is "
                     f"{native.ABI_VERSION}. Build the artifacts again."
                 )
-            installed = importlib.metadata.version("hidet")
-            if manifest.hidet_version != installed:
+            version = found[1] if (found := installed("hidet")) is not None else "none"
+            if manifest.hidet_version != version:
                 raise ArtifactError(
-                    f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {installed}. Build "
+                    f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {version}. Build "
                     "the artifacts again."
                 )
             device_kind(manifest.target).check()  # before the ranks meet

@@ -181,6 +181,12 @@ class Pipeline:
         """Tell whether a call returns the graph's outputs on the ranks of a stage."""
         return self.results == ALL or stage == len(self.stages) - 1
 
+    @property
+    def exchanges_results(self) -> bool:
+        """Whether results are sent between stages."""
+        stages = range(len(self.stages))
+        return any(stage != y.source.stage and self.gives_results(stage) for y in self.outputs for stage in stages)
+
     def interval_seconds(self, seconds: Sequence[float]) -> float:
         """Predict the seconds from one micro-batch to the next, which are those of the slowest stage."""
         return max(self.period_seconds(seconds))

@@ -37,7 +37,6 @@ from hidet_dist.runtime.pipeline.sizes import Sizes
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
 from hidet_dist.spec import TensorShardSpec
-from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, check_sizes, local_sizes
 
 
@@ -122,7 +121,7 @@ class PipelinedProgram:
     own: Communicator
         The communicator of the stage's ranks.
     backward: Communicator or None
-        The communicator of all ranks for results; None if no results are sent (:meth:`exchanges_results`).
+        The communicator of all ranks for results; None if no results are sent.
     """
 
     def __init__(
@@ -175,15 +174,6 @@ class PipelinedProgram:
         self._exchange: Exchange | None = None
         self._lead()
         self._under_way = False  # whether a call or a stream has begun and not ended
-
-    @staticmethod
-    def exchanges_results(pipeline: Pipeline) -> bool:
-        """Whether results are sent between stages."""
-        return any(
-            stage != y.source.stage and pipeline.gives_results(stage)
-            for y in pipeline.outputs
-            for stage in range(len(pipeline.stages))
-        )
 
     @property
     def gives_results(self) -> bool:
