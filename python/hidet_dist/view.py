@@ -19,7 +19,7 @@ from hidet_dist.reshard import Element
 from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.rules.rule import signature_of
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
+from hidet_dist.spec.extents import Extent, divisor_of, evaluate, even_parts, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan, multiples_of
 from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import is_weight
@@ -157,8 +157,8 @@ class GraphView:
         """The pieces into which a tensor may be split: a shape that specs must fit, and the dtype or bytes of a piece.
 
         For a fixed shape, pieces are elements. A symbolic dim has as many pieces as the number that it is declared to
-        be a multiple of, as far as that matters on the mesh. So it is never split into more, and never padded, whatever
-        the size planned for. Its pieces are accordingly larger.
+        be a multiple of, as far as that matters on the mesh. So it is never split into more, never padded, and never
+        split by axes with shares, whatever the size planned for. Its pieces are accordingly larger.
         """
         if name not in self._pieces:
             self._pieces[name] = self._pieces_of(name)
@@ -171,7 +171,7 @@ class GraphView:
         assert self.mesh is not None
         multiples = multiples_of(self.symbols)
         pieces = tuple(
-            extent if isinstance(extent, int) else math.gcd(divisor_of(extent, multiples), self.mesh.size)
+            extent if isinstance(extent, int) else even_parts(divisor_of(extent, multiples), self.mesh)
             for extent in extents
         )
         return pieces, self.nbytes(name) // math.prod(pieces)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.end_to_end.conftest import launch
+from tests.llm.gguf_made import model_of
 from tests.llm.test_ragged import PAGE, PAGES, Sequences, made
 
 import hidet_dist
@@ -17,11 +18,14 @@ from hidet_dist.llm.ragged import RaggedModel, dynamic_shapes, prepare, settle
 STEPS = ({0: 9, 1: 4}, {1: 7, 0: 1}, {0: 1, 1: 1}, {1: 1, 0: 1}, {0: 1}, {1: 3})
 
 
+THREE_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_steps_of_a_built_model_find_the_rows_of_the_steps_before(ranks: int, tmp_path: Path):
+@pytest.mark.parametrize(("ranks", "shares"), [(1, ()), (2, ()), (2, (1, 2))])
+def test_steps_of_a_built_model_find_the_rows_of_the_steps_before(ranks: int, shares: tuple[int, ...], tmp_path: Path):
     """On two ranks the budget has no room for all pools and weights, so that heads are split."""
-    model = made("llama")
+    model = model_of("llama", head_dim=16, **THREE_HEADS) if shares else made("llama")
     config = type(model.config).from_dict(model.config.to_dict())
     prepare(config)
     module = type(model)(config).eval().float()
@@ -31,9 +35,10 @@ def test_steps_of_a_built_model_find_the_rows_of_the_steps_before(ranks: int, tm
     graph = hidet_dist.from_torch(step, step.inputs(), dynamic_shapes=dynamic_shapes())
     options = {"symbols": {"tokens": 4, "sequences": 2, "pages": 6, "wanted": 2}}
     if ranks > 1:
-        options["mem_budget"] = int(0.7 * sum(x.numel() * 4 for x in model.parameters()))
+        options["mem_budget"] = int((0.9 if shares else 0.7) * sum(x.numel() * 4 for x in model.parameters()))
         options |= {"input_specs": ["(R)"] * 5 + ["(R, R)", "(R)"], "output_specs": ["(R, R)"]}
-    hidet_dist.auto_parallel(graph, {"mesh_shape": [ranks]}, options, tmp_path / "built")
+    mesh = {"mesh_shape": [ranks], **({"shares": {"axis0": shares}} if shares else {})}
+    hidet_dist.auto_parallel(graph, mesh, options, tmp_path / "built")
 
     generator = np.random.default_rng(1)
     sequences = Sequences(*(list(map(int, generator.integers(3, 90, 20))) for _ in range(2)))
@@ -51,4 +56,5 @@ def test_steps_of_a_built_model_find_the_rows_of_the_steps_before(ranks: int, tm
         with np.load(tmp_path / f"rank{rank}.npz") as told:
             for number, logits in enumerate(expected):
                 np.testing.assert_allclose(told[str(number)], logits, rtol=1e-5, atol=1e-5)
-            assert tuple(told["shape.keys_0"]) == (PAGES * PAGE, 2 // ranks, 16)
+            heads = shares[rank] if shares else 2 // ranks
+            assert tuple(told["shape.keys_0"]) == (PAGES * PAGE, heads, 16)

@@ -13,7 +13,7 @@ from hidet_dist.compile import optimize_program
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.groups import unequal_cluster
-from hidet_dist.normalize import normalize
+from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.reshard import Step, step_seconds
 from hidet_dist.rules.rule import RuleTable
@@ -23,6 +23,7 @@ from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import PartialSpec
+from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
 
@@ -184,12 +185,36 @@ def test_averages_of_equal_parts_are_scattered_into_unequal_ones() -> None:
     assert check_stage(graph, stage, inputs, evaluate_graph(graph, inputs)) == ""
 
 
-def test_symbolic_dims_are_refused_on_a_mesh_with_shares() -> None:
-    x = hidet.symbol(["batch", 12], "float32", "cpu")
-    graph = normalize(hidet.trace_from(ops.relu(x), [x]))
-    mesh = DeviceMesh((2,), ("gpu",), ((2, 1),))
-    with pytest.raises(ConfigError, match=r"graphs of fixed sizes, and the graph has symbolic dims \(batch\)"):
-        search(graph, machine(mesh, (RATE, RATE)), symbols={"batch": 6})
+def symbolic_mlp() -> NormalGraph:
+    x = hidet.symbol(["batch", HIDDEN], "float32", "cpu")
+    inner = ops.relu(ops.matmul(x, weight("up", [HIDDEN, INNER], "float32")))
+    return normalize(hidet.trace_from(ops.matmul(inner, weight("down", [INNER, HIDDEN], "float32")), [x]))
+
+
+@pytest.mark.parametrize(("text", "uneven"), [("[gpu=2:1]", 0), ("[node=2, gpu=2:1]", 1), ("[gpu=3, node=2:1]", 1)])
+def test_axes_with_shares_split_all_dims_but_symbolic_ones(text: str, uneven: int) -> None:
+    """On the last mesh the even axis does not split the batch either: 3 parts are a multiple of 2 + 1."""
+    mesh, graph = DeviceMesh.parse(text), symbolic_mlp()
+    cluster = Cluster(mesh, (Link(LATENCY, BANDWIDTH),) * mesh.ndim, device(RATE))
+    pins = {"up": f"(R, S{uneven})", "down": f"(S{uneven}, R)", "op:0": f"?, (R, S{uneven}) -> ?"}
+    if text == "[node=2, gpu=2:1]":
+        pins["op:0"] = "(S0, R), (R, S1) -> (S0, S1)"
+    stage = search(graph, cluster, pins=pins, symbols={"batch": SymbolSize(12, 6)}).stages[0]
+    for op in stage.operators:
+        for spec in (*op.spec.in_specs[:1], *op.spec.out_specs):
+            assert spec.mesh_axes_per_dim[0] in (((), (0,)) if mesh.ndim == 2 and mesh.shape[0] == 2 else ((),))
+    program = partition_graph(graph, stage)
+    assert program.parts
+    assert "batch" in {symbol.name for symbol in program.symbols}
+
+
+def test_specs_that_split_symbolic_dims_by_shares_are_refused() -> None:
+    cluster = machine(DeviceMesh((2,), ("gpu",), ((2, 1),)), (RATE, RATE))
+    symbols = {"batch": SymbolSize(6, 3)}
+    with pytest.raises(ConfigError, match=r"symbolic dim batch into unequal parts on the mesh \[gpu=2:1\]"):
+        search(symbolic_mlp(), cluster, symbols=symbols, input_specs=[TensorShardSpec.parse("(S0, R)")])
+    with pytest.raises(ConfigError, match=r"pin x0 = \(S0, R\) does not fit input 0"):
+        search(symbolic_mlp(), cluster, symbols=symbols, pins={"x0": "(S0, R)"})
 
 
 def test_a_plan_for_other_shares_is_not_taken_for_a_proven_one() -> None:

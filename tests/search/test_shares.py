@@ -17,14 +17,15 @@ from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.shares import proportional, proposed_meshes
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.weights import weight
 
 ROWS, HIDDEN, INNER = 256, 256, 512
 RATE = 1e10
 
 
-def traced() -> hidet.FlowGraph:
-    x = hidet.symbol([ROWS, HIDDEN], "float32", "cpu")
+def traced(rows: int | str = ROWS) -> hidet.FlowGraph:
+    x = hidet.symbol([rows, HIDDEN], "float32", "cpu")
     y = ops.relu(ops.matmul(x, weight("up", [HIDDEN, INNER], "float32")))
     return hidet.trace_from(ops.matmul(y, weight("down", [INNER, HIDDEN], "float32")), [x])
 
@@ -55,6 +56,17 @@ def test_the_search_takes_shares_in_proportion_to_rates() -> None:
     assert plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((3, 1),))
     even = search(graph, cluster)
     assert plan.seconds < even.seconds / 1.9  # twice as fast, but for what is sent
+
+
+def test_shares_of_graphs_with_symbolic_dims_are_those_of_their_other_dims() -> None:
+    """The rows are planned for 3 * 5 * 7, which more shares than those of 256 divide."""
+    cluster, graph, symbols = machine(3 * RATE, RATE), normalize(traced("rows")), {"rows": SymbolSize(105)}
+    proposed = [sum(mesh.shares[0]) for mesh in proposed_meshes(graph, cluster, symbols=symbols)]
+    assert proposed[0] == 4
+    assert all(HIDDEN % parts == 0 for parts in proposed)
+    plan = search_shares(graph, cluster, SearchOptions(symbols=symbols))
+    assert str(plan.stages[0].mesh) == "[gpu=3:1]"
+    assert plan.seconds < search(graph, cluster, symbols=symbols).seconds / 1.5
 
 
 def test_shares_that_divide_the_batch_are_proposed_and_taken_where_messages_are_slow() -> None:

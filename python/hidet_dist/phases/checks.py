@@ -31,7 +31,7 @@ def check_configurations(distributed: DistributedConfig, optimization: Optimizat
         )
     uneven = any(stage.mesh.is_uneven() or stage.searches_shares for stage in given)
     if uneven or distributed.mesh.is_uneven() or distributed.searches_shares:
-        _check_shares(target, optimization, True)
+        _check_shares(target)
 
 
 def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, symbols: Sequence[SymbolPlan]) -> None:
@@ -52,7 +52,7 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
         )
     for stage in plan.stages:
         if stage.mesh.is_uneven() or not stage.has_equal_shards:
-            _check_shares(target, optimization, stage.mesh.is_uneven())
+            _check_shares(target)
     declared = {symbol.name: symbol for symbol in symbols}
     count = 1 if plan.pipeline is None else plan.pipeline.micro_batches
     for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
@@ -64,15 +64,10 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
             )
 
 
-def _check_shares(target: Backend, optimization: OptimizationConfig, has_shares: bool) -> None:
+def _check_shares(target: Backend) -> None:
     """Refuse shares of mesh axes, or other unequal parts, where they are not offered. Raises ConfigError."""
     if not target.record.shares:
         raise ConfigError(
             f"Shares of mesh axes are not supported on the target {target.record.name!r}: leave 'shares' out of "
             "distributed_config and of its stages, and unequal parts out of a given plan."
-        )
-    if optimization.symbols and has_shares:
-        raise ConfigError(
-            "Shares of mesh axes are for graphs of fixed sizes: leave out 'shares', or trace the graph for one size "
-            f"instead of the symbolic dims {', '.join(optimization.symbols)}."
         )

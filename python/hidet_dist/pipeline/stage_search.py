@@ -71,7 +71,7 @@ class StageSearch(ABC):
             for part in list(parts):
                 devices = tuple(devices_along(self.cluster, sub_cluster(self.cluster, part).mesh, part.start))
                 if devices not in known:
-                    known[devices] = proposed_shares(self.micro.graph, devices)
+                    known[devices] = proposed_shares(self.micro.graph, devices, symbols=self.micro.declared)
                 slices[rank] += [replace(part, shares=shares) for shares in known[devices]]
         return slices
 

@@ -12,19 +12,25 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
+
+from hidet.graph import Operator
 
 from hidet_dist.checks import is_list, shown
 from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.rule import Rule, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult, best_search, search_result, warn_of_limit
 from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import given_operator, planning_view, rule_table
 from hidet_dist.view import GraphView
 
 AUTO = "auto"
@@ -78,7 +84,8 @@ def shares_result(
     """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
     if devices is not None:
         cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
-    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed_meshes(graph, cluster, rules))]
+    proposed = proposed_meshes(graph, cluster, rules, options.symbols)
+    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed)]
     searches = [
         (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
         for number, on in enumerate(clusters)
@@ -87,10 +94,15 @@ def shares_result(
     return best.reported(limits)
 
 
-def proposed_meshes(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> list[DeviceMesh]:
+def proposed_meshes(
+    graph: NormalGraph,
+    cluster: Cluster,
+    rules: RuleTable | None = None,
+    symbols: Mapping[str, SymbolSize] = MappingProxyType({}),
+) -> list[DeviceMesh]:
     """Propose meshes with shares of the first axis in proportion to the rates of its devices, the best estimates first.
 
-    None are proposed for equal devices, or for one device along the axis.
+    None are proposed for equal devices, or for one device along the axis. ``symbols`` are the sizes of symbolic dims.
     """
     mesh = cluster.mesh
     devices = [group.device for group in cluster.groups for _ in range(group.count)]
@@ -98,26 +110,32 @@ def proposed_meshes(graph: NormalGraph, cluster: Cluster, rules: RuleTable | Non
         return []
     others = ((),) * (mesh.ndim - 1)
     return [
-        DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others)) for shares in proposed_shares(graph, devices, rules)
+        DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others))
+        for shares in proposed_shares(graph, devices, rules, symbols)
     ]
 
 
 def proposed_shares(
-    graph: NormalGraph, devices: Sequence[Device], rules: RuleTable | None = None
+    graph: NormalGraph,
+    devices: Sequence[Device],
+    rules: RuleTable | None = None,
+    symbols: Mapping[str, SymbolSize] = MappingProxyType({}),
 ) -> list[tuple[int, ...]]:
     """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices.
 
     The last ones may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
-    sent, and where a graph is split along its batch, that is little.
+    sent, and where a graph is split along its batch, that is little. Symbolic dims, of ``symbols``, are not split.
     """
     if all(device == devices[0] for device in devices):
         return []
-    view, table = GraphView(graph), RuleTable(DeviceMesh((1,)), rules)
+    mesh = DeviceMesh((1,))
+    view = planning_view(graph, symbols, mesh)
+    table = rule_table(view, mesh, rules)
     rates = [1 / _seconds(view, table, device) for device in devices]
     # The work of operators, by the extents of the factors that may be split.
     work = [
-        (rule.definition.operations({}), {factor.extent for factor in rule.factors})
-        for rule in map(table.rule, view.operators)
+        (rule.definition.operations({}), _fixed_factors(rule, given_operator(view, number)))
+        for number, rule in enumerate(map(table.rule, view.operators))
         if rule.definition is not None
     ]
     total = sum(operations for operations, _ in work) or 1
@@ -137,11 +155,25 @@ def proposed_shares(
         estimates[shares] = estimate(shares)
     even = estimate((1,) * len(devices))
     better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
-    batch = int(graph.inputs[0].shape[0]) if graph.inputs and graph.inputs[0].shape else 1
+    extents = extents_of(graph.inputs[0]) if graph.inputs else ()
+    batch = extents[0] if extents and isinstance(extents[0], int) else 1
     proposals = [shares for _, shares in better[: tuning.PROPOSALS]]
     if not any(batch % sum(shares) == 0 for shares in proposals):
         proposals += [shares for _, shares in better if batch % sum(shares) == 0][:1]
     return proposals
+
+
+def _fixed_factors(rule: Rule, op: Operator) -> set[int]:
+    """Return the extents of the factors that index no symbolic dim of the given operator ``op``."""
+    tensors = zip((*rule.in_layouts, *rule.out_layouts), (*op.inputs, *op.outputs), strict=True)
+    symbolic = {
+        digit
+        for layout, x in tensors
+        for digits, extent in zip(layout, extents_of(x), strict=True)
+        if not isinstance(extent, int)
+        for digit in digits or ()
+    }
+    return {factor.extent for factor in rule.factors if factor not in symbolic}
 
 
 def proportional(rates: Sequence[float], parts: int) -> tuple[int, ...]:

@@ -161,6 +161,17 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
     return hidet.utils.prod(factors) if shards == 1 else None
 
 
+def even_parts(multiple: int, mesh: DeviceMesh) -> int:
+    """Return the number of parts into which a symbolic dim may be split, whose sizes ``multiple`` divides.
+
+    Axes with shares do not split it: the number is no multiple of the sum of their shares.
+    """
+    shares = [mesh.shares_of(axis) for axis in range(mesh.ndim)]
+    uneven = [of_axis for of_axis in shares if len(set(of_axis)) > 1]
+    parts = math.gcd(multiple, mesh.size // math.prod(map(len, uneven)))
+    return parts if all(parts % sum(of_axis) for of_axis in uneven) else 1
+
+
 def part_extent(extent: int, split: Split, mesh: DeviceMesh) -> Extent:
     """Return the extent of a device's part of a dim of ``extent``, where the parts of the devices are unequal.
 
@@ -196,6 +207,7 @@ def _part(extent: Extent, dim: int, spec: TensorShardSpec, mesh: DeviceMesh, mul
     if isinstance(extent, int) and not even:
         return part_extent(extent, spec.split(dim, mesh), mesh)
     shards = mesh.group_size(spec.mesh_axes_per_dim[dim])
+    even = even and (not mesh.shares or even_parts(divisor_of(extent, multiples), mesh) % shards == 0)
     local = local_extent(extent, shards, multiples) if even else None
     if local is None:
         raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")

@@ -107,12 +107,12 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
     """
     if not declared and not graph_symbols(graph):
         return GraphView(graph)
-    if mesh.is_uneven():
-        raise ConfigError(
-            f"The mesh {mesh} has shares, which are for graphs of fixed sizes, and the graph has symbolic dims "
-            f"({', '.join(graph_symbols(graph) or declared)}). Trace the graph for one size, or leave the shares out."
-        )
     return TwinView(graph, declared, mesh)
+
+
+def given_operator(view: GraphView, number: int) -> Operator:
+    """Return an operator of the graph that was given, with its symbolic dims."""
+    return (view.symbolic if isinstance(view, TwinView) else view).operators[number]
 
 
 def part_view(view: GraphView, operators: Sequence[int], mesh: DeviceMesh) -> tuple[Subgraph, GraphView]:
@@ -145,7 +145,7 @@ def check_specs(
     Raises
     ------
     ConfigError
-        When a spec splits a symbolic dim into more shards than its declared multiple allows.
+        When a spec splits a symbolic dim into more shards than its declared multiple allows, or by an axis with shares.
     """
     if not isinstance(view, TwinView):
         return
@@ -153,7 +153,12 @@ def check_specs(
     for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
         if spec is None or any(axis >= mesh.ndim for axis in spec.mesh_axes):
             continue
-        for extent, axes in zip(view.symbolic.extents(name), spec.mesh_axes_per_dim, strict=False):
+        for dim, (extent, axes) in enumerate(zip(view.symbolic.extents(name), spec.mesh_axes_per_dim, strict=False)):
+            if isinstance(extent, Expr) and not spec.is_even(dim, mesh):
+                raise ConfigError(
+                    f"The spec {spec} of {what} {number} splits the symbolic dim {extent} into unequal parts on the "
+                    f"mesh {mesh}, and symbolic dims are split equally only: split another dim by that axis."
+                )
             shards = mesh.group_size(axes)
             if isinstance(extent, Expr) and local_extent(extent, shards, multiples) is None:
                 raise ConfigError(

@@ -702,7 +702,7 @@ def _refuse_parts_of_symbolic_dims(pins: Pins, name: str, specs: Specs, what: st
             if isinstance(extent, str) and not spec.is_even(dim, pins.mesh):
                 raise ConfigError(
                     f"The spec {spec} of {what} splits the symbolic dim {extent} into unequal parts, and symbolic dims "
-                    "are split equally only: leave the parts out of the spec."
+                    "are split equally only: leave the parts, or an axis with shares, out of that dim."
                 )
 
 
