@@ -48,7 +48,7 @@ def main() -> int:
             follow(Failing(stored, led=True), 2)
         else:
             model = LeadingModel(PartitionModel(stored, led=True), 2)
-            with Engine(model, stored.tokenizer()) as engine:
+            with Engine(model, StoredModel.tokenizer_in(stored.folder)) as engine:
                 streams = [engine.submit(Request((7, 8, n), max_tokens=60, ignore_end=True)) for n in (4, 5, 6)]
                 threads = [threading.Thread(target=take, args=(stream, told)) for stream in streams]
                 for thread in threads:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.launch import TERMINATE_SECONDS, Place, environment_of, hosts_problem, place_on_host
 from hidet_dist.llm.cached import found_or_built
 from hidet_dist.llm.chat import start_renderer
-from hidet_dist.llm.confined import Confined
 from hidet_dist.llm.options import LoadOptions
 from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.stored import StoredModel
@@ -133,9 +132,12 @@ def load(
     spin_between_kernels()
     process = tokenizer_process()
     process.start()  # it takes as long as finding the model
-    stored = stored_model(Path(model), wanted, cache)
-    place = hosts.place(stored.manifest.world_size)
-    return LanguageModel(stored, wanted.timeout_seconds, place, process)
+    with ThreadPoolExecutor(1) as meanwhile:
+        folder = _folder_of(Path(model), wanted, cache)
+        tokenizer = meanwhile.submit(StoredModel.tokenizer_in, folder, process)
+        stored = _opened(folder, wanted)
+        place = hosts.place(stored.manifest.world_size)
+        return LanguageModel(stored, wanted.timeout_seconds, place, tokenizer)
 
 
 def join(model: str | Path, hosts: Hosts, *, cache: str | Path | None = None, **options: Any) -> int:
@@ -215,15 +217,25 @@ def stored_model(path: Path, options: LoadOptions, cache: str | Path | None = No
     ArtifactError, HidetDistError
         As :meth:`StoredModel.open`, and :func:`hidet_dist.llm.building.build`.
     """
+    return _opened(_folder_of(path, options, cache), options)
+
+
+def _folder_of(path: Path, options: LoadOptions, cache: str | Path | None) -> Path:
+    """Return the folder of a model that was built, after it was built if need be. Raises as :func:`stored_model`."""
     if not StoredModel.is_in(path):
-        return StoredModel.open(found_or_built(path, name_of(path), options, None if cache is None else Path(cache)))
+        return found_or_built(path, name_of(path), options, None if cache is None else Path(cache))
     defaults = LoadOptions()
     if changed := [name for name in _BUILT if getattr(options, name) != getattr(defaults, name)]:
         raise ConfigError(f"{path} was built already, and {changed[0]} decides how a model is built: leave it out.")
-    stored = StoredModel.open(path)
+    return path
+
+
+def _opened(folder: Path, options: LoadOptions) -> StoredModel:
+    """Read what a folder says of its model. Raises as :func:`stored_model`."""
+    stored = StoredModel.open(folder)
     world_size = stored.manifest.world_size
     if options.ranks not in (None, world_size):
-        raise ConfigError(f"{path} was built for {world_size} ranks, not for {options.ranks}.")
+        raise ConfigError(f"{folder} was built for {world_size} ranks, not for {options.ranks}.")
     return stored
 
 
@@ -244,8 +256,8 @@ class LanguageModel:
         How long ranks wait for one another.
     place: Place
         The ranks of this host, rank 0 among them.
-    process: Confined
-        The process of the tokenizer.
+    tokenizer: Future
+        The tokenizer, which is read meanwhile.
 
     Attributes
     ----------
@@ -265,7 +277,9 @@ class LanguageModel:
         As :func:`hidet_dist.load_partition`. The processes of other ranks of this host were ended.
     """
 
-    def __init__(self, stored: StoredModel, timeout_seconds: float, place: Place, process: Confined):
+    def __init__(
+        self, stored: StoredModel, timeout_seconds: float, place: Place, tokenizer: Future[CheckpointTokenizer]
+    ):
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
         self.pooling = stored.pooling
@@ -274,13 +288,11 @@ class LanguageModel:
         self._ranks = stored.manifest.world_size
         try:
             self._start(stored, timeout_seconds, place)
-            with ThreadPoolExecutor(1) as meanwhile:
-                tokenizer = meanwhile.submit(stored.tokenizer, process)
-                if stored.pooling is None:
-                    start_renderer()  # whoever chats waits for it otherwise, once the model is loaded
-                self._model = self._part(stored)
-                # Whoever serves the model imports it next: here that is done while the tokenizer is read.
-                importlib.import_module("hidet_dist.llm.engine")
+            if stored.pooling is None:
+                start_renderer()  # whoever chats waits for it otherwise, once the model is loaded
+            self._model = self._part(stored)
+            # Whoever serves the model imports it next: here that is done while the tokenizer is read.
+            importlib.import_module("hidet_dist.llm.engine")
             self.tokenizer: CheckpointTokenizer = tokenizer.result()
             if self._ranks > 1:
                 from hidet_dist.llm.ranks import LeadingModel

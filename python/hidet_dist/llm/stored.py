@@ -140,12 +140,13 @@ class StoredModel:
             return None
         return opened
 
-    def tokenizer(self, process: Confined | None = None) -> CheckpointTokenizer:
-        """Read the tokenizer, in a process of :func:`hidet_dist.llm.tokenizer.tokenizer_process` that has started.
+    @staticmethod
+    def tokenizer_in(folder: Path, process: Confined | None = None) -> CheckpointTokenizer:
+        """Read the tokenizer of a folder, in a process of :func:`hidet_dist.llm.tokenizer.tokenizer_process`.
 
         Raises
         ------
         ConfigError
             When it is malformed.
         """
-        return CheckpointTokenizer.of_folder(self.folder / _TOKENIZER, process)
+        return CheckpointTokenizer.of_folder(folder / _TOKENIZER, process)
