@@ -1,4 +1,4 @@
-"""Pattern matching of attention: two products with a softmax between them, which are one kernel on a GPU.
+"""Pattern matching of attention: two products with a softmax between them, which are one kernel.
 
 hidet's own attention operator and rewrites are not used: the rewrites also match products whose second operand is
 transposed, and the operator's definition is wrong for different numbers of queries and keys.
@@ -71,7 +71,7 @@ class _Scores:
 
 
 def attention_of(op: Operator, uses: Uses) -> Attention | None:
-    """Match the last product of an attention that the kernels for GPUs support; None for any other operator."""
+    """Match the last product of an attention that the kernels support; None for any other operator."""
     if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
         return None
     weights, v = op.inputs

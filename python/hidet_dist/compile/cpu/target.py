@@ -16,6 +16,7 @@ from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
 from hidet_dist.compile.cpu.attention import define_attention
+from hidet_dist.compile.cpu.attention_kernel import attention_kernels
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.channels_last import channels_last
 from hidet_dist.compile.cpu.collectives import place_shards
@@ -104,7 +105,7 @@ class CpuTarget:
         Convolutions by weights get their channels last, unless ``frugal``: images are copied at the ends.
         """
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
-        graph = define_attention(blocks_in_place(place_shards(guarded)))
+        graph = attention_kernels(define_attention(blocks_in_place(place_shards(guarded))))
         return graph if frugal else channels_last(graph, program.weight_placeholders.values())
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:

@@ -1,0 +1,162 @@
+"""Attention as one kernel, whose scores never reach memory; see ``hidet_dist/kernels/attention.h``.
+
+Queries, keys, values and a bias are read through the reshapes, permutes and slices before them. Keys and values may
+have fewer heads than queries, each for several of them in turn. Attention in half precision, over symbolic dims, or of
+few queries is left to products and a softmax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hidet.graph import FlowGraph, Operator, Tensor, ops
+from hidet.ir.expr import is_constant
+
+from hidet_dist import native
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
+from hidet_dist.compile.cpu.tiled import headers_digest
+from hidet_dist.compile.cpu.views import View, contiguous, view_of
+from hidet_dist.patterns.attention import Attention, attention_of
+from hidet_dist.rewriting import Build, Uses, copy_operator, replace_operators
+from hidet_dist.spec.extents import extents_of
+
+_LEAST_QUERIES = 16
+"""With fewer, it takes longer to bring keys and values into panels than to multiply by them."""
+
+_NAMESPACE = "hidet_dist::kernels::attention"
+_NAMES = ("q", "k", "v", "bias")
+
+
+class AttentionKernelOp(NativeCallOp):
+    """``softmax(q k^T * scale + bias) v`` in float32.
+
+    Parameters
+    ----------
+    tensors: Tensor
+        The memory of q, k and v, and of a bias if there is one, in any shapes.
+    operands: sequence of (steps, row, column, offset)
+        The access to each: elements from one matrix to the next for each dim of the stack of heads, from one row to the
+        next, from one column to the next, and before the first one.
+    stack: sequence of int
+        The dims of the stack of heads.
+    sizes: sequence of int
+        The numbers of queries and of keys, and the sizes of a head of queries and of values.
+    scale: float
+        The factor of the scores.
+    shape: sequence of int
+        The shape of the output, which has the heads one after the other.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        operands: Sequence[Sequence[Any]],
+        stack: Sequence[int],
+        sizes: Sequence[int],
+        scale: float,
+        shape: Sequence[int],
+    ):
+        text = Values()
+        numbers = ", ".join(map(text, sizes))
+        statement = [
+            text.array("sizes", stack),
+            f"const {_NAMESPACE}::Shape shape = {{{{ {len(stack)}, sizes, {numbers}, {float(scale)!r}f }}}};",
+        ]
+        for name, operand in zip(_NAMES, operands, strict=False):
+            steps, row, column, offset = operand
+            statement.append(text.array(f"{name}_steps", steps))
+            statement.append(
+                f"const {_NAMESPACE}::Operand of_{name} = {{{{ (const float *)({{}}) + {text(offset)}, {name}_steps, "
+                f"{text(row)}, {text(column)} }}}};"
+            )
+        if len(tensors) < len(_NAMES):
+            statement.append(f"const {_NAMESPACE}::Operand of_bias = {{{{ nullptr, nullptr, 0, 0 }}}};")
+        statement.append(f"{_NAMESPACE}::attend(shape, of_q, of_k, of_v, of_bias, (float *)({{}}));")
+        written = " ".join(statement)
+        digest = hashlib.sha256("\n".join([written, headers_digest()]).encode()).hexdigest()[:16]
+        headers = ("hidet_dist/kernels/attention.h",)
+        call = NativeCall(written, headers, (str(native.include_dir()),), values=text.values)
+        attributes = {
+            "operands": [list(operand) for operand in operands],
+            "stack": list(stack),
+            "sizes": list(sizes),
+            "scale": scale,
+            "shape": list(shape),
+        }
+        inputs = dict(zip(_NAMES, tensors, strict=False))
+        super().__init__(f"hidet_dist_attention_{digest}", inputs, shape, call, attributes)
+        self.name = "Attention"
+
+
+def attention_kernels(graph: FlowGraph) -> FlowGraph:
+    """Return an equivalent graph with attention as one operator where the kernel serves; ``graph`` is not changed."""
+    known: dict[str, Operator] = {}
+
+    def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
+        match = attention_of(op, uses)
+        if match is None or not _serves(match):
+            return None
+        return match.inputs, lambda inputs: _attention(inputs, match, known)
+
+    return replace_operators(graph, replaced)
+
+
+def _serves(match: Attention) -> bool:
+    heads, groups = _heads(match.q), {_heads(x) for x in (_permuted_keys(match.k, match), match.v)}
+    return (
+        all(x.dtype.name == "float32" and is_constant(*x.shape) for x in match.inputs)
+        and math.isfinite(match.scale)
+        and int(match.q.shape[-2]) >= _LEAST_QUERIES
+        and len(groups - {heads}) <= 1
+    )
+
+
+def _heads(x: Tensor) -> int:
+    return int(x.shape[-3])
+
+
+def _permuted_keys(k: Tensor, match: Attention) -> Tensor:
+    """Return the keys of each head row by row."""
+    return k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes))
+
+
+def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Operator]) -> Tensor:
+    """Build the operator on queries, keys, values and a bias or none."""
+    q, k, v, *rest = inputs
+    keys = _permuted_keys(k, match)
+    *outer, queries, size = map(int, extents_of(q))
+    heads, groups = outer[-1], min(_heads(keys), _heads(v))
+    stack = [*outer[:-1], groups, heads // groups]
+    views = [_queries(q), view_of(keys), view_of(v), *map(view_of, rest)]
+    operands = [_operand(view, stack) for view in views]
+    sizes = [queries, int(keys.shape[-2]), size, int(v.shape[-1])]
+    shape, sources = [*outer, queries, sizes[-1]], [view.source for view in views]
+    types = [(str(x.device), extents_of(x)) for x in sources]
+    key = str([types, operands, stack, sizes, match.scale])
+    if key not in known:
+        made = AttentionKernelOp(*sources, operands=operands, stack=stack, sizes=sizes, scale=match.scale, shape=shape)
+        known[key] = made
+        return made.outputs[0]
+    return copy_operator(known[key], sources)[0]
+
+
+def _queries(q: Tensor) -> View:
+    """View queries; as they are where the kernel cannot read them through what is before them."""
+    view = view_of(q)
+    return view if 1 in view.strides[-2:] else contiguous(q)
+
+
+def _operand(view: View, stack: Sequence[int]) -> list[Any]:
+    """Describe the access to a view, whose leading dims are broadcast to a stack of groups of heads."""
+    *outer, rows, columns = map(int, view.shape)
+    *steps, row, column = map(int, view.strides)
+    missing = len(stack) - 1 - len(outer)
+    outer, steps = [1] * missing + outer, [0] * missing + steps
+    of_stack = [0 if size == 1 else step for size, step in zip(outer, steps, strict=True)]
+    *first, heads = of_stack
+    has_each = outer[-1] == stack[-2] * stack[-1]  # or one for each group, or one for all
+    of_group, within = (heads * stack[-1], heads) if has_each else (heads, 0)
+    return [[*first, of_group, within], 0 if rows == 1 else row, 0 if columns == 1 else column, int(view.offset)]
