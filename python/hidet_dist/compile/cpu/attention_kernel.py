@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
-from hidet.ir.expr import is_constant
 
 from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
@@ -105,11 +104,12 @@ def attention_kernels(graph: FlowGraph) -> FlowGraph:
 
 
 def _serves(match: Attention) -> bool:
-    heads, groups = _heads(match.q), {_heads(x) for x in (_permuted_keys(match.k, match), match.v)}
+    q, v = match.q, match.v
+    heads, groups = _heads(q), {_key_heads(match.k, match), _heads(v)}
     return (
-        all(x.dtype.name == "float32" and is_constant(*x.shape) for x in match.inputs)
+        all(x.dtype.name == "float32" for x in match.inputs)
         and math.isfinite(match.scale)
-        and int(match.q.shape[-2]) >= _LEAST_QUERIES
+        and int(q.shape[-2]) >= _LEAST_QUERIES
         and len(groups - {heads}) <= 1
     )
 
@@ -118,17 +118,16 @@ def _heads(x: Tensor) -> int:
     return int(x.shape[-3])
 
 
-def _permuted_keys(k: Tensor, match: Attention) -> Tensor:
-    """Return the keys of each head row by row."""
-    return k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes))
+def _key_heads(k: Tensor, match: Attention) -> int:
+    return _heads(k) if match.k_axes is None else int(k.shape[match.k_axes[-3]])
 
 
 def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Operator]) -> Tensor:
     """Build the operator on queries, keys, values and a bias or none."""
     q, k, v, *rest = inputs
-    keys = _permuted_keys(k, match)
+    keys = k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes))
     *outer, queries, size = map(int, extents_of(q))
-    heads, groups = outer[-1], min(_heads(keys), _heads(v))
+    heads, groups = outer[-1], min(_key_heads(k, match), _heads(v))
     stack = [*outer[:-1], groups, heads // groups]
     views = [_queries(q), view_of(keys), view_of(v), *map(view_of, rest)]
     operands = [_operand(view, stack) for view in views]
