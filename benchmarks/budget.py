@@ -134,7 +134,17 @@ def child(name: str, budget: int | None, seconds: float, without: Sequence[str])
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
 
-    command = [sys.executable, __file__, "--one", name, "--budget", str(budget or 0), "--seconds", str(seconds / 2)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.budget",
+        "--one",
+        name,
+        "--budget",
+        str(budget or 0),
+        "--seconds",
+        str(seconds / 2),
+    ]
     command += ["--without", *without]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     if done.returncode:

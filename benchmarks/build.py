@@ -103,7 +103,7 @@ def measure(name: str, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _in_process(name: str, folder: str, seed: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", name, folder, str(seed)]
+    command = [sys.executable, "-m", "benchmarks.build", "--one", name, folder, str(seed)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures

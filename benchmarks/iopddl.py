@@ -127,7 +127,7 @@ def main() -> None:
     for name in given.instances or there:
         options = ["--folder", str(given.folder), "--share", str(given.share), "--clock", given.clock]
         options += ["--threads", str(given.threads)]
-        command = [sys.executable, __file__, name, "--one", *options]
+        command = [sys.executable, "-m", "benchmarks.iopddl", name, "--one", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{name} failed:\n{done.stderr}")

@@ -154,7 +154,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for name in given.cases:
-        command = [sys.executable, __file__, "--one", name, *["--least-memory"] * given.least_memory]
+        command = [sys.executable, "-m", "benchmarks.planning", "--one", name, *["--least-memory"] * given.least_memory]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results[name] = json.loads(done.stdout.splitlines()[-1])
         own = results[name]

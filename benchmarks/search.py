@@ -291,7 +291,9 @@ def measure_layers(layers: int) -> float:
 
 def child(*arguments: str) -> Any:
     """Run this program in a separate process, for its peak memory and caches, and return the last line it prints."""
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.search", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -453,7 +453,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     for name in given.cases:
-        command = [sys.executable, __file__, "--one", name]
+        command = [sys.executable, "-m", "benchmarks.state", "--one", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results[name] = json.loads(done.stdout.splitlines()[-1])
         print(_summary(name, results[name]), file=sys.stderr)
