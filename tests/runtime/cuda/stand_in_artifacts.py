@@ -43,13 +43,14 @@ def compile_against(stand_ins: Path, source: str, library: Path) -> None:
 
 @contextmanager
 def weights_in_rows() -> Iterator[None]:
-    """Build for CPUs with weights in rows, as those of programs for CUDA are."""
+    """Build for CPUs with weights in rows, and shards that collectives do not place, as programs for CUDA have them."""
     pack = CpuTarget.pack
 
     def in_rows(self: CpuTarget, graph: Any, weights: Mapping[str, Any], _: object, precisions: Any) -> Any:
         return pack(self, graph, weights, weights.keys(), precisions)
 
-    with patch.object(CpuTarget, "pack", in_rows):
+    places_none = patch("hidet_dist.compile.cpu.target.place_shards", lambda graph: graph)
+    with patch.object(CpuTarget, "pack", in_rows), places_none:
         yield
 
 
