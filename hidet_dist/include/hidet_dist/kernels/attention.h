@@ -25,11 +25,7 @@ struct Shape {
   int64_t size, size_v; /* of a head of queries and keys, and of values */
   float scale;
 
-  int64_t stack() const {
-    int64_t count = 1;
-    for (int64_t dim = 0; dim < dims; ++dim) count *= sizes[dim];
-    return count;
-  }
+  int64_t stack() const { return stack_size(sizes, dims); }
 };
 
 /* A stack of matrices in memory. Where they are broadcast, elements from one to the next are 0. */
@@ -39,12 +35,7 @@ struct Operand {
   int64_t row, column;  /* from one row to the next, and from one column to the next */
 
   const float *at(int64_t index, const Shape &shape) const {
-    const float *result = data;
-    for (int64_t dim = shape.dims - 1; dim >= 0; --dim) {
-      result += index % shape.sizes[dim] * steps[dim];
-      index /= shape.sizes[dim];
-    }
-    return result;
+    return data + stack_offset(index, steps, shape.sizes, shape.dims);
   }
 };
 

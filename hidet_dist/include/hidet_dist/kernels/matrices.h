@@ -9,6 +9,23 @@
 namespace hidet_dist {
 namespace kernels {
 
+/* The number of matrices of a stack. */
+inline int64_t stack_size(const int64_t *sizes, int64_t dims) {
+  int64_t count = 1;
+  for (int64_t dim = 0; dim < dims; ++dim) count *= sizes[dim];
+  return count;
+}
+
+/* The elements before a matrix of a stack, given those from one to the next for each dim. */
+inline int64_t stack_offset(int64_t index, const int64_t *steps, const int64_t *sizes, int64_t dims) {
+  int64_t offset = 0;
+  for (int64_t dim = dims - 1; dim >= 0; --dim) {
+    offset += index % sizes[dim] * steps[dim];
+    index /= sizes[dim];
+  }
+  return offset;
+}
+
 /* A stack of matrices in memory, row-major or transposed. */
 template <class T>
 struct Matrices {
@@ -18,12 +35,7 @@ struct Matrices {
   const int64_t *steps; /* elements from one to the next, for each dim of the stack; 0 where it is broadcast */
 
   const T *at(int64_t index, const int64_t *sizes, int64_t dims) const {
-    const T *result = data;
-    for (int64_t dim = dims - 1; dim >= 0; --dim) {
-      result += index % sizes[dim] * steps[dim];
-      index /= sizes[dim];
-    }
-    return result;
+    return data + stack_offset(index, steps, sizes, dims);
   }
 
   const T *element(const T *matrix, int64_t row, int64_t column) const {
@@ -36,11 +48,7 @@ struct Product {
   const int64_t *sizes;
   int64_t m, n, k;
 
-  int64_t stack() const {
-    int64_t count = 1;
-    for (int64_t dim = 0; dim < dims; ++dim) count *= sizes[dim];
-    return count;
-  }
+  int64_t stack() const { return stack_size(sizes, dims); }
 };
 
 /* The tiling of a product: tiles of `rows` x `columns`, at least `parts` of them if its sides are long enough. Each
