@@ -8,6 +8,7 @@ import pytest
 from hidet import ops
 
 from hidet_dist.compile import compile_program, optimize_program
+from hidet_dist.compile.build import HeldOn
 from hidet_dist.errors import OverBudgetError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
@@ -51,10 +52,10 @@ def test_a_program_over_its_budget_fuses_fewer_operators() -> None:
     stage = search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0]
     told: list[int] = []
 
-    def fits(nbytes: int) -> None:
-        told.append(nbytes)
+    def fits(held_on: HeldOn) -> None:
+        told.append(held_on(None))
         if len(told) == 1:
-            raise OverBudgetError("too much", nbytes, 1)
+            raise OverBudgetError("too much", told[0], 1)
 
     program = partition_graph(graph, stage)
     compiled = compile_program(program, fits=fits)
@@ -65,8 +66,8 @@ def test_a_program_over_its_budget_fuses_fewer_operators() -> None:
     for actual, own in zip(simulate(program, values, compiled.graph), expected, strict=True):
         np.testing.assert_allclose(actual, own, rtol=1e-4)
 
-    def refuses(nbytes: int) -> None:
-        raise OverBudgetError("too much", nbytes, 1)
+    def refuses(held_on: HeldOn) -> None:
+        raise OverBudgetError("too much", held_on(None), 1)
 
     with pytest.raises(OverBudgetError):
         compile_program(program, fits=refuses)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hidet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile.buffers import Buffer
-from hidet_dist.compile.placement import live_peak, place_buffers
+from hidet_dist.compile.placement import live_peak, place_buffers, placed_nbytes
 
 X = hidet.symbol([1], "float32", "cpu")
 UNIT = 128
@@ -49,7 +51,11 @@ def test_buffers_that_are_live_together_lie_apart(cases: list[tuple[int, int, in
         for m, other in enumerate(buffers[:n]):
             if one.memory == other.memory and one.first <= other.last and other.first <= one.last:
                 assert places[n] + one.nbytes <= places[m] or places[m] + other.nbytes <= places[n]
-    assert found.nbytes == sum(ends)
+    assert found.nbytes == sum(ends) == placed_nbytes(buffers, found)
+    halves = [replace(one, nbytes=one.nbytes // 2) for one in buffers]  # as of a device with lesser parts
+    places = lowest_places(halves, found.order, found.before)
+    sized = [[at + one.nbytes for at, one in zip(places, halves, strict=True) if one.memory == m] for m in (0, 1)]
+    assert placed_nbytes(halves, found) == sum(max(ends, default=0) for ends in sized)
     assert found.nbytes >= max((live_peak([b for b in buffers if b.memory == m]) for m in (0, 1)), default=0)
 
 

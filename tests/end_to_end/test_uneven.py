@@ -1,6 +1,7 @@
 """Artifacts of a mesh with shares: one program that real processes load with their own extents."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hidet
@@ -10,8 +11,9 @@ from hidet import ops
 
 from hidet_dist.artifacts import Manifest
 from hidet_dist.config import DistributedConfig
-from hidet_dist.errors import ArtifactError, ConfigError, PlanError
-from hidet_dist.machine import builtin
+from hidet_dist.errors import ArtifactError, ConfigError, InfeasibleError, PlanError
+from hidet_dist.machine import DeviceGroup, builtin
+from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec import DeviceMesh, Plan
 
@@ -72,6 +74,29 @@ def test_each_rank_has_its_share_of_the_weights(built):
     (stage,) = Manifest.load(out).program().stages
     assert stage.mesh_shares == ((5, 3),)
     assert stage.workspace_bytes is None
+
+
+def test_each_rank_keeps_the_memory_of_its_device(built, tmp_path):
+    """With the shares 5:3, the first rank holds more than the second one has memory for."""
+    graph, out, result = built
+    even = builtin("cpu", DeviceMesh((2,), ("gpu",)))
+
+    def machine(*memory):
+        groups = [DeviceGroup(1, replace(even.device, memory_bytes=nbytes)) for nbytes in memory]
+        return unequal_cluster(even.mesh, even.links, groups)
+
+    report = json.loads((out / "report.json").read_text())
+    first, second = (rank["peak_bytes"] for rank in report["memory"]["ranks"])
+    assert result.weight_bytes_per_rank[1] < second < first
+    assert result.held_bytes_per_stage[0] <= first
+    config = {**SHARES, "machine": machine(first, second)}
+    within = hidet.distributed.auto_parallel(graph, config, {"pins": PINS}, tmp_path / "artifacts")
+    assert within.weight_bytes_per_rank == result.weight_bytes_per_rank
+    weights = result.weight_bytes_per_rank
+    for memory in ((first, weights[1]), (weights[0], second)):
+        config = {**SHARES, "machine": machine(*memory)}
+        with pytest.raises(InfeasibleError):
+            hidet.distributed.auto_parallel(graph, config, {"pins": PINS}, tmp_path / "none")
 
 
 def test_a_manifest_with_other_shares_is_refused(built, tmp_path):

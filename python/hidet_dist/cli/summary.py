@@ -40,6 +40,7 @@ def summarize(report: Report) -> dict[str, Any]:
             "budget_bytes": memory.budget_bytes,
             "peak_at": _operator_text(report, peak // memory.points_per_operator),
             **_bytes_by_kind(report, peak),
+            "peak_bytes_of_ranks": [rank.peak_bytes for rank in memory.ranks],
         },
         "collectives": _collectives(report),
         "runner_up": _runner_up(report),
@@ -143,7 +144,8 @@ def _memory_text(memory: dict[str, Any]) -> str:
     }
     held = ", ".join(f"{name} {bytes_text(memory[key])}" for name, key in parts.items())
     peak, budget = bytes_text(memory["peak_bytes"]), bytes_text(memory["budget_bytes"])
-    return f"peak {peak} of {budget} at {memory['peak_at']}: {held}"
+    ranks = ", ".join(map(bytes_text, memory["peak_bytes_of_ranks"]))
+    return f"peak {peak} of {budget} at {memory['peak_at']}: {held}" + (f"; by rank {ranks}" if ranks else "")
 
 
 def communication_text(summary: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,9 +43,13 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.program import unaliased
+from hidet_dist.spec.parts import part_sizes
 from hidet_dist.targets import KINDS_OF_MEMORY, targets_with
 from hidet_dist.weights import Layout
 from hidet_dist.weights.panels import StoredPrecision
+
+HeldOn = Callable[[Sequence[int] | None], int]
+"""The bytes that the device at a coordinate holds for a program; without one, a device with the largest shards."""
 
 _FAILURES = (RuntimeError, ValueError, OSError, CompilationFailed)  # of processes that compile kernels
 _MOST_LINES = 3  # of a compiler's errors in a message
@@ -178,7 +182,7 @@ def compile_program(
     overlap: Cluster | None = None,
     room: int | None = None,
     meanwhile: Callable[[Mapping[str, Layout]], None] = lambda _: None,
-    fits: Callable[[int], None] = lambda _: None,
+    fits: Callable[[HeldOn], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
     in_rows: Collection[str] = (),
 ) -> CompiledProgram:
@@ -201,8 +205,9 @@ def compile_program(
         Called once, with the layouts of the data of a rank, while other processes compile kernels: when the first
         kernel is done. If there is nothing to compile, it is called all the same. Its errors are raised unchanged.
     fits: callable, optional
-        Called before kernels are compiled, with ``held_bytes`` of the result. Its errors are raised unchanged. After an
-        OverBudgetError fewer operators are fused, where the program then holds less, and it is called with that.
+        Called before kernels are compiled, with a function of the bytes that a device at a coordinate holds. Its errors
+        are raised unchanged. After an OverBudgetError fewer operators are fused, where the program then holds less, and
+        it is called with that.
     fused: callable, optional
         Called before that with the program's graph, whose operators are fused to kernels.
     in_rows: collection of str, optional
@@ -221,12 +226,12 @@ def compile_program(
 
     laid = laid_out(frugal=False)
     try:
-        fits(laid.held_bytes)
+        fits(laid.held_on)
     except OverBudgetError:
         other = laid_out(frugal=True)
         if other.held_bytes >= laid.held_bytes:
             raise
-        fits(other.held_bytes)
+        fits(other.held_on)
         laid = other
     fused(laid.optimized)
     graph, packed, data, initial, constants = laid.graph, laid.packed, laid.data, laid.initial, laid.constants
@@ -315,7 +320,7 @@ class _LaidOut:
     packed: the weights in such layouts.
     data, initial, constants: the tensors of weights and the coordinate, of states' initial values, and of constants.
     workspace: the memory of its activations.
-    held_bytes: the bytes that a device holds for it.
+    held_on: computes the bytes that a device holds for it.
     """
 
     optimized: FlowGraph
@@ -325,7 +330,12 @@ class _LaidOut:
     initial: Mapping[str, Tensor]
     constants: dict[str, Tensor]
     workspace: Workspace
-    held_bytes: int
+    held_on: HeldOn
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that a device with the largest shards holds for it."""
+        return self.held_on(None)
 
 
 def _lay_out(
@@ -366,8 +376,15 @@ def _lay_out(
         overlap_graph(graph, overlap, sizes, room, earlier)
     workspace = Workspace(graph, inputs, weights, sizes)
     in_memory = {*inputs, *graph.outputs, *weights} - set(initial.values())
-    held = workspace.nbytes + sum(local_nbytes(x, sizes) for x in in_memory)
-    return _LaidOut(optimized, graph, packed, data, initial, constants, workspace, held)
+
+    def held_on(coordinate: Sequence[int] | None) -> int:
+        own = sizes
+        if coordinate is not None:
+            own = {**sizes, **part_sizes(program.parts, program.mesh, coordinate)}
+        activations = workspace.nbytes if own is sizes else workspace.nbytes_at(own)
+        return activations + sum(local_nbytes(x, own) for x in in_memory)
+
+    return _LaidOut(optimized, graph, packed, data, initial, constants, workspace, held_on)
 
 
 class _Once:

@@ -23,8 +23,8 @@ from hidet.ir.expr import Constant, Expr, SymbolVar
 
 from hidet_dist import native
 from hidet_dist.compat.cpu_build import LIBRARIES, compiler_version, content_of, gcc
-from hidet_dist.compile.buffers import Buffers, activations
-from hidet_dist.compile.placement import place_buffers
+from hidet_dist.compile.buffers import Buffer, Buffers, activations
+from hidet_dist.compile.placement import place_buffers, placed_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, symbols_in
 
@@ -65,14 +65,22 @@ class Workspace:
         sizes: Mapping[str, int] = MappingProxyType({}),
     ):
         self.inputs, self.weights = inputs, weights
+        self._nodes, self._outputs = graph.nodes, graph.outputs
         self.buffers = Buffers(graph, inputs, weights)
-        self.activations = activations(graph.nodes, graph.outputs, self.buffers, sizes)
+        self.activations = self._activations_at(sizes)
         self.placement = place_buffers(list(self.activations.values()))
 
     @property
     def nbytes(self) -> int:
         """The bytes for activations, at the given sizes."""
         return self.placement.nbytes
+
+    def nbytes_at(self, sizes: Mapping[str, int]) -> int:
+        """Compute the bytes for activations at other sizes of symbolic dims."""
+        return placed_nbytes(list(self._activations_at(sizes).values()), self.placement)
+
+    def _activations_at(self, sizes: Mapping[str, int]) -> dict[int, Buffer]:
+        return activations(self._nodes, self._outputs, self.buffers, sizes)
 
 
 def launcher_source(graph: FlowGraph, workspace: Workspace, kernel_of_node: Sequence[int], description: str) -> str:

@@ -53,6 +53,28 @@ def place_buffers(buffers: Sequence[Buffer]) -> Placement:
     return Placement(tuple(order), tuple(before), nbytes)
 
 
+def placed_nbytes(buffers: Sequence[Buffer], placement: Placement) -> int:
+    """Compute the bytes of the workspaces for the same buffers in other sizes, placed in the order that was found."""
+    offsets = [0] * len(buffers)
+    needed: dict[int, int] = {}
+    for number in placement.order:
+        one = buffers[number]
+        offsets[number] = _lowest(one.nbytes, [(offsets[n], buffers[n].nbytes) for n in placement.before[number]])
+        needed[one.memory] = max(needed.get(one.memory, 0), offsets[number] + one.nbytes)
+    return sum(needed.values())
+
+
+def _lowest(size: int, others: Sequence[tuple[int, int]]) -> int:
+    """Return the lowest offset for a buffer of ``size`` bytes beside others, whose offsets and sizes are given."""
+    at = 0
+    if size:
+        for begin, nbytes in sorted(others):
+            if begin - at >= size:
+                break
+            at = max(at, begin + nbytes)
+    return at
+
+
 def live_peak(buffers: Sequence[Buffer]) -> int:
     """Compute the most bytes of buffers that are live at the same time."""
     return max(_loads(buffers), default=0)
@@ -125,13 +147,8 @@ class _Workspace:
         """Place buffers in an order; return the bytes of the workspace, and the offset of each buffer."""
         offsets, most = [-1] * len(self.buffers), 0
         for number in order:
-            size, at = self.buffers[number].nbytes, 0
-            if size:
-                others = ((offsets[n], self.buffers[n].nbytes) for n in self.beside[number] if offsets[n] >= 0)
-                for begin, nbytes in sorted(others):
-                    if begin - at >= size:
-                        break
-                    at = max(at, begin + nbytes)
+            size = self.buffers[number].nbytes
+            at = _lowest(size, [(offsets[n], self.buffers[n].nbytes) for n in self.beside[number] if offsets[n] >= 0])
             offsets[number] = at
             most = max(most, at + size)
         return most, offsets

@@ -264,10 +264,10 @@ class StageExplanation(_Printed):
         peak = max(report.live_bytes)
         where = report.live_bytes.index(peak)
         at = f"operator {where}" if where < len(stage.operators) else "the graph outputs"
-        yield Text(
-            f"Memory: {peak} bytes a device at {at}, of {report.mem_budget}; weights are "
-            f"{stage.weight_bytes_per_device}"
-        )
+        device, weights = "a device", stage.weight_bytes_per_device
+        if report.device:
+            device, weights = f"at {report.device}", stage.weight_bytes_of(stage.mesh.rank(report.device))
+        yield Text(f"Memory: {peak} bytes {device} at {at}, of {report.mem_budget}; weights are {weights}")
 
     def _operators(self) -> Table:
         report = self.stage.report

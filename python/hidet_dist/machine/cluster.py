@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
@@ -214,6 +214,25 @@ class Cluster:
             if coordinate[0] < begin:
                 return group.device
         return self.device
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """The memory of the devices at each coordinate of the first mesh axis."""
+        each = [group.device.memory_bytes for group in self.groups for _ in range(group.count)]
+        return tuple(each) or (self.device.memory_bytes,) * self.mesh.shape[0]
+
+    def with_memory(self, nbytes: int) -> Cluster:
+        """Describe the machine whose least device has ``nbytes`` of memory, and each other as much more as it has now.
+
+        Raises ConfigError for less than one byte.
+        """
+        more = nbytes - min(self.memory_bytes)
+
+        def changed(device: Device) -> Device:
+            return replace(device, memory_bytes=device.memory_bytes + more)
+
+        groups = tuple(replace(group, device=changed(group.device)) for group in self.groups)
+        return replace(self, device=replace(self.device, memory_bytes=nbytes), groups=groups)
 
     def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)

@@ -130,7 +130,7 @@ class PlanningOptions(SolverOptions):
         None,
         "int, optional",
         "The memory budget of a device in bytes, at any time: weights, graph inputs and outputs, and live activations; "
-        "by default the device's memory.",
+        "by default the memory of each device.",
         or_none(_BYTES),
         flag=Flag("Memory that a device may hold, such as 60GiB.", name="budget", read=parse_bytes),
     )

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from hidet_dist.errors import InfeasibleError, OverBudgetError
 from hidet_dist.machine import Cluster
 from hidet_dist.progress import Progress
-from hidet_dist.search.planner import memory_budget
+from hidet_dist.search.formulation.devices import memory_budget
 
 Built = TypeVar("Built")
 Plans = TypeVar("Plans")

@@ -348,14 +348,12 @@ class PartitionedFamily:
             compiled = compiled_with(in_rows)
         return CompiledFamily(self, compiled)
 
-    def beside(self, part: Partitioned) -> list[int]:
-        """Compute, for each stage of a member, the bytes of weights and states that only other programs use."""
-        result = []
-        for number, program in enumerate(part.programs):
-            ranks = range(program.mesh.size)
-            own = max(held_bytes([program], rank) for rank in ranks)
-            result.append(max(held_bytes(self.of_stage(number), rank) for rank in ranks) - own)
-        return result
+    def beside(self, part: Partitioned) -> list[list[int]]:
+        """Compute, for each stage and rank of a member, the bytes of weights and states that only others use."""
+        return [
+            [held_bytes(self.of_stage(number), rank) - held_bytes([program], rank) for rank in range(program.mesh.size)]
+            for number, program in enumerate(part.programs)
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -390,5 +388,5 @@ class CompiledFamily:
         held = []
         for one in self.members.values():
             beside = self.partitioned.beside(one.partitioned)
-            held.append([own.held_bytes + others for own, others in zip(one.stages, beside, strict=True)])
+            held.append([own.held_bytes + max(others) for own, others in zip(one.stages, beside, strict=True)])
         return [max(of_stage) for of_stage in zip(*held, strict=True)]

@@ -27,6 +27,7 @@ from hidet.graph import FlowGraph, Tensor
 from hidet_dist.artifacts import Manifest
 from hidet_dist.artifacts.manifest import MAIN
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
+from hidet_dist.compile.build import HeldOn
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, MemoryBudgetWarning, OverBudgetError
 from hidet_dist.export.write import BuiltProgram, check_destination, replacing, write_artifacts, write_weights
@@ -48,12 +49,12 @@ from hidet_dist.progress import Progress, Task
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search.formulation.devices import limiting_devices_of, memory_budget, with_budget
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Clock
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pairwise import encode, save_problem
-from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
@@ -242,9 +243,14 @@ class Prepared:
             check_weights(self.view.tensors.values(), self.files)
 
     def with_budget(self, nbytes: int) -> Prepared:
-        """Return the same graph with another memory budget, in bytes."""
-        optimization = replace(self.traced.optimization, mem_budget=nbytes)
-        return replace(self, traced=replace(self.traced, optimization=optimization))
+        """Return the same graph with another memory budget, in bytes, of the device that has the least.
+
+        Those of all other devices change by as many bytes.
+        """
+        cluster, mem_budget = with_budget(self.cluster, self.mem_budget, nbytes)
+        optimization = replace(self.traced.optimization, mem_budget=mem_budget)
+        distributed = replace(self.traced.distributed, cluster=cluster)
+        return replace(self, traced=replace(self.traced, optimization=optimization, distributed=distributed))
 
     def plan_within(self, nbytes: int, progress: Progress | None = None) -> Planned:
         """Search a plan that is predicted to hold at most ``nbytes``; its report has the memory budget nevertheless."""
@@ -474,7 +480,7 @@ class Partitioned:
         self,
         folder: Path | None = None,
         progress: Progress | None = None,
-        beside: Sequence[int] = (),
+        beside: Sequence[Sequence[int]] = (),
         in_rows: Sequence[Collection[str]] = (),
     ) -> Compiled:
         """Compile the programs, all of whose memory is compared with the memory budget first.
@@ -485,8 +491,8 @@ class Partitioned:
             An empty folder, to which the weights of the ranks are written while compilers run.
         progress: Progress, optional
             The bars among which progress is shown.
-        beside: sequence of int
-            For each stage, the bytes that its devices hold besides: weights of other programs. None by default.
+        beside: sequence of sequences of int
+            For each stage, the bytes that each of its ranks holds besides: weights of other programs. None by default.
         in_rows: sequence of collections of str
             For each stage, the weights that lie row by row, as other programs read them. None by default.
 
@@ -538,8 +544,8 @@ class Partitioned:
         meshes = [program.mesh for program in self.programs]
         write_weights(folder, number, [(self.programs[number], layouts)], meshes)
 
-    def _check_held(self, number: int, beside: Sequence[int], own: int) -> None:
-        """Compare the bytes that a device of a stage holds, for its program and ``beside``, with the memory budget.
+    def _check_held(self, number: int, beside: Sequence[Sequence[int]], own: HeldOn) -> None:
+        """Compare the bytes that devices of a stage hold, for its program and ``beside``, with the memory budget.
 
         Raises
         ------
@@ -547,35 +553,42 @@ class Partitioned:
             When they are more, by more than ``_TOLERATED``. It names a budget that is predicted to suffice for the
             stages behind this one, too: each is compiled after the one before it.
         """
-        besides = beside or [0] * len(self.programs)
-        budget = memory_budget(self.planned.cluster_of(number), self.planned.prepared.mem_budget)
-        nbytes = own + besides[number] + self._next_input_bytes(number)
+        cluster, mem_budget = self.planned.cluster_of(number), self.planned.prepared.mem_budget
+        devices = limiting_devices_of(self.planned.plan.stages[number], cluster, mem_budget)
+        held = {device: own(device.coordinate) + self._besides(number, beside, device.coordinate) for device in devices}
+        fullest = max(devices, key=lambda device: held[device] - device.nbytes)
+        nbytes, budget = held[fullest], fullest.nbytes
         if nbytes <= budget:
             return
-        predicted = [self._predicted_bytes(n) + besides[n] for n in range(number, len(self.programs))]
-        said = (
-            f"The program holds {nbytes} bytes a device, where {predicted[0]} were predicted; mem_budget is {budget}."
-        )
+        predicted = self._predicted_bytes(number, beside, fullest.coordinate)
+        where = "a device" if fullest.coordinate is None else f"on the device at {fullest.coordinate}"
+        said = f"The program holds {nbytes} bytes {where}, where {predicted} were predicted; mem_budget is {budget}."
         if nbytes > budget * (1 + _TOLERATED):
-            enough = max([nbytes, *predicted[1:]])
-            raise OverBudgetError(
-                f"{said} Give at least {enough} bytes, or more devices.", enough, nbytes - predicted[0]
-            )
+            others = [self._predicted_bytes(n, beside) for n in range(number + 1, len(self.programs))]
+            enough = max([memory_budget(cluster, mem_budget) + nbytes - budget, *others])
+            raise OverBudgetError(f"{said} Give at least {enough} bytes, or more devices.", enough, nbytes - predicted)
         warnings.warn(said, MemoryBudgetWarning, stacklevel=2)
 
-    def _predicted_bytes(self, number: int) -> int:
-        """Return the bytes that a device of a stage holds for its plan, as predicted."""
+    def _predicted_bytes(
+        self, number: int, beside: Sequence[Sequence[int]], coordinate: Sequence[int] | None = None
+    ) -> int:
+        """Return the bytes that a device of a stage holds for its plan, as predicted, and for others."""
         view, device = self.planned.proven[number].view, self.planned.cluster_of(number).device
-        held = max(live_bytes(view, self.planned.plan.stages[number], device.places_shards))
-        return held + self._next_input_bytes(number)
+        held = max(live_bytes(view, self.planned.plan.stages[number], device.places_shards, coordinate))
+        return held + self._besides(number, beside, coordinate)
 
-    def _next_input_bytes(self, number: int) -> int:
-        """Return the bytes of a stage's inputs for the next micro-batch, where they are received ahead of time."""
-        plan = self.planned.plan
-        if plan.pipeline is None or not plan.pipeline.is_buffered:
-            return 0
+    def _besides(self, number: int, beside: Sequence[Sequence[int]], coordinate: Sequence[int] | None) -> int:
+        """Return the bytes that a device holds besides a stage's program: ``beside``, and inputs for the next call.
+
+        Those of the next micro-batch are received ahead of time.
+        """
+        plan, nbytes = self.planned.plan, 0
         stage = plan.stages[number]
-        return sum(tensor.local_nbytes(stage.mesh) for tensor in stage.inputs)
+        if beside:
+            nbytes += max(beside[number]) if coordinate is None else beside[number][stage.mesh.rank(coordinate)]
+        if plan.pipeline is not None and plan.pipeline.is_buffered:
+            nbytes += sum(tensor.local_nbytes(stage.mesh, coordinate) for tensor in stage.inputs)
+        return nbytes
 
     def __repr__(self) -> str:
         operators = ", ".join(str(len(program.graph.nodes)) for program in self.programs)

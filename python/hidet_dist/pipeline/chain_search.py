@@ -266,16 +266,13 @@ class ChainSearch(StageSearch):
                 frozenset(self.crossing),
                 cluster,
                 self.given,
-                self._budget(cluster),
+                self.options.mem_budget,
                 self.options.unequal_parts,
                 limits,
                 self.rules,
             )
             for cluster in dict.fromkeys(self.clusters.values())
         }
-
-    def _budget(self, cluster: Cluster) -> int:
-        return cluster.device.memory_bytes if self.options.mem_budget is None else self.options.mem_budget
 
     def _problem(self, bounds: Mapping[Cluster, StageBounds]) -> ChainProblem:
         return ChainProblem(

@@ -26,10 +26,11 @@ from hidet_dist.pipeline.tables import offered_to_stages
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
 from hidet_dist.search.family import held_keys, shared_weights
+from hidet_dist.search.formulation.devices import memory_budget, with_budget
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import memory_budget, warn_of_limit
+from hidet_dist.search.planner import warn_of_limit
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -305,7 +306,8 @@ class _FamilySearch:
                 f"The buffers of the graphs' micro-batches take {budget - left} bytes, and mem_budget is {budget}.",
                 2 * (budget - left),
             )
-        options = replace(self.options, mem_budget=left)
+        within, given_budget = with_budget(cluster, self.options.mem_budget, left)
+        options = replace(self.options, mem_budget=given_budget)
         views = [GraphView(micro.graph) for micro in micros]
         offered = offered_to_stages(views, cluster.mesh, options.unequal_parts, self.rules)
-        return search_family(members, cluster, options, rules=self.rules, limits=self.limits, offered=offered)
+        return search_family(members, within, options, rules=self.rules, limits=self.limits, offered=offered)

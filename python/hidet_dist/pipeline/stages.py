@@ -19,8 +19,9 @@ from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import part_names
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search.formulation.devices import memory_budget, with_budget
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import SearchResult, memory_budget
+from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.objectives import Objective
 from hidet_dist.spec.pipeline import PipelineSearch
@@ -76,11 +77,12 @@ class StagePart:
         if buffers >= memory_budget(cluster, options.mem_budget):
             options = replace(options, mem_budget=buffers + 1)  # too little as well, for an error with what is needed
         changed = self.options(cluster, options, buffered)
+        within, left = with_budget(cluster, options.mem_budget, memory_budget(cluster, changed.mem_budget))
         try:
             return find_plan(
                 self.graph,
-                cluster,
-                changed,
+                within,
+                replace(changed, mem_budget=left),
                 report=False,
                 overlap=False,
                 rules=rules,

@@ -29,6 +29,7 @@ from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search.elimination.eliminate import boundary_table
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.formulation.devices import limiting_devices
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pins
@@ -97,7 +98,7 @@ class _Formulated:
         return list(
             dict.fromkeys(
                 layouts[n]
-                for edge in self.formulation.problem.edges
+                for edge in self.formulation.edges
                 if names[edge.tensor] == self.entering
                 for n in edge.consumed
             )
@@ -145,7 +146,7 @@ class StageBounds:
     shared: the tensors that several units read.
     cluster: the sub-mesh as a machine.
     options: the user's pins and specs, by graph.
-    budget: bytes that a device may hold.
+    mem_budget: bytes that a device may hold; None for the memory of each.
     unequal_parts: whether stages may split heads in near-even parts.
     rules: the sharding rules on any mesh; those on the sub-mesh share their proofs.
 
@@ -163,15 +164,17 @@ class StageBounds:
         shared: frozenset[str],
         cluster: Cluster,
         options: GraphOptions,
-        budget: int,
+        mem_budget: int | None,
         unequal_parts: bool,
         limits: Limits,
         rules: RuleTable | None = None,
     ):
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
-        self.options, self.budget, self.limits = options, budget, limits
+        self.options, self.mem_budget, self.limits = options, mem_budget, limits
         self.model = PredictedCost(cluster)
         self.rules = stage_rules(view, cluster.mesh, unequal_parts, rules)
+        # Bytes are those of the first of the devices that limit plans: what exceeds its budget fits nowhere.
+        self.budget = limiting_devices(cluster, mem_budget, self.rules.offered.parts)[0].nbytes
         self._whole = self.model.fused(view)
         self._formulated: dict[Hashable, _Formulated] = {}
         self._known: dict[Hashable, Table] = {}
@@ -183,7 +186,7 @@ class StageBounds:
         self.seconds = np.full((count, count + 1, width), np.inf)
         for i in range(count):
             for j in range(i + 1, count + 1):
-                if self.weights[j] - self.weights[i] <= budget:
+                if self.weights[j] - self.weights[i] <= self.budget:
                     self.seconds[i, j, : len(self.arrivals[i]) or 1] = 0.0
         self._prices: set[float] = set()
         self.price(0.0)
@@ -240,7 +243,9 @@ class StageBounds:
                 if number in unit.operators
             }
             given = self.options.of_part(self.view, part_tensors, view, unit.operators, self.cluster.mesh)
-            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
+            options = SearchOptions(
+                mem_budget=self.mem_budget, input_specs=given.input_specs, output_specs=given.output_specs
+            )
             formulation = formulate(
                 view,
                 self.cluster,
@@ -289,7 +294,7 @@ class StageBounds:
         sums = [0]
         for n in range(len(self.units)):
             one = self._formulate(n)
-            memory = one.formulation.problem.memory
+            memory = one.formulation.of_first_device.memory
             least = sum(min(memory[e]) for e in one.formulation.weights if e not in one.uncounted)
             sums.append(sums[-1] + least)
         return sums
@@ -320,7 +325,7 @@ class StageBounds:
 
         Returns also the numbers of these entities, and a cost that only impossible assignments reach.
         """
-        problem, names = one.formulation.problem, list(one.formulation.layouts)
+        problem, names = one.formulation.of_first_device, list(one.formulation.layouts)
         cost = [list(values) for values in problem.cost]
         memory = [[0] * len(values) if e in one.uncounted else list(values) for e, values in enumerate(problem.memory)]
         tensor = len(names)

@@ -29,6 +29,7 @@ from hidet_dist.report.data import (
     Machine,
     Memory,
     Operator,
+    RankMemory,
     Report,
     Saving,
     Search,
@@ -38,8 +39,8 @@ from hidet_dist.report.data import (
 from hidet_dist.report.layers import families
 from hidet_dist.report.modules import operator_modules, parent
 from hidet_dist.reshard.cost import itemsize, step_seconds
+from hidet_dist.search.formulation.devices import DeviceHeld, held_by_ranks, memory_budget
 from hidet_dist.search.formulation.memory import POINTS, holdings, point_bytes
-from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.report import SentStep, sent_steps
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.report import RunnerUp
@@ -91,6 +92,7 @@ class _Collector:
         self.stage, self.view, self.cluster = stage, view, cluster
         self.mesh = stage.mesh
         self.searched = stage.report
+        self.mem_budget = mem_budget
         self.budget = memory_budget(cluster, mem_budget) if self.searched is None else self.searched.mem_budget
         self.operators = self._operators()
         self.tensors = self._tensors()
@@ -275,14 +277,21 @@ class _Collector:
         return step_seconds(sent.step, sent.before, sent.after, shape, itemsize(element), self.cluster)
 
     def _memory(self) -> Memory:
+        view, stage, places = self.view, self.stage, self.cluster.device.places_shards
+        budget, at = self.budget, None
+        ranks: list[DeviceHeld] = []
+        if not stage.has_equal_shards:
+            ranks = held_by_ranks(view, stage, self.cluster, self.mem_budget)
+            fullest = max(ranks, key=lambda held: held.excess).device
+            budget, at = fullest.nbytes, fullest.coordinate
         held = tuple(
             Holding(entry.tensor, entry.what, entry.begin, entry.end, entry.nbytes)
-            for entry in holdings(self.view, self.stage, self.cluster.device.places_shards)
+            for entry in holdings(view, stage, places, at)
             if entry.nbytes
         )
-        return Memory(
-            self.budget, POINTS, tuple(point_bytes(self.view, self.stage, self.cluster.device.places_shards)), held
-        )
+        nbytes = tuple(point_bytes(view, stage, places, at))
+        of_ranks = tuple(RankMemory(rank.most, rank.device.nbytes) for rank in ranks)
+        return Memory(budget, POINTS, nbytes, held, at or (), of_ranks)
 
     def _timeline(self) -> tuple[Span, ...]:
         model = PredictedCost(self.cluster)

@@ -153,8 +153,19 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class RankMemory:
+    """The most bytes that the device of a rank holds, and its budget."""
+
+    peak_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
 class Memory:
     """The memory of a device: its budget, the bytes at each program point, and the tensors that it holds.
+
+    Where parts are unequal, it is the device at the coordinate ``device``, which has the least room left, and ``ranks``
+    has the peak and the budget of each rank's device, in bytes. Otherwise both are empty.
 
     Operator i has ``points_per_operator`` program points, the first one at ``i * points_per_operator``: the conversion
     of its inputs, its run, and the reduction of its partial results. At the last point graph outputs are delivered.
@@ -164,6 +175,8 @@ class Memory:
     points_per_operator: int
     held_bytes: tuple[int, ...]
     holdings: tuple[Holding, ...]
+    device: Annotated[tuple[int, ...], OMITTED] = ()
+    ranks: Annotated[tuple[RankMemory, ...], OMITTED] = ()
 
     @property
     def peak(self) -> int:

@@ -23,23 +23,55 @@ def conversion_nbytes(
     steps: Sequence[Step],
     mesh: DeviceMesh,
     places_shards: bool = False,
+    coordinate: Sequence[int] | None = None,
 ) -> int:
-    """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
+    """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result.
+
+    They are those of the device at ``coordinate``, or by default of one with the largest shards.
+    """
     shape, spec, most = tuple(shape), source, 0
-    source_nbytes = buffer_nbytes(source.local_nbytes(shape, itemsize, mesh))
+    at = None if coordinate is None else tuple(coordinate)
+    source_nbytes = buffer_nbytes(source.local_nbytes(shape, itemsize, mesh, at))
     for number, step in enumerate(steps):
-        spec, during = _taken(step, spec, shape, itemsize, mesh, places_shards)
+        spec, during = _taken(step, spec, shape, itemsize, mesh, places_shards, at)
         most = max(most, during.beside(source_nbytes, number == 0))
-    return max(0, most - source_nbytes - buffer_nbytes(spec.local_nbytes(shape, itemsize, mesh)))
+    return max(0, most - source_nbytes - buffer_nbytes(spec.local_nbytes(shape, itemsize, mesh, at)))
+
+
+def smaller_nbytes(
+    shape: Sequence[int],
+    itemsize: int,
+    specs: Sequence[TensorShardSpec],
+    mesh: DeviceMesh,
+    coordinate: Sequence[int] | None,
+) -> int:
+    """Compute by how many bytes the shards of the device at ``coordinate`` are smaller than the largest ones, in all.
+
+    A conversion between the ``specs`` takes the device at most so much more beside its source and its result than it
+    takes a device with the largest shards: its peak is no greater.
+    """
+    if coordinate is None:
+        return 0
+    return sum(
+        buffer_nbytes(spec.local_nbytes(shape, itemsize, mesh))
+        - buffer_nbytes(spec.local_nbytes(shape, itemsize, mesh, coordinate))
+        for spec in specs
+    )
 
 
 @functools.lru_cache(maxsize=2**13)  # equal layers convert equal tensors
 def _taken(
-    step: Step, source: TensorShardSpec, shape: tuple[int, ...], itemsize: int, mesh: DeviceMesh, places_shards: bool
+    step: Step,
+    source: TensorShardSpec,
+    shape: tuple[int, ...],
+    itemsize: int,
+    mesh: DeviceMesh,
+    places_shards: bool,
+    coordinate: tuple[int, ...] | None,
 ) -> tuple[TensorShardSpec, StepBytes]:
     """Return the spec after a step from ``source``, and the step's bytes. Raises SpecError if it does not apply."""
     spec = split_of(step.after(source, shape, mesh))
-    return spec, step_bytes(step, source, spec, shape, itemsize, mesh, places_shards)
+    return spec, step_bytes(step, source, spec, shape, itemsize, mesh, places_shards, coordinate)
 
 
 class StepBytes(NamedTuple):
@@ -64,17 +96,24 @@ def step_bytes(
     itemsize: int,
     mesh: DeviceMesh,
     places_shards: bool,
+    coordinate: Sequence[int] | None = None,
 ) -> StepBytes:
-    """Compute the bytes of a step that brings a tensor of ``shape`` (whole) from one spec to another."""
+    """Compute the bytes of a step that brings a tensor of ``shape`` (whole) from one spec to another.
+
+    They are those of the device at ``coordinate``, or by default of one with the largest shards. Blocks of unequal
+    parts have the size of the largest one on all devices, which take the same copies.
+    """
     local, result = source.local_shape(shape, mesh), target.local_shape(shape, mesh)
-    before, after = math.prod(local) * itemsize, math.prod(result) * itemsize
+    before, after = (spec.local_nbytes(shape, itemsize, mesh, coordinate) for spec in (source, target))
+    largest = math.prod(local) * itemsize, math.prod(result) * itemsize
     uneven = step.is_uneven(mesh)
     places = places_shards and not uneven
     unpacks = step.unpacks(local, result, mesh, places)
-    received = buffer_nbytes(after if places and not unpacks else step.received_nbytes(before, after, mesh))
+    sent = largest if uneven else (before, after)
+    received = buffer_nbytes(after if places and not unpacks else step.received_nbytes(*sent, mesh))
     working = buffer_nbytes(before) + received
     if uneven:
-        working = max(working, uneven_nbytes(step, before, after, mesh))
+        working = max(working, uneven_nbytes(step, before, after, largest, mesh))
     if step.packs(local, places):
         working = max(working, 2 * buffer_nbytes(before))
     return StepBytes(working, received + buffer_nbytes(after) if unpacks else 0)
@@ -87,31 +126,40 @@ def reduction_nbytes(
     fns: Sequence[ReduceFn],
     mesh: DeviceMesh,
     places_shards: bool = False,
+    coordinate: Sequence[int] | None = None,
 ) -> int:
-    """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included."""
+    """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included.
+
+    They are those of the device at ``coordinate``, or by default of one with the largest shards.
+    """
     spec = partial
-    before = partial.local_nbytes(shape, itemsize, mesh)
+    before = partial.local_nbytes(shape, itemsize, mesh, coordinate)
     most = buffer_nbytes(before)
     for fn in fns:
-        step, local = Step.of(fn), spec.local_shape(shape, mesh)
+        step, local, source = Step.of(fn), spec.local_shape(shape, mesh), spec
         spec = fn.after(spec)
-        after, uneven = spec.local_nbytes(shape, itemsize, mesh), step.is_uneven(mesh)
+        after, uneven = spec.local_nbytes(shape, itemsize, mesh, coordinate), step.is_uneven(mesh)
+        largest = source.local_nbytes(shape, itemsize, mesh), spec.local_nbytes(shape, itemsize, mesh)
+        blocks = largest if uneven else (before, after)
         packs = step.packs(local, places_shards and not uneven)
         sent, result = buffer_nbytes(before), buffer_nbytes(after)
         copies: tuple[int, ...] = (2 * sent if packs else 0, 2 * result if fn.op == "average" else 0)
         if uneven:
-            copies = (*copies, uneven_nbytes(step, before, after, mesh))
+            copies = (*copies, uneven_nbytes(step, before, after, largest, mesh))
         if step.exchanges(places_shards):
-            stacked = step.whole_nbytes(before, after, mesh)
-            exchanged = step.exchanged_nbytes(before, after, mesh)
+            stacked = step.whole_nbytes(*blocks, mesh)
+            exchanged = step.exchanged_nbytes(*blocks, mesh)
             copies = (*copies, buffer_nbytes(stacked) + buffer_nbytes(exchanged))
         most = max(most, sent + result, *copies)
         before = after
     return most
 
 
-def uneven_nbytes(step: Step, before: int, after: int, mesh: DeviceMesh) -> int:
-    """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included."""
-    whole = step.whole_nbytes(before, after, mesh)
-    block = before if step.collective.joins else after
+def uneven_nbytes(step: Step, before: int, after: int, largest: tuple[int, int], mesh: DeviceMesh) -> int:
+    """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included.
+
+    ``largest`` are the bytes of the largest shards before and after it, of which there are blocks.
+    """
+    whole = step.whole_nbytes(*largest, mesh)
+    block = largest[0] if step.collective.joins else largest[1]
     return buffer_nbytes(whole) + buffer_nbytes(max(before, block, after))

@@ -18,6 +18,7 @@ from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
+from hidet_dist.search.formulation.devices import for_the_least, limiting_devices
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.formulation.parts import offered_parts
@@ -26,8 +27,9 @@ from hidet_dist.search.formulation.solution import StageCosts, write_stage
 from hidet_dist.search.in_time import plan_in_time
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
+from hidet_dist.search.planner import collector_paused, limits_as_errors, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
+from hidet_dist.search.problem.devices import DeviceMemory, on_devices
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
@@ -110,7 +112,6 @@ def search_family(
     if not members:
         raise ConfigError("search_family needs at least one graph.")
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
-    budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
@@ -130,6 +131,7 @@ def search_family(
     with collector_paused(), limits_as_errors(limits):
         if offered is None:
             offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
+        budgets = [device.nbytes for device in limiting_devices(cluster, options.mem_budget, offered.parts)]
         parted = rules if rules.offered == offered else RuleTable(cluster.mesh, rules, offered)  # of all members
         sharing = shared_weights([held_keys(view, *each) for view, each in zip(views, labelled, strict=True)])
 
@@ -141,13 +143,16 @@ def search_family(
                 own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
                 given = view, cluster, model, own, pins
                 formulations.append(formulate(*given, None, part, parted, choice_set, offered))
-            return _Joint(views, formulations, [member.weight for member in members], budget, sharing)
+            return _Joint(views, formulations, [member.weight for member in members], sharing)
 
         operators, kinds = sum(len(view.operators) for view in views), sum(view.kinds for view in views)
         solver = options.solve_options(limits)
         tables = [rule_table(view, cluster.mesh, rules) for view in views]
         for few in (ChoiceSet.FEW, ChoiceSet.FEW_PROVEN):
-            joint, solution = plan_in_time(formulated, _solve, lambda _: solver, limits, operators, kinds, few=few)
+            try:
+                joint, solution = plan_in_time(formulated, _solve, lambda _: solver, limits, operators, kinds, few=few)
+            except InfeasibleError as error:
+                raise for_the_least(error, budgets) from None
             of_graphs = enumerate(zip(joint.formulations, views, tables, strict=True))
             if all(one.is_proven(view, joint.picks(g, solution.choices), table) for g, (one, view, table) in of_graphs):
                 break
@@ -183,19 +188,16 @@ class _Joint:
         views: Sequence[GraphView],
         formulations: Sequence[Formulation],
         frequencies: Sequence[float],
-        budget: int,
         groups: Mapping[tuple[int, int], tuple[tuple[int, int], ...]],
     ):
         self.views, self.formulations, self.frequencies = views, formulations, frequencies
         cost: list[list[float]] = []
         collectives: list[list[int]] = []
-        memory: list[list[int]] = []
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
         # The graphs run one after the other, and so do their program points.
-        start = [0, *accumulate(formulation.problem.activations.points for formulation in formulations)]
-        intervals: list[LiveInterval] = []
-        converted: dict[int, ConvertedTensor] = {}
+        points = [formulation.devices[0].activations.points for formulation in formulations]
+        self.start = [0, *accumulate(points)]
         common = {group: self._common_specs(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
         for g, formulation in enumerate(formulations):
@@ -218,19 +220,13 @@ class _Joint:
                 entities.append(len(cost))
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
                 collectives.append([formulation.problem.collectives[entity][k] for k in kept_choices])
-                nbytes = [formulation.problem.memory[entity][k] for k in kept_choices]
-                if entity >= formulation.weights.stop and held is None:  # an input or output: while its graph runs
-                    points = formulation.problem.activations.points
-                    intervals.append(LiveInterval(entities[-1], start[g], start[g] + points - 1, tuple(nbytes)))
-                    nbytes = [0] * len(nbytes)
-                memory.append(nbytes)
             self.entities.append(entities)
         self.shared = [first[group] for group in first if len(group) > 1]
         edges: list[Edge] = []
-        tensors = 0
+        self.tensors = [0]  # the numbers of the first tensors of the graphs
         for g, formulation in enumerate(formulations):
             weighted: dict[int, tuple[tuple[float, ...], ...]] = {}
-            for edge in formulation.problem.edges:
+            for edge in formulation.edges:
                 if id(edge.convert) not in weighted:
                     weighted[id(edge.convert)] = tuple(
                         tuple(frequencies[g] * seconds for seconds in line) for line in edge.convert
@@ -243,19 +239,37 @@ class _Joint:
                     consumed = tuple(consumed[k] for k in self.kept[g][edge.consumer])
                 producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
                 convert = weighted[id(edge.convert)]
-                span = edge.begin + start[g], edge.end + start[g]
-                ends = tensors + edge.tensor, producer, consumer, produced, consumed, convert
+                span = edge.begin + self.start[g], edge.end + self.start[g]
+                ends = self.tensors[-1] + edge.tensor, producer, consumer, produced, consumed, convert
                 edges.append(Edge(*ends, *span, edge.collectives))
-            activations = formulation.problem.activations
+            self.tensors.append(self.tensors[-1] + 1 + max((edge.tensor for edge in formulation.edges), default=0))
+        devices = [self._memory_of(number) for number in range(len(formulations[0].devices))]
+        self.problem = on_devices(cost, edges, collectives, devices)
+
+    def _memory_of(self, number: int) -> DeviceMemory:
+        """Join the memory that the graphs take on one of the limiting devices, which are the same for all."""
+        memory: list[list[int]] = []
+        intervals: list[LiveInterval] = []
+        converted: dict[int, ConvertedTensor] = {}
+        for g, formulation in enumerate(self.formulations):
+            device, span = formulation.devices[number], (self.start[g], self.start[g + 1] - 1)
+            for entity, (joint, every) in enumerate(zip(self.entities[g], device.memory, strict=True)):
+                if joint < len(memory):
+                    continue  # of a graph before
+                nbytes = [every[k] for k in self.kept[g].get(entity, range(len(every)))]
+                if entity >= formulation.weights.stop and _held_number(formulation, entity) is None:
+                    # An input or output: while its graph runs.
+                    intervals.append(LiveInterval(joint, *span, tuple(nbytes)))
+                    nbytes = [0] * len(nbytes)
+                memory.append(nbytes)
+        for g, formulation in enumerate(self.formulations):
+            activations, start = formulation.devices[number].activations, self.start[g]
             for interval in activations.intervals:
                 entity = self.entities[g][interval.entity]
-                intervals.append(
-                    LiveInterval(entity, interval.begin + start[g], interval.end + start[g], interval.nbytes)
-                )
-            converted.update((tensors + tensor, memory_) for tensor, memory_ in activations.tensors.items())
-            tensors += 1 + max((edge.tensor for edge in formulation.problem.edges), default=0)
-        activations = Activations(start[-1], tuple(intervals), converted)
-        self.problem = Problem(cost, memory, budget, edges, activations, collectives)
+                intervals.append(LiveInterval(entity, interval.begin + start, interval.end + start, interval.nbytes))
+            converted.update((self.tensors[g] + tensor, held) for tensor, held in activations.tensors.items())
+        budget = self.formulations[0].devices[number].budget
+        return DeviceMemory(budget, memory, Activations(self.start[-1], tuple(intervals), converted))
 
     def _common_specs(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
         """List the specs that a shared weight or state may have in all graphs. Raises ConfigError."""

@@ -145,7 +145,7 @@ class OverlapSearch:
             stage = stage_of(self.costs, self.formulation, choices)
             if math.fsum(operator.compute_seconds for operator in stage.operators) >= below:
                 return None
-            beside = overlapped(self.planned, stage, self.formulation.problem.budget)
+            beside = overlapped(self.planned, stage, min(device.budget for device in self.formulation.devices))
             self._candidates[choices] = Candidate(choices, stage, beside)
         return self._candidates[choices]
 
@@ -209,7 +209,7 @@ class OverlapSearch:
         convert: dict[int, _Table] = {}
         edges = []
         for edge in problem.edges:
-            name = names[edge.tensor]
+            name = names[edge.tensor % len(names)]  # copies for further devices are numbered behind all tensors
             if edge.tensor not in convert:
                 if name in self.of_weights:
                     convert[edge.tensor] = self._less(edge.convert, name, 1 - paid)
@@ -219,7 +219,7 @@ class OverlapSearch:
             edges.append(edge if table is edge.convert else replace(edge, convert=table))
         # While one gathered tensor is read, the next one is gathered.
         tensors = {
-            number: self._twice(memory) if names[number] in self.of_weights else memory
+            number: self._twice(memory) if names[number % len(names)] in self.of_weights else memory
             for number, memory in problem.activations.tensors.items()
         }
         return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))

@@ -21,8 +21,10 @@ from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
+from hidet_dist.search.formulation.devices import DeviceHeld, for_the_least, limiting_devices
 from hidet_dist.search.formulation.formulate import Allow, Formulation, formulate
 from hidet_dist.search.formulation.labels import label_stage, parse_names
+from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import StageCosts, stage_of, write_stage
 from hidet_dist.search.in_time import plan_in_time
@@ -263,13 +265,15 @@ def _search(
     offered: OfferedParts | None = None,
 ) -> SearchResult:
     """Search for one mesh; if it ``insists``, with a plan of a simpler problem where none was found in time."""
-    budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     view, tensors, pins = _named(graph, cluster, options)
     # A simpler problem is formulated with the rules that the time has been enough for.
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
+        if offered is None:
+            offered = offered_parts([pins], rules, options.unequal_parts, options.mode == "search")
+        budgets = [device.nbytes for device in limiting_devices(cluster, options.mem_budget, offered.parts)]
         incumbents = Incumbents()
         steps: tuple[StepTaken, ...] = ()
         made: StagePlan | None = None
@@ -285,9 +289,12 @@ def _search(
 
             table = rule_table(view, cluster.mesh, rules)
             for few in (ChoiceSet.FEW, ChoiceSet.FEW_PROVEN):
-                formulation, solution, incumbents = _solved(
-                    view, formulated, few, options, limits, insists and allow is None
-                )
+                try:
+                    formulation, solution, incumbents = _solved(
+                        view, formulated, few, options, limits, insists and allow is None
+                    )
+                except InfeasibleError as error:
+                    raise for_the_least(error, budgets) from None
                 costs = StageCosts(view, cluster.mesh, model, formulation.fused)
                 picks = solution.choices
                 if overlaps:
@@ -305,15 +312,15 @@ def _search(
         stage, held = write_stage(costs, cluster, formulation, picks, made)
         stage = label_stage(view, stage, tensors)
         if options.mode == "propagate":
-            _check_held(max(held), budget)
+            _check_held(held, min(budgets))
         else:
             if picks != solution.choices:
                 incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
-            if (most := max(held)) > budget:
-                raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
+            if held.excess > 0:
+                raise VerificationError(f"The plan holds {held}, more than mem_budget = {held.device.nbytes}.")
         if overlaps:
             if options.mode == "propagate":
-                beside = overlapped(PlannedTasks(view, cluster, formulation.fused), stage, budget)
+                beside = overlapped(PlannedTasks(view, cluster, formulation.fused), stage, min(budgets))
             else:
                 beside = candidate.overlap
             stage = beside.plan(stage)
@@ -324,7 +331,7 @@ def _search(
             for one in incumbents.known
             if one.choices == picks or not left.expired()
         ]
-        return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, budget, held, left, steps)
+        return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, held, left, steps)
 
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price, report_of)
 
@@ -413,11 +420,6 @@ def limits_as_errors(limits: Limits) -> Iterator[None]:
         ) from error
 
 
-def memory_budget(cluster: Cluster, given: int | None) -> int:
-    """Return the bytes that a device may hold: the given ones, or the device's memory."""
-    return cluster.device.memory_bytes if given is None else given
-
-
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause the garbage collector: a search makes millions of small tuples without cycles."""
@@ -430,10 +432,10 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check_held(held: int, budget: int) -> None:
-    if held > budget:
+def _check_held(held: DeviceHeld, least: int) -> None:
+    if held.excess > 0:
         raise InfeasibleError(
-            f"The plan that follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more "
+            f"The plan that follows from the pins holds {held}, and mem_budget is {held.device.nbytes}. Pin more "
             "weights to specs that split them, or search for a plan (mode 'search').",
-            held,
+            least + held.excess,
         )

@@ -9,10 +9,9 @@ from hidet_dist.errors import InfeasibleError, PlanError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import ProvenStage
+from hidet_dist.search.formulation.devices import held_by_fullest, memory_budget
 from hidet_dist.search.formulation.labels import label_stage
-from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.solution import StageCosts, lay_out
-from hidet_dist.search.planner import memory_budget
 from hidet_dist.spec import StagePlan
 from hidet_dist.view import GraphView
 
@@ -51,14 +50,16 @@ def recost_stage(proven: ProvenStage, cluster: Cluster, cost_model: CostModel | 
 
 
 def check_budget(view: GraphView, stage: StagePlan, cluster: Cluster, mem_budget: int | None) -> None:
-    """Refuse a stage that holds more than ``mem_budget`` bytes a device; the device's memory by default.
+    """Refuse a stage that holds more than ``mem_budget`` bytes a device; by default, than the memory of each.
 
     Raises
     ------
     InfeasibleError
         When it holds more.
     """
-    budget = memory_budget(cluster, mem_budget)
-    most = max(live_bytes(view, stage, cluster.device.places_shards))
-    if most > budget:
-        raise InfeasibleError(f"The given plan holds {most} bytes a device, and mem_budget is {budget}.", most)
+    held = held_by_fullest(view, stage, cluster, mem_budget)
+    if held.excess > 0:
+        raise InfeasibleError(
+            f"The given plan holds {held}, and mem_budget is {held.device.nbytes}.",
+            memory_budget(cluster, mem_budget) + held.excess,
+        )

@@ -13,6 +13,7 @@ from hidet_dist.reshard import Step, walk
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.formulation.devices import DeviceHeld
 from hidet_dist.search.formulation.formulate import Formulation
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.problem import Edge, Problem, evaluate, readers
@@ -64,22 +65,21 @@ def write_report(
     mode: str,
     bound_seconds: float,
     gap: float,
-    budget: int,
-    held: Sequence[int],
+    held: DeviceHeld,
     limits: Limits,
     steps: Sequence[StepTaken] = (),
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``.
 
-    ``incumbents`` are the best plans over time, ``held`` the plan's bytes on a device during each operator.
+    ``incumbents`` are the best plans over time, ``held`` what it holds on the fullest device.
     """
     others = Alternatives(formulation, picks, bound_seconds, limits)
     return SearchReport(
         mode,
         bound_seconds,
         gap,
-        budget,
-        tuple(held),
+        held.device.nbytes,
+        tuple(held.live_bytes),
         traffic(view, stage),
         others.runner_ups(),
         _incumbents(incumbents),
@@ -87,6 +87,7 @@ def write_report(
         others.weights(),
         others.savings(view, stage),
         tuple(steps),
+        held.device.coordinate or (),
     )
 
 
@@ -100,7 +101,7 @@ class Alternatives:
 
     def __init__(self, formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits):
         self.formulation, self.picks, self.bound_seconds = formulation, picks, bound_seconds
-        problem = formulation.problem
+        problem = formulation.of_first_device
         free = Prices([0.0] * problem.activations.points)
         try:
             limits.check()
@@ -165,7 +166,7 @@ class Alternatives:
         """
         edges: dict[str, list[Edge]] = {}
         names = list(self.formulation.layouts)
-        for edge in self.formulation.problem.edges:
+        for edge in self.formulation.edges:
             edges.setdefault(names[edge.tensor], []).append(edge)
         result: list[Saving] = []
         for number, plan in enumerate(stage.operators):

@@ -24,6 +24,8 @@ TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of 
 
 MOST_NEAR_EVEN = 3  # lists of near-even parts of heads that are offered for an axis
 
+MOST_LIMITING_DEVICES = 8  # devices of unlike shards or budgets whose memory is counted one by one
+
 # Shares of an axis of unequal devices (shares.py).
 MOST_PARTS = 64  # the greatest sum of shares that is proposed
 PROPOSALS = 3  # meshes with shares that are searched, besides the even one

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from hidet_dist.codec import Signed, decode, encode
+from hidet_dist.codec import OMITTED, Signed, decode, encode
 from hidet_dist.errors import PlanError, SpecError
 
 
@@ -118,6 +118,8 @@ class SearchReport:
     weights: for each weight, its other choices.
     savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
     steps: the steps of the search for the least sum of seconds, in order.
+    device: where parts are unequal, the coordinate of the device of ``mem_budget`` and ``live_bytes``: the one that has
+        the least room left. Empty for a device with the largest shards.
     """
 
     mode: str
@@ -132,6 +134,7 @@ class SearchReport:
     weights: tuple[tuple[RunnerUp, ...], ...] = ()
     savings: tuple[Saving, ...] = ()
     steps: tuple[StepTaken, ...] = ()
+    device: Annotated[tuple[int, ...], OMITTED] = ()
 
     def without_times(self) -> SearchReport:
         """Return the report without measured times, so that equal input gives an equal report."""

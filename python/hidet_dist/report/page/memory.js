@@ -113,12 +113,15 @@ function drawMemory(detail = false) {
   });
   move(at);
   const overlapped = report.overlapped_bytes;
+  const ranks = report.memory.ranks || [];
   replaceBody('memory',
     el('p', {class: 'lead'}, `${bytes(peak)} at most, of ${bytes(budget)} (${percent(peak / budget)}); ${bytes(resident)} of it throughout. `,
       overlapped && bytes(overlapped) !== bytes(peak) ? `With communication beside computation a device holds ${bytes(overlapped)} at most. ` : '',
       traces.filter(trace => trace.process_bytes !== null)
         .map(trace => `The process of rank ${trace.rank} grew by ${bytes(trace.process_bytes)} until it was measured, with its kernels and libraries. `),
       el('button', {type: 'button', class: 'link', onclick: () => move(at)}, 'Go to the peak')),
+    ranks.length ? el('p', {}, `This is the device at (${report.memory.device.join(', ')}), which has the least room left. `,
+      `Parts are unequal: by rank, devices hold ${ranks.map(rank => `${bytes(rank.peak_bytes)} of ${bytes(rank.budget_bytes)}`).join(', ')}.`) : null,
     el('ul', {class: 'legend'}, el('li', {}, el('span', {class: 'swatch resident'}), 'held throughout: weights, inputs, outputs'),
       el('li', {}, el('span', {class: 'swatch live'}), 'temporary: activations, conversions')),
     el('label', {class: 'choice'}, el('input', {type: 'checkbox', checked: detail, onchange: event => {

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hidet.graph import Operator, Tensor
 
@@ -14,16 +15,18 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.reshard import conversion_buffers, conversion_collectives
-from hidet_dist.reshard.buffers import reduction_nbytes
+from hidet_dist.reshard.buffers import reduction_nbytes, smaller_nbytes
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable
 from hidet_dist.search.choice_sets import ChoiceSet
+from hidet_dist.search.formulation.devices import DeviceBudget, limiting_devices
 from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
 from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pin, Pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
+from hidet_dist.search.problem.devices import DeviceMemory, on_devices
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.symbolic.planning import rule_table
@@ -51,12 +54,18 @@ class Formulation:
     weights: the entity numbers of the weights.
     weight_specs, inputs, outputs: the specs of each weight, input and output, one per choice.
     pins: the pins that the choices satisfy.
+    edges: the edges of the problem, without those that are copies for further devices.
+    limiting: the devices whose budgets limit plans. The problem counts the memory of each.
+    devices: their memory.
     layouts: the specs of each tensor, by the numbers that edges use for specs; tensors in the order of their numbers.
     states: the specs of each state, one per choice.
     choice_set: which of all choices there are.
     """
 
     problem: Problem
+    edges: list[Edge]
+    limiting: tuple[DeviceBudget, ...]
+    devices: list[DeviceMemory]
     fused: Fusions
     choices: list[tuple[Choice, ...]]
     notes: list[str]
@@ -68,6 +77,13 @@ class Formulation:
     layouts: dict[str, Specs]
     states: list[Specs]
     choice_set: ChoiceSet
+
+    @cached_property
+    def of_first_device(self) -> Problem:
+        """The problem of plans that fit the budget of the first of the limiting devices, whatever others hold."""
+        if len(self.devices) == 1:
+            return self.problem
+        return on_devices(self.problem.cost, self.edges, self.problem.collectives, self.devices[:1])
 
     def is_proven(self, view: GraphView, picks: Sequence[int], table: RuleTable) -> bool:
         """Tell whether the choices of a plan are proven; those of few choices are proven now, with the table's rules.
@@ -140,30 +156,50 @@ def formulate(
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
-    nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
-    memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in cost]
-    sizes: dict[Hashable, list[int]] = {}  # equal weights share theirs, too
+    held = (*weights, *inputs, *outputs, *states)
     numbers = range(len(cost), len(cost) + len(weights))
-    names = (*view.weights, *view.inputs, *view.outputs, *view.states)
-    for name, specs in zip(names, (*weights, *inputs, *outputs, *states), strict=True):
-        cost.append([0.0] * len(specs))
-        tensor, shape = view.tensors[name], view.shape(name)
-        sized = name if storage_of(tensor) is not None else (shape, view.itemsize(name), id(specs))
-        if sized not in sizes:
-            sizes[sized] = [shard_nbytes(tensor, shape, spec, mesh) for spec in specs]
-        memory.append(sizes[sized])
-
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs, states)
     edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
-    budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
-    activations = _activations(view, cluster, choices, outputs, tensors, budget, sum(map(max, memory)))
-    problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
+    limiting = limiting_devices(cluster, options.mem_budget, offered.parts)
+    most = max(device.nbytes for device in limiting)
+    devices: list[DeviceMemory] = []
+    for device in limiting:
+        memory = _memory_in_run(view, mesh, cost, held, device.coordinate)
+        sizes = _Sizes(view, cluster, outputs, device.coordinate)
+        activations = _activations(sizes, choices, tensors, most, sum(map(max, memory)), bars=not devices)
+        devices.append(DeviceMemory(device.nbytes, memory, activations))
+    cost += [[0.0] * len(specs) for specs in held]
+    problem = on_devices(cost, edges, _collectives(choices, cost), devices)
     # Tensors that share the numbers of their layouts share the list of specs.
     unlike = {id(of_layouts): of_layouts for of_layouts in tensors.numbers.values()}
     specs_of = {number: [spec for spec, _ in of_layouts] for number, of_layouts in unlike.items()}
     layouts = {name: specs_of[id(of_layouts)] for name, of_layouts in tensors.numbers.items()}
     boundary = weights, inputs, outputs
-    return Formulation(problem, fused, choices, notes, numbers, *boundary, pins, layouts, states, choice_set)
+    counted = problem, edges, limiting, devices
+    return Formulation(*counted, fused, choices, notes, numbers, *boundary, pins, layouts, states, choice_set)
+
+
+def _memory_in_run(
+    view: GraphView,
+    mesh: DeviceMesh,
+    operators: Sequence[Sequence[float]],
+    held: Sequence[Specs],
+    coordinate: Sequence[int] | None,
+) -> list[list[int]]:
+    """Compute the bytes that each choice of each entity takes on a device during the whole run: none of operators'.
+
+    ``held`` are the specs of weights, graph inputs, outputs and states.
+    """
+    nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
+    memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in operators]
+    sizes: dict[Hashable, list[int]] = {}  # equal weights share theirs, too
+    for name, specs in zip((*view.weights, *view.inputs, *view.outputs, *view.states), held, strict=True):
+        tensor, shape = view.tensors[name], view.shape(name)
+        sized = name if storage_of(tensor) is not None else (shape, view.itemsize(name), id(specs))
+        if sized not in sizes:
+            sizes[sized] = [shard_nbytes(tensor, shape, spec, mesh, coordinate) for spec in specs]
+        memory.append(sizes[sized])
+    return memory
 
 
 def _in_place(view: GraphView, choices: list[tuple[Choice, ...]]) -> None:
@@ -480,14 +516,17 @@ class _Conversions:
 
 
 class _Sizes:
-    """The bytes of shards' buffers; those in the buffer of a graph output count as 0.
+    """The bytes of the buffers of a device's shards; those in the buffer of a graph output count as 0.
 
     Where the spec of an output is open, it is unknown whether the operator writes into the output's buffer: another
     buffer is counted.
     """
 
-    def __init__(self, view: GraphView, cluster: Cluster, outputs: Sequence[Specs]):
-        self.view, self.mesh, self.places_shards = view, cluster.mesh, cluster.device.places_shards
+    def __init__(
+        self, view: GraphView, cluster: Cluster, outputs: Sequence[Specs], coordinate: Sequence[int] | None = None
+    ):
+        self.view, self.cluster, self.mesh, self.coordinate = view, cluster, cluster.mesh, coordinate
+        self.places_shards = cluster.device.places_shards
         self.outputs = set(view.outputs)
         self.resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
         self.known: dict[Hashable, int] = {}
@@ -497,7 +536,7 @@ class _Sizes:
         shape, itemsize = self.view.shape(name), self.view.itemsize(name)
         key = shape, itemsize, spec
         if key not in self.known:
-            self.known[key] = buffer_nbytes(spec.local_nbytes(shape, itemsize, self.mesh))
+            self.known[key] = buffer_nbytes(spec.local_nbytes(shape, itemsize, self.mesh, self.coordinate))
         return self.known[key]
 
     def held(self, name: str, spec: TensorShardSpec) -> int:
@@ -506,21 +545,20 @@ class _Sizes:
 
 
 def _activations(
-    view: GraphView,
-    cluster: Cluster,
+    sizes: _Sizes,
     choices: Sequence[tuple[Choice, ...]],
-    outputs: Sequence[Specs],
     tensors: _Tensors,
     budget: int,
     held_in_run: int,
+    bars: bool,
 ) -> Activations:
     """Formulate the bytes of :func:`hidet_dist.search.formulation.memory.point_bytes` for all plans at once.
 
     A state that is updated in place must not be converted on its way, and a weight in a lower precision cannot be. So
     such a conversion takes more than the budget, and more than all values and a converted copy of each: the least
-    memory is that of a plan, however small the budget.
+    memory is that of a plan, however small the budget. It does where ``bars``; one device of several suffices for it.
     """
-    sizes = _Sizes(view, cluster, outputs)
+    view = sizes.view
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
     most = held_in_run + sum(max(interval.nbytes) for interval in intervals)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
@@ -538,10 +576,11 @@ def _activations(
         if same not in known:
             key: Hashable = sized, tuple(layouts), own
             if key not in known:
-                known[key] = _converted(sizes, cluster, name, [spec for spec, _ in layouts])
+                known[key] = _converted(sizes, name, [spec for spec, _ in layouts])
             known[same] = known[key]
         converted[number] = known[same]
-    converted |= {number: _never_converted(specs, max(budget, most) + 1) for number, specs in fixed.items()}
+    if bars:
+        converted |= {number: _never_converted(specs, max(budget, most) + 1) for number, specs in fixed.items()}
     return Activations(tensors.lifetimes.count, tuple(intervals), dict(sorted(converted.items())))
 
 
@@ -565,7 +604,8 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
                         partial = choice.spec.partial_spec(o)
                         run.append(sizes.shard(name, partial))
                         whole = view.shape(name), view.itemsize(name)
-                        reduce.append(reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards))
+                        taken = reduction_nbytes(*whole, partial, fns, mesh, sizes.places_shards, sizes.coordinate)
+                        reduce.append(taken)
                     else:
                         run.append(0 if computed else kept[-1])
                         reduce.append(run[-1])
@@ -586,14 +626,24 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
     return intervals
 
 
-def _converted(sizes: _Sizes, cluster: Cluster, name: str, specs: Specs) -> ConvertedTensor:
-    """Formulate the memory of a tensor's conversions."""
+def _converted(sizes: _Sizes, name: str, specs: Specs) -> ConvertedTensor:
+    """Formulate the memory of a tensor's conversions.
+
+    The buffers of a device whose shards are not the largest ones are bounded by those of the largest.
+    """
     shape, dtype = sizes.view.pieces(name)
     elements = tuple(sizes.view.shape(name)), sizes.view.itemsize(name)
 
     @functools.cache
     def buffers() -> tuple[tuple[int, ...], ...]:
-        return conversion_buffers(shape, dtype, specs, specs, cluster, elements)
+        largest = conversion_buffers(shape, dtype, specs, specs, sizes.cluster, elements)
+        if sizes.coordinate is None:
+            return largest
+        less = [smaller_nbytes(*elements, [spec], sizes.mesh, sizes.coordinate) for spec in specs]
+        return tuple(
+            tuple(nbytes + of_source + of_target for nbytes, of_target in zip(line, less, strict=True))
+            for line, of_source in zip(largest, less, strict=True)
+        )
 
     layout = tuple(specs.index(spec) for spec in specs)
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), buffers)

@@ -15,13 +15,16 @@ point the graph outputs are converted. Live intervals, before kernels are fused:
 * What operators compute from nothing (a causal mask, positions) is computed when the program is built. The results that
   other operators read are constants of the program, and held during the whole run; those between take no memory.
 
+Where parts are unequal, devices hold shards of unlike sizes. The memory is that of the device at a coordinate, or by
+default of one whose shards are as large as the largest ones.
+
 Buffers count as they are placed (:mod:`hidet_dist.spec.buffers`). Where fused kernels keep intermediate results in
 registers, a program mostly holds less; it may hold more where a kernel's inputs are read for longer than an operator's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -114,19 +117,24 @@ class Holding:
     nbytes: int
 
 
-def point_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[int]:
+def point_bytes(
+    view: GraphView, stage: StagePlan, places_shards: bool = False, coordinate: Sequence[int] | None = None
+) -> list[int]:
     """Compute the bytes that a device holds at each program point. Raises SpecError for a spec that does not fit."""
     change = [0] * (POINTS * len(view.operators) + 2)
-    for one in holdings(view, stage, places_shards):
+    for one in holdings(view, stage, places_shards, coordinate):
         change[one.begin] += one.nbytes
         change[one.end + 1] -= one.nbytes
     return list(accumulate(change))[:-1]
 
 
-def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[Holding]:
+def holdings(
+    view: GraphView, stage: StagePlan, places_shards: bool = False, coordinate: Sequence[int] | None = None
+) -> list[Holding]:
     """List the memory that a device holds, with live intervals. Raises SpecError for a spec that does not fit.
 
-    ``places_shards``: collectives need no copies, as those in host memory.
+    ``places_shards``: collectives need no copies, as those in host memory. ``coordinate``: that of the device; by
+    default, all shards are the largest ones.
     """
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
@@ -141,7 +149,7 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
     def size(name: str, spec: TensorShardSpec) -> int:
         key = view.shape(name), view.itemsize(name), spec
         if key not in sizes:
-            sizes[key] = spec.local_nbytes(*key[:2], mesh)
+            sizes[key] = spec.local_nbytes(*key[:2], mesh, coordinate)
         return sizes[key]
 
     def buffer(name: str, spec: TensorShardSpec) -> int:
@@ -152,7 +160,7 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
     kinds = ((WEIGHT, stage.weights), (STATE, stage.states), (INPUT, stage.inputs), (OUTPUT, stage.outputs))
     for what, tensors in kinds:
         for tensor in tensors:
-            nbytes = size(tensor.name, tensor.spec) if tensor.storage is None else tensor.local_nbytes(mesh)
+            nbytes = size(tensor.name, tensor.spec) if tensor.storage is None else tensor.local_nbytes(mesh, coordinate)
             hold(tensor.name, what, 0, lifetimes.count - 1, nbytes)
     for tensor in stage.stored:
         spec_of[tensor.name] = tensor.spec
@@ -165,9 +173,9 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
             hold(name, ACTIVATION, *lifetimes.after(number, name), kept)
             if name in lifetimes.viewed or (name in lifetimes.computed and not fns):
                 continue
-            partial = plan.spec.partial_spec(o)
+            partial, sized = plan.spec.partial_spec(o), (view.shape(name), view.itemsize(name))
             hold(name, ACTIVATION, at + RUN, at + RUN, buffer(name, partial) if fns else kept)
-            most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh, places_shards)
+            most = reduction_nbytes(*sized, partial, fns, mesh, places_shards, coordinate)
             hold(name, ACTIVATION, at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
     for name, target, begin, end in _requirements(view, stage, lifetimes):
@@ -178,7 +186,8 @@ def holdings(view: GraphView, stage: StagePlan, places_shards: bool = False) -> 
         if (name, target) not in resident:
             hold(name, CONVERTED, begin, end, buffer(name, target))
         steps = conversions.take(name, view.pieces(name)[0], spec_of[name], target)
-        working = conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh, places_shards)
+        sized = view.shape(name), view.itemsize(name)
+        working = conversion_nbytes(*sized, spec_of[name], steps, mesh, places_shards, coordinate)
         hold(name, BUFFER, begin, begin, working)
     return held
 
@@ -196,13 +205,16 @@ def _requirements(
         yield name, target, *lifetimes.required(name, use.operator, shares)
 
 
-def live_bytes(view: GraphView, stage: StagePlan, places_shards: bool = False) -> list[int]:
+def live_bytes(
+    view: GraphView, stage: StagePlan, places_shards: bool = False, coordinate: Sequence[int] | None = None
+) -> list[int]:
     """Compute the peak bytes of a device during each operator, in execution order.
 
-    ``places_shards``: collectives need no copies, as those in host memory.
+    ``places_shards``: collectives need no copies, as those in host memory. ``coordinate``: that of the device; by
+    default, all shards are the largest ones.
 
     There is one entry per operator, and a last one for the conversion of the graph outputs. Their maximum is the memory
     that the stage needs. Raises SpecError for a spec that does not fit the graph.
     """
-    held = point_bytes(view, stage, places_shards)
+    held = point_bytes(view, stage, places_shards, coordinate)
     return [max(held[i : i + POINTS]) for i in range(0, len(held), POINTS)]

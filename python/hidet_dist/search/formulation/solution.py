@@ -13,6 +13,7 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
+from hidet_dist.search.formulation.devices import DeviceHeld
 from hidet_dist.search.formulation.formulate import Formulation, place_in_kernel
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.problem import evaluate, held_bytes, readers
@@ -24,8 +25,10 @@ from hidet_dist.weights.storage import storage_of
 
 def write_stage(
     costs: StageCosts, cluster: Cluster, formulation: Formulation, picks: Sequence[int], stage: StagePlan | None = None
-) -> tuple[StagePlan, list[int]]:
-    """Write down the plan of a choice for every entity, and check it; return it with its :func:`live_bytes`.
+) -> tuple[StagePlan, DeviceHeld]:
+    """Write down the plan of a choice for every entity, and check it; return it with what it holds.
+
+    That is on the device that exceeds its budget most, or has the least room left.
 
     ``stage`` is the plan, if :func:`stage_of` has made it.
 
@@ -39,11 +42,16 @@ def write_stage(
     solved = evaluate(formulation.problem, picks)
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
-    counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    held = live_bytes(costs.view, stage, cluster.device.places_shards)
-    if max(held) > counted:
-        raise VerificationError(f"The plan holds {max(held)} bytes on a device, but the search computed {counted}.")
-    return stage, held
+    problem = formulation.problem
+    nbytes, points = held_bytes(problem, readers(problem), picks), formulation.devices[0].activations.points
+    every = []
+    for number, device in enumerate(formulation.limiting):
+        counted = max(nbytes[number * points : (number + 1) * points]) - (problem.budget - device.nbytes)
+        live = live_bytes(costs.view, stage, cluster.device.places_shards, device.coordinate)
+        every.append(DeviceHeld(device, live))
+        if max(live) > counted:
+            raise VerificationError(f"The plan holds {every[-1]}, but the search computed {counted}.")
+    return stage, max(every, key=lambda held: held.excess)
 
 
 def stage_of(costs: StageCosts, formulation: Formulation, picks: Sequence[int]) -> StagePlan:
