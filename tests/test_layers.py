@@ -73,6 +73,7 @@ SEARCH_LAYERS: tuple[str, ...] = (
     "__main__",
     "__init__",
     # Searches, and what they give.
+    "family_shares",
     "family",
     "shares",
     "recost",

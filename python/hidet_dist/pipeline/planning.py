@@ -19,6 +19,7 @@ from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import Family, FamilyMember, SearchOptions, search, search_family, search_shares
+from hidet_dist.search.family_shares import search_family_shares
 from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import Problem
 from hidet_dist.spec import Plan
@@ -102,10 +103,15 @@ def plan_family(
     SolverError
         When the solver fails, or there are no plans within the time limit.
     """
-    if planning.shares:
+    if planning.shares and planning.stages is not None:
         raise ConfigError(
-            "Shares are not searched for several graphs that share weights: give the shares of the mesh's axes."
+            "Shares are not searched for stages of several graphs that share weights: give the shares of the mesh's "
+            "axes, or leave the stages out."
         )
+    if planning.shares:
+        if cost_model is not None:
+            raise ConfigError("A search for shares has the predicted costs: leave out cost_model, or give the shares.")
+        return search_family_shares(members, planning.cluster, planning.options, rules)
     if planning.stages is None:
         return search_family(members, planning.cluster, planning.options, cost_model, rules)
     if not isinstance(planning.stages, PipelineOptions):

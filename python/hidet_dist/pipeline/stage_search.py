@@ -25,7 +25,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.planner import SearchResult
-from hidet_dist.search.shares import proposed_shares
+from hidet_dist.search.shares import DividedGraph, proposed_shares
 from hidet_dist.symbolic.planning import planning_view
 
 
@@ -71,7 +71,7 @@ class StageSearch(ABC):
             for part in list(parts):
                 devices = tuple(devices_along(self.cluster, sub_cluster(self.cluster, part).mesh, part.start))
                 if devices not in known:
-                    known[devices] = proposed_shares(self.micro.graph, devices, symbols=self.micro.declared)
+                    known[devices] = proposed_shares([DividedGraph(self.micro.graph, self.micro.declared)], devices)
                 slices[rank] += [replace(part, shares=shares) for shares in known[devices]]
         return slices
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hidet.graph import Tensor
 
@@ -40,6 +40,8 @@ from hidet_dist.spec.report import SearchReport, StepTaken
 from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
+
+Found = TypeVar("Found")
 
 
 def search(
@@ -136,6 +138,11 @@ class SearchResult:
         return replace(self, plan=plan, write_report=None)
 
 
+def makespan_of(result: SearchResult) -> float:
+    """Return the predicted seconds of a result's plan."""
+    return result.plan.makespan_seconds
+
+
 def find_plan(
     graph: NormalGraph,
     cluster: Cluster,
@@ -207,13 +214,17 @@ def _search_both(
         (1.0, lambda part: _search(graph, finer.cluster, translated, part, rules=rules)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
-    return replace(best_search(searches, limits, options.solver_gap), time_limit_reached=limits.time_reached)
+    best = best_search(searches, limits, options.solver_gap, makespan_of)
+    return replace(best, time_limit_reached=limits.time_reached)
 
 
 def best_search(
-    searches: Iterable[tuple[float, Callable[[Limits], SearchResult]]], limits: Limits, gap: float
-) -> SearchResult:
-    """Run searches for one graph on several meshes, and return the best plan; within the gap an earlier one wins.
+    searches: Iterable[tuple[float, Callable[[Limits], Found]]],
+    limits: Limits,
+    gap: float,
+    seconds: Callable[[Found], float],
+) -> Found:
+    """Run searches on several meshes, and return the best result; within the gap an earlier one wins.
 
     Parameters
     ----------
@@ -223,6 +234,8 @@ def best_search(
         The limits of all searches together.
     gap: float
         The relative gap.
+    seconds: callable
+        The predicted seconds of a result.
 
     Raises
     ------
@@ -230,7 +243,7 @@ def best_search(
         When no mesh has a plan within the budget and the limits. A mesh without one is left out otherwise.
     """
     errors: list[InfeasibleError | SolverError] = []
-    best: SearchResult | None = None
+    best: Found | None = None
     for share, run in searches:
         part = limits.part(share)
         if best is not None and part.expired():
@@ -244,7 +257,7 @@ def best_search(
                 raise
             errors.append(error)
         else:
-            if best is None or result.plan.makespan_seconds < best.plan.makespan_seconds * (1 - gap):
+            if best is None or seconds(result) < seconds(best) * (1 - gap):
                 best = result
     if best is None:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]

@@ -3,16 +3,16 @@
 Along the first axis the devices of a machine may differ. Splitting a dim evenly makes the slowest device decide; shares
 in proportion to the devices' rates do not. But only dims that are multiples of the sum of the shares are split, so the
 sum must suit the graph. Proposals are the shares of least estimated work on the device that takes longest; each of them
-is searched like a mesh of the user's, and so is the even mesh.
+is searched like a mesh of the user's, and so is the even mesh. Where equal parts of the weights fill a device's memory,
+shares in proportion to the memory of the devices are, too.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hidet.graph import Operator
@@ -26,7 +26,7 @@ from hidet_dist.rules.rule import Rule, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import SearchResult, best_search, search_result, warn_of_limit
+from hidet_dist.search.planner import SearchResult, best_search, makespan_of, search_result, warn_of_limit
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.symbols import SymbolSize
@@ -37,6 +37,15 @@ AUTO = "auto"
 """The value of ``shares`` for which shares are searched."""
 
 _NO_LINK = Link(0.0, 1.0)  # of a mesh of one device, over which nothing is sent
+
+
+@dataclass(frozen=True)
+class DividedGraph:
+    """A graph whose work is divided, with the sizes of its symbolic dims, and the weight of its seconds."""
+
+    graph: NormalGraph
+    symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
+    weight: float = 1.0
 
 
 def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ...], ...]:
@@ -84,57 +93,62 @@ def shares_result(
     """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
     if devices is not None:
         cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
-    proposed = proposed_meshes(graph, cluster, rules, options.symbols)
+    proposed = proposed_meshes([DividedGraph(graph, options.symbols)], cluster, rules, options.mem_budget)
     clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed)]
     searches = [
         (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
         for number, on in enumerate(clusters)
     ]
-    best = best_search(searches, limits, options.solver_gap)  # within the gap the even mesh wins
-    return best.reported(limits)
+    # Within the gap the even mesh wins.
+    return best_search(searches, limits, options.solver_gap, makespan_of).reported(limits)
 
 
 def proposed_meshes(
-    graph: NormalGraph,
-    cluster: Cluster,
-    rules: RuleTable | None = None,
-    symbols: Mapping[str, SymbolSize] = MappingProxyType({}),
+    graphs: Sequence[DividedGraph], cluster: Cluster, rules: RuleTable | None = None, mem_budget: int | None = None
 ) -> list[DeviceMesh]:
     """Propose meshes with shares of the first axis in proportion to the rates of its devices, the best estimates first.
 
-    None are proposed for equal devices, or for one device along the axis. ``symbols`` are the sizes of symbolic dims.
+    The last one may be in proportion to their memory, unless all have the budget that is given. None are proposed for
+    equal devices, or for one device along the axis. Graphs share their weights.
     """
     mesh = cluster.mesh
     devices = [group.device for group in cluster.groups for _ in range(group.count)]
     if len(devices) != mesh.shape[0] or mesh.is_uneven():
         return []
     others = ((),) * (mesh.ndim - 1)
+    each = mesh.size // mesh.shape[0]
+    memory = [nbytes * each for nbytes in cluster.memory_bytes] if mem_budget is None else None
     return [
         DeviceMesh(mesh.shape, mesh.axis_names, (shares, *others))
-        for shares in proposed_shares(graph, devices, rules, symbols)
+        for shares in proposed_shares(graphs, devices, rules, memory)
     ]
 
 
 def proposed_shares(
-    graph: NormalGraph,
+    graphs: Sequence[DividedGraph],
     devices: Sequence[Device],
     rules: RuleTable | None = None,
-    symbols: Mapping[str, SymbolSize] = MappingProxyType({}),
+    memory: Sequence[int] | None = None,
 ) -> list[tuple[int, ...]]:
     """Propose shares in proportion to the rates of devices, the best estimates first; none for equal devices.
 
-    The last ones may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
-    sent, and where a graph is split along its batch, that is little. Symbolic dims, of ``symbols``, are not split.
+    Behind them may be the best of those that divide the batch, dim 0 of the first input. Estimates leave out what is
+    sent, and where a graph is split along its batch, that is little. Symbolic dims are not split. The last one is in
+    proportion to ``memory``, in bytes along the axis, if equal parts of the weights do not fit it.
     """
     if all(device == devices[0] for device in devices):
         return []
     mesh = DeviceMesh((1,))
-    view = planning_view(graph, symbols, mesh)
-    table = rule_table(view, mesh, rules)
-    rates = [1 / _seconds(view, table, device) for device in devices]
+    views = [planning_view(one.graph, one.symbols, mesh) for one in graphs]
+    tables = [rule_table(view, mesh, rules) for view in views]
+    weighted = list(zip(views, tables, (one.weight for one in graphs), strict=True))
+    rates = [
+        1 / math.fsum(weight * _seconds(view, table, device) for view, table, weight in weighted) for device in devices
+    ]
     # The work of operators, by the extents of the factors that may be split.
     work = [
-        (rule.definition.operations({}), _fixed_factors(rule, given_operator(view, number)))
+        (weight * rule.definition.operations({}), _fixed_factors(rule, given_operator(view, number)))
+        for view, table, weight in weighted
         for number, rule in enumerate(map(table.rule, view.operators))
         if rule.definition is not None
     ]
@@ -155,12 +169,44 @@ def proposed_shares(
         estimates[shares] = estimate(shares)
     even = estimate((1,) * len(devices))
     better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
-    extents = extents_of(graph.inputs[0]) if graph.inputs else ()
+    inputs = graphs[0].graph.inputs
+    extents = extents_of(inputs[0]) if inputs else ()
     batch = extents[0] if extents and isinstance(extents[0], int) else 1
     proposals = [shares for _, shares in better[: tuning.PROPOSALS]]
     if not any(batch % sum(shares) == 0 for shares in proposals):
         proposals += [shares for _, shares in better if batch % sum(shares) == 0][:1]
+    if memory is not None:
+        fitting = _shares_of_memory(views, memory, estimate)
+        proposals += [shares for shares in fitting if shares not in proposals]
     return proposals
+
+
+def _shares_of_memory(
+    views: Sequence[GraphView], memory: Sequence[int], estimate: Callable[[Sequence[int]], float]
+) -> list[tuple[int, ...]]:
+    """Select shares in proportion to memory with which weights fit it, of the least estimate; none where even ones do.
+
+    If weights do not fit with any, it is those with which the fullest device has least too much.
+    """
+    # Graphs share their weights: those of the one that has most are nearly all.
+    view = max(views, key=lambda one: sum(map(one.nbytes, one.weights)))
+    weights = [(view.nbytes(name), view.shape(name)) for name in view.weights]
+
+    def filled(shares: Sequence[int]) -> float:
+        """Compute the share of the fullest device's memory that weights fill; those that cannot be split fill each."""
+        parts = sum(shares)
+        split = sum(nbytes for nbytes, shape in weights if any(extent % parts == 0 for extent in shape))
+        whole = sum(nbytes for nbytes, _ in weights) - split
+        fullest = max((split * share / parts + whole) / own for share, own in zip(shares, memory, strict=True))
+        return max(fullest, tuning.WEIGHTS_SHARE)
+
+    even = (1,) * len(memory)
+    every = [proportional(memory, parts) for parts in range(len(memory) + 1, tuning.MOST_PARTS + 1)]
+    unlike = [shares for shares in every if math.gcd(*shares) == 1 and len(set(shares)) > 1]
+    if filled(even) <= tuning.WEIGHTS_SHARE or not unlike:
+        return []
+    best = min(unlike, key=lambda shares: (filled(shares), estimate(shares)))
+    return [best] if filled(best) < filled(even) else []
 
 
 def _fixed_factors(rule: Rule, op: Operator) -> set[int]:

@@ -28,6 +28,7 @@ MOST_LIMITING_DEVICES = 8  # devices of unlike shards or budgets whose memory is
 
 # Shares of an axis of unequal devices (shares.py).
 MOST_PARTS = 64  # the greatest sum of shares that is proposed
+WEIGHTS_SHARE = 0.8  # of a device's memory that weights may fill before shares in proportion to memory are proposed
 PROPOSALS = 3  # meshes with shares that are searched, besides the even one
 
 # Coordinate descent (descent.py).
