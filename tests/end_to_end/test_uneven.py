@@ -20,6 +20,7 @@ from hidet_dist.spec import DeviceMesh, Plan
 from .conftest import launch, serve
 
 HIDDEN, INNER, ROWS = 16, 32, 6
+KERNELS = builtin("cpu", DeviceMesh((2,))).device.kernels
 SHARES = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": {"gpu": [5, 3]}}
 
 
@@ -149,6 +150,29 @@ def test_a_machine_takes_the_shares_of_the_configuration():
     even = builtin("cpu", DeviceMesh((2,), ("gpu",)))
     parsed = DistributedConfig.parse({**SHARES, "machine": even})
     assert parsed.mesh == parsed.cluster.mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
+
+
+@pytest.mark.slow
+def test_programs_over_one_storage_have_the_shares_that_are_searched_for_all(tmp_path):
+    even = builtin("cpu", DeviceMesh((2,), ("gpu",)))
+    kernels = {name: replace(one, seconds_per_operation=3 * one.seconds_per_operation) for name, one in KERNELS.items()}
+    groups = [DeviceGroup(1, replace(even.device, kernels=own)) for own in (KERNELS, kernels)]
+    config = {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": "auto"}
+    config["machine"] = unequal_cluster(even.mesh, even.links, groups)
+    rng = np.random.default_rng(0)
+    up, down = (hidet.asarray(rng.standard_normal(shape, np.float32)) for shape in ((256, 512), (512, 256)))
+
+    def of_rows(rows):
+        x = hidet.symbol([rows, 256], "float32", "cpu")
+        return hidet.trace_from(ops.matmul(ops.relu(ops.matmul(x, up)), down), [x])
+
+    graphs = {"prefill": of_rows(2048), "decode": of_rows(64)}
+    result = hidet.distributed.build_family(graphs, config, {}, tmp_path / "artifacts")
+    assert [str(plan.stages[0].mesh) for plan in result.plans.values()] == ["[gpu=3:1]"] * 2
+    whole = 2 * 256 * 512 * 4
+    assert result.weight_bytes_per_rank == [whole * 3 // 4, whole // 4]
+    stages = [program.stages[0] for program in Manifest.load(tmp_path / "artifacts").programs]
+    assert [stage.mesh_shares for stage in stages] == [((3, 1),)] * 2
 
 
 # The lookup and its residual on one pair of ranks, the second projection and the softmax on another.

@@ -149,18 +149,26 @@ def plan_serving(
         return _seconds(prepared.take(_of_sizes(like.plan, prepared.view, given)))
 
     stages = [one.plan.stages[0] for one in (prefill, decode)]
-    weights = max(stage.weight_bytes_per_device for stage in stages)
-    cache = max(stage.state_bytes_per_device for stage in stages)
-    held = max(max(report.memory.held_bytes) for one in (prefill, decode) for report in one.reports(""))
-    budget = prefill.reports("")[0].memory.budget_bytes
-    if cache <= 0:
+    reports = [report for one in (prefill, decode) for report in one.reports("")]
+    if not any(stage.states for stage in stages):
         raise ConfigError(f"{path} keeps no keys and values: only models that do can be planned for serving.")
-    other = max(0, held - weights - cache)
+
+    def fitting(rank: int) -> tuple[int, int, int, int, int]:
+        """Return the sequences that fit a rank's device, and its bytes: weights, states, others, and the budget."""
+        at = stages[0].mesh.coordinate(rank)
+        weights = max(stage.weight_bytes_of(rank) for stage in stages)
+        cache = max(sum(state.local_nbytes(stage.mesh, at) for state in stage.states) for stage in stages)
+        held = max(report.memory.peak_bytes_of(rank) for report in reports)
+        budget = reports[0].memory.budget_of(rank)
+        other = max(0, held - weights - cache)
+        return max(0, (budget - weights - other) * options.sequences // cache), weights, cache, other, budget
+
+    fit, weights, cache, other, budget = min(map(fitting, range(stages[0].mesh.size)), key=lambda one: one[0])
     steps = -(-(context // 2) // options.step_tokens)
     first = _seconds(prefill)
     return ServePlan(
         name_of(path.parent if path.name == "config.json" else path),
-        prefill.reports("")[0].machine.device,
+        reports[0].machine.device,
         stages[0].mesh.size,
         context,
         options.sequences,
@@ -169,7 +177,7 @@ def plan_serving(
         cache,
         other,
         budget,
-        max(0, (budget - weights - other) * options.sequences // cache),
+        fit,
         first,
         first * max(1, steps),
         _seconds(decode),

@@ -61,7 +61,7 @@ class DistributedOptions:
         "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For the "
         "target ``cpu``; symbolic dims are not split so. A searched stage of a pipeline has the shares of its devices; "
         "stages that are given whole have their own. ``'auto'`` searches shares of the first axis, of the mesh or of "
-        "each stage's, that suit the rates of the machine's ``groups`` of devices, and the even split.",
+        "each stage's, that suit the rates or the memory of the machine's ``groups`` of devices, and the even split.",
         flag=Flag(
             "Parts of a split dim for each device along an axis, such as axis0=11:5; auto to search them.",
             read=parse_shares,

@@ -183,6 +183,14 @@ class Memory:
         """The first program point at which the memory peaks."""
         return self.held_bytes.index(max(self.held_bytes))
 
+    def peak_bytes_of(self, rank: int) -> int:
+        """Return the most bytes that the device of a rank holds."""
+        return self.ranks[rank].peak_bytes if self.ranks else self.held_bytes[self.peak]
+
+    def budget_of(self, rank: int) -> int:
+        """Return the budget of the device of a rank, in bytes."""
+        return self.ranks[rank].budget_bytes if self.ranks else self.budget_bytes
+
 
 @dataclass(frozen=True)
 class Span:
