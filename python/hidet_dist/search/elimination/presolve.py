@@ -26,6 +26,8 @@ from hidet_dist.search.problem.equal_parts import Numbers, crossed
 from hidet_dist.search.problem.prices import Prices
 
 Matrix = npt.NDArray[np.float64]
+_Choices = npt.NDArray[np.int64]
+_Rise = tuple[Matrix, _Choices]  # the greatest rise of a cost from each spec to each other, and the spec of each choice
 _Points = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # the first and last program points of live intervals
 
 
@@ -282,30 +284,26 @@ class Presolve:
             cost = cost + priced.whole_run * memory
         for price, nbytes in priced.live.get(entity, ()):
             cost = cost + price * np.array([nbytes[k] for k in choices])
-        worse = cost[None, :] - cost[:, None]
+        rises: list[_Rise] = []
         for tensor in self._made[entity]:
             group = self.groups[tensor]
             required = sorted({edge.consumed[k] for edge in group for k in left_choices[edge.consumer]})
             produced = [group[0].produced[k] for k in choices]
-            most = self._producer_rise(group, produced, required, spans.get(tensor))
+            most, own = self._producer_rise(group, produced, required, spans.get(tensor))
             # Each distinct required spec is paid once: at least one, and at most one per reader.
-            worse = worse + np.where(most > 0, most * min(len(group), len(required)), most)
+            rises.append((np.where(most > 0, most * min(len(group), len(required)), most), own))
         for edge in self._reads[entity]:
             sources = sorted({edge.produced[k] for k in left_choices[edge.producer]})
             consumed = [edge.consumed[k] for k in choices]
-            worse = worse + self._consumer_rise(edge, sources, consumed, spans.get(edge.tensor))
-        first = np.arange(len(cost))
-        dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
-        if unpriced:
-            dominates &= memory[None, :] <= memory[:, None]
-        gone = dominates.any(axis=1)
+            rises.append(self._consumer_rise(edge, sources, consumed, spans.get(edge.tensor)))
+        gone = _dominated(cost, rises, memory if unpriced else None)
         left = np.flatnonzero(~gone)
-        return [int(i) for i in left], worse[np.ix_(np.flatnonzero(gone), left)]
+        return left.tolist(), _worse(cost, rises, np.flatnonzero(gone), left)
 
     def _producer_rise(
         self, group: Sequence[Edge], produced: Sequence[int], required: Sequence[int], span: _Span | None
-    ) -> Matrix:
-        """Bound ``[a, b]``: the greatest rise of one conversion's cost when the producer changes from choice a to b."""
+    ) -> _Rise:
+        """Bound the greatest rise of one conversion's cost when the producer changes from one choice to another."""
         sources = tuple(dict.fromkeys(produced))
         at = crossed(sources, required)
         lines = self._arrays[id(group[0].convert)][at]
@@ -324,11 +322,10 @@ class Presolve:
                 rise = _greatest_rise(working)
                 most = most + (max(span.making) - min(span.making)) * np.maximum(0.0, rise)
         place = {spec: i for i, spec in enumerate(sources)}
-        index = [place[spec] for spec in produced]
-        return most[np.ix_(index, index)]
+        return most, np.array([place[spec] for spec in produced])
 
-    def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> Matrix:
-        """Bound ``[a, b]``: the greatest rise of a tensor's cost when its reader changes from choice a to b."""
+    def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> _Rise:
+        """Bound the greatest rise of a tensor's cost when its reader changes from one choice to another."""
         required = tuple(dict.fromkeys(consumed))
         at = crossed(sources, required)
         lines = self._arrays[id(edge.convert)][at].T
@@ -355,9 +352,7 @@ class Presolve:
             rise = np.repeat((lines.max(axis=-1))[None, :], len(required), axis=0) + saved[:, None]
             np.fill_diagonal(rise, 0.0)
         place = {spec: i for i, spec in enumerate(required)}
-        index = [place[spec] for spec in consumed]
-        result: Matrix = rise[np.ix_(index, index)]
-        return result
+        return rise, np.array([place[spec] for spec in consumed])
 
 
 def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
@@ -390,6 +385,29 @@ def _containing(spans: _Points, points: Sequence[int]) -> list[int]:
         np.searchsorted(points, spans[0], "left") < np.searchsorted(points, spans[1], "right")
     ).tolist()
     return numbers
+
+
+def _worse(cost: Matrix, rises: Sequence[_Rise], rows: _Choices, columns: _Choices) -> Matrix:
+    """Compute ``[a, b]``: the greatest rise of the cost from the choice a of ``rows`` to b of ``columns``."""
+    worse = cost[columns] - cost[rows, None]
+    for rise, specs in rises:
+        worse += rise[specs[rows]].take(specs[columns], axis=1)
+    return worse
+
+
+def _dominated(cost: Matrix, rises: Sequence[_Rise], memory: Matrix | None) -> npt.NDArray[np.bool_]:
+    """Tell which choices others dominate, that take no more ``memory`` if it is given; a chunk of them at a time."""
+    every = np.arange(len(cost))
+    gone = np.zeros(len(cost), dtype=bool)
+    count = max(1, tuning.CHUNK_ENTRIES // len(cost))
+    for at in range(0, len(cost), count):
+        rows = every[at : at + count]
+        worse = _worse(cost, rises, rows, every)
+        dominates = (worse < 0) | ((worse == 0) & (every < rows[:, None]))
+        if memory is not None:
+            dominates &= memory <= memory[rows, None]
+        gone[rows] = dominates.any(axis=1)
+    return gone
 
 
 def _greatest_rise(lines: Matrix) -> Matrix:
