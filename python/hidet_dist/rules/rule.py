@@ -88,6 +88,10 @@ class Choice:
     coordinate: tuple[int, ...] | None = None
     devices: tuple[Choice, ...] = ()
 
+    def reduced_otherwise(self, spec: OpShardSpec) -> Choice:
+        """Return the choice with the same work whose outputs are reduced in another way, to those of ``spec``."""
+        return replace(self, spec=spec, devices=tuple(replace(one, spec=spec) for one in self.devices))
+
 
 @dataclass
 class Rule:
@@ -352,9 +356,12 @@ class Rule:
             else:
                 reduced = _reduced_by(out_spec, shape, mesh, of_output, reduce_fns[i])
                 per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
+        first: Choice | None = None
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
-            yield self._choice(mesh, spec, partial, extents, splits)
+            if first is None:
+                first = self._choice(mesh, spec, partial, extents, splits)
+            yield first.reduced_otherwise(spec)
 
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
