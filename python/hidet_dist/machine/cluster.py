@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
-from hidet_dist.machine.protocols import Protocol, protocol_seconds
+from hidet_dist.machine.protocols import Protocol, Route
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import ALL_REDUCE, Collective
 
@@ -181,7 +182,7 @@ class Cluster:
     device, which takes (n-1)(a + b/(n^2 w)). A group over several mesh axes is one ring with its slowest link.
 
     Where links have protocols, a collective takes the least time of those that all links of its group have
-    (:func:`hidet_dist.machine.protocols.protocol_seconds`).
+    (:class:`hidet_dist.machine.protocols.Route`).
     """
 
     mesh: DeviceMesh
@@ -250,19 +251,30 @@ class Cluster:
         if count == 1 or not kind.communicates:
             return 0.0
         around = kind.ring_nbytes(nbytes, count)
-        first, *others = (
-            (self.mesh.group_size([axis]), {protocol.name: protocol for protocol in self.links[axis].protocols})
-            for axis in axes
-        )
+        # By a tree, only sums are made that all devices get.
         found = [
-            protocol_seconds(
-                [(first[0], protocol), *((size, known[name]) for size, known in others)], around, kind.ring_passes
-            )
-            for name, protocol in first[1].items()
-            # By a tree, only sums are made that all devices get.
-            if all(name in known for _, known in others) and (protocol.is_ring or kind is ALL_REDUCE)
+            route.seconds(around, kind.ring_passes)
+            for is_ring, route in self._routes_over(tuple(axes))
+            if is_ring or kind is ALL_REDUCE
         ]
         return min(found) if found else kind.ring_passes * self._ring_seconds(around, axes)
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, ...], list[tuple[bool, Route]]]:
+        """The routes over groups of axes that were asked for: there are few groups of a mesh."""
+        return {}
+
+    def _routes_over(self, axes: tuple[int, ...]) -> list[tuple[bool, Route]]:
+        """List the routes, and whether each is a ring, of the protocols that the links of all axes have."""
+        if axes not in self._routes:
+            sizes = [self.mesh.group_size([axis]) for axis in axes]
+            links = [{protocol.name: protocol for protocol in self.links[axis].protocols} for axis in axes]
+            self._routes[axes] = [
+                (protocol.is_ring, Route.over([(size, link[name]) for size, link in zip(sizes, links, strict=True)]))
+                for name, protocol in links[0].items()
+                if all(name in link for link in links)
+            ]
+        return self._routes[axes]
 
     def copy_seconds(self, nbytes: int) -> float:
         """Predict the seconds of copying ``nbytes`` within a device: each byte is read and written."""

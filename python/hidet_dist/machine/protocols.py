@@ -60,39 +60,60 @@ class Protocol:
         return self.path == RING
 
 
-def protocol_seconds(used: Sequence[tuple[int, Protocol]], nbytes: float, passes: int) -> float:
-    """Predict the seconds of a collective by one protocol, over a group of devices that several links connect.
+@dataclass(frozen=True)
+class Route:
+    """The figures of one protocol over a group of devices that several links connect.
 
-    A piece of data visits all n devices of a ring. It is sent from one group of devices to the next by the slowest link
-    as rarely as possible: along links of n1, n2, ... devices, the slowest first, n1 - 1 times by the first one, n1 (n2
-    - 1) times by the second. Pieces follow each other, so that a pass takes the sum of these latencies, and (n - 1) / n
-    of the bytes at the least bandwidth. In a tree of N nodes of C devices, data goes along C - 1 devices and floor(log2
-    N) nodes in each pass, with all its bytes.
-
-    Parameters
+    Attributes
     ----------
-    used: sequence of (int, Protocol)
-        For each link, the number of devices along it and its figures.
-    nbytes: float
-        The bytes that go around a ring, or along a tree.
-    passes: int
-        The number of times that they do: 2 of an all-reduce.
+    start_seconds: paid once by each collective.
+    pass_seconds: paid by each pass, however few its bytes.
+    share: the share of the bytes that a device sends in each pass.
+    bandwidth_bytes_per_second: the rate at which it does.
     """
-    start = max(protocol.start_seconds for _, protocol in used)
-    bandwidth = min(protocol.bandwidth_bytes_per_second for _, protocol in used)
-    if used[0][1].is_ring:
-        sizes: dict[float, int] = {}  # of links of equal latency together, so that a finer mesh has the same sum
-        for size, protocol in used:
-            sizes[protocol.latency_seconds] = sizes.get(protocol.latency_seconds, 1) * size
-        count, latency = 1, 0.0
-        for step, size in sorted(sizes.items(), reverse=True):
-            latency += count * (size - 1) * step
-            count *= size
-        return start + passes * (latency + (count - 1) / count * nbytes / bandwidth)
-    latency = 0.0
-    for path in (CHAIN, TREE):
-        own = [(size, protocol.latency_seconds) for size, protocol in used if protocol.path == path]
-        count = math.prod(size for size, _ in own)
-        steps = count - 1 if path == CHAIN else int(math.log2(count))
-        latency += steps * max((seconds for _, seconds in own), default=0.0)
-    return start + passes * (latency + nbytes / bandwidth)
+
+    start_seconds: float
+    pass_seconds: float
+    share: float
+    bandwidth_bytes_per_second: float
+
+    @classmethod
+    def over(cls, used: Sequence[tuple[int, Protocol]]) -> Route:
+        """Make the route over links: for each the number of devices along it, and its figures.
+
+        A piece of data visits all n devices of a ring. It is sent from one group of devices to the next by the slowest
+        link as rarely as possible: along links of n1, n2, ... devices, the slowest first, n1 - 1 times by the first
+        one, n1 (n2 - 1) times by the second. Pieces follow each other, so that a pass takes the sum of these latencies,
+        and (n - 1) / n of the bytes at the least bandwidth. In a tree of N nodes of C devices, data goes along C - 1
+        devices and floor(log2 N) nodes in each pass, with all its bytes.
+        """
+        start = max(protocol.start_seconds for _, protocol in used)
+        bandwidth = min(protocol.bandwidth_bytes_per_second for _, protocol in used)
+        latency = 0.0
+        if used[0][1].is_ring:
+            sizes: dict[float, int] = {}  # of links of equal latency together, so that a finer mesh has the same sum
+            for size, protocol in used:
+                sizes[protocol.latency_seconds] = sizes.get(protocol.latency_seconds, 1) * size
+            count = 1
+            for step, size in sorted(sizes.items(), reverse=True):
+                latency += count * (size - 1) * step
+                count *= size
+            return cls(start, latency, (count - 1) / count, bandwidth)
+        for path in (CHAIN, TREE):
+            own = [(size, protocol.latency_seconds) for size, protocol in used if protocol.path == path]
+            count = math.prod(size for size, _ in own)
+            steps = count - 1 if path == CHAIN else int(math.log2(count))
+            latency += steps * max((seconds for _, seconds in own), default=0.0)
+        return cls(start, latency, 1.0, bandwidth)
+
+    def seconds(self, nbytes: float, passes: int) -> float:
+        """Predict the seconds of a collective.
+
+        Parameters
+        ----------
+        nbytes: float
+            The bytes that go around a ring, or along a tree.
+        passes: int
+            The number of times that they do: 2 of an all-reduce.
+        """
+        return self.start_seconds + passes * (self.pass_seconds + self.share * nbytes / self.bandwidth_bytes_per_second)
