@@ -47,7 +47,7 @@ def test_only_the_better_mesh_gets_a_report(monkeypatch: pytest.MonkeyPatch) -> 
 def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
     graph = normalize(models.llama(kv_heads=2)[0])
     cluster = builtin("cpu", DeviceMesh((4,), ("rank",)))
-    finer = refine(graph, cluster)
+    finer = refine(GraphView(graph), cluster)
     assert finer is not None
     view, inputs = GraphView(graph), graph_inputs(graph, np.random.default_rng(0))
     columns = {name: "(R, S0)" for name in view.weights if view.shape(name) == (16, 8)}
@@ -60,7 +60,7 @@ def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
 def test_a_finer_mesh_costs_the_same_collectives() -> None:
     graph = normalize(shapes.gpt(shapes.GPTConfig(1, 24, 6, 96, batch=1, sequence=4, dtype="float32")))
     cluster = builtin("dgx-a100", DeviceMesh((4,), ("gpu",)))
-    finer = refine(graph, cluster)
+    finer = refine(GraphView(graph), cluster)
     assert finer is not None
     assert finer.cluster.mesh == DeviceMesh((2, 2), ("gpu_0", "gpu_1"))
     assert finer.axes == ((0, 1),)
@@ -77,14 +77,14 @@ def test_a_finer_mesh_costs_the_same_collectives() -> None:
 def test_a_mesh_that_everything_fills_stays_as_it_is() -> None:
     x = hidet.symbol([8, 16], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([16, 32], device="cpu")), [x]))
-    assert refine(graph, builtin("cpu", DeviceMesh((4,)))) is None
+    assert refine(GraphView(graph), builtin("cpu", DeviceMesh((4,)))) is None
     assert search(graph, builtin("cpu", DeviceMesh((4,))), refine_mesh=True).stages[0].mesh.shape == (4,)
 
 
 def test_pins_name_the_axes_of_the_given_mesh() -> None:
     graph = normalize(shapes.llama(shapes.LlamaConfig(1, 64, 8, 2, 128, 64, batch=1, sequence=4, dtype="float32")))
     cluster = builtin("cpu", DeviceMesh((4,)))
-    assert refine(graph, cluster) is not None
+    assert refine(GraphView(graph), cluster) is not None
     plan = search(graph, cluster, pins={"layers.0.gate": "(R, S0)"})
     assert plan.stages[0].mesh == cluster.mesh
     assert str(plan.param_specs["layers.0.gate"]) == "(R, S0)"

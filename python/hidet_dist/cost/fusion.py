@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError
+from weakref import WeakKeyDictionary
 
 from hidet.graph import Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
@@ -131,12 +132,23 @@ def tensors_between(view: GraphView, fusions: Fusions) -> dict[str, tuple[int, B
     return result
 
 
-def fused_operators(view: GraphView, fusion: str = GPU, multiprocessors: int = 0) -> dict[int, Fused | Member]:
+def fused_operators(view: GraphView, fusion: str = GPU, multiprocessors: int = 0) -> Fusions:
     """Map the numbers of operators to how they share a kernel with others.
 
     ``fusion`` is one of :data:`hidet_dist.machine.FUSIONS`. ``multiprocessors`` are those of a GPU; 0 for a device that
     has none, or is not known.
     """
+    known = _known.setdefault(view, {})
+    if (fusion, multiprocessors) not in known:
+        known[fusion, multiprocessors] = _fused(view, fusion, multiprocessors)
+    return known[fusion, multiprocessors]
+
+
+_known: WeakKeyDictionary[GraphView, dict[tuple[str, int], dict[int, Fused | Member]]] = WeakKeyDictionary()
+"""What was found of views that are in use: a search formulates the choices of one view several times."""
+
+
+def _fused(view: GraphView, fusion: str, multiprocessors: int) -> dict[int, Fused | Member]:
     if fusion != GPU:
         return dict(_Fusion(view, fusion == LIBRARY).run())
     kernels = gpu_kernels(view)

@@ -35,7 +35,7 @@ from hidet_dist.search.problem import Problem, Solution
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
-from hidet_dist.spec import Plan, StagePlan
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan
 from hidet_dist.spec.report import SearchReport, StepTaken
 from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
 from hidet_dist.view import GraphView
@@ -83,7 +83,8 @@ def search(
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = search_result(graph, cluster, options, limits, rules).reported(limits)
+    with collector_paused():  # once: it looks through all that was made in the meantime when it goes on
+        result = search_result(graph, cluster, options, limits, rules).reported(limits)
     warn_of_limit(limits, result.gap)
     return result.plan
 
@@ -96,10 +97,11 @@ def search_result(
     Rules and proofs are shared with the table ``rules``.
     """
     free = options.mode == "search" and not options.pins and not options.symbols
-    finer = refine(graph, cluster, rules) if options.refine_mesh and free else None
+    view = planning_view(graph, options.symbols, cluster.mesh)
+    finer = refine(view, cluster, rules) if options.refine_mesh and free else None
     if finer is None:
-        return _search(graph, cluster, options, limits, rules=rules, insists=True)
-    return _search_both(graph, cluster, finer, options, limits, rules)
+        return _search(view, cluster, options, limits, rules=rules, insists=True)
+    return _search_both(view, cluster, finer, options, limits, rules)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ def find_plan(
     """
     options = SearchOptions.of(options, changes)
     own = options.limits() if limits is None else limits.part(1.0)
-    result = _search(graph, cluster, options, own, allow, cost_model, overlap, rules, True, offered)
+    view = planning_view(graph, options.symbols, cluster.mesh)
+    result = _search(view, cluster, options, own, allow, cost_model, overlap, rules, True, offered)
     result = result.reported(own) if report else replace(result, write_report=None)
     if limits is None:
         warn_of_limit(own, result.gap)
@@ -199,7 +202,7 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
 
 
 def _search_both(
-    graph: NormalGraph,
+    view: GraphView,
     cluster: Cluster,
     finer: Refinement,
     options: SearchOptions,
@@ -210,8 +213,8 @@ def _search_both(
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
     searches = [
-        (tuning.GIVEN_MESH_SHARE, lambda part: _search(graph, cluster, options, part, rules=rules, insists=True)),
-        (1.0, lambda part: _search(graph, finer.cluster, translated, part, rules=rules)),
+        (tuning.GIVEN_MESH_SHARE, lambda part: _search(view, cluster, options, part, rules=rules, insists=True)),
+        (1.0, lambda part: _search(view, finer.cluster, translated, part, rules=rules)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
     best = best_search(searches, limits, options.solver_gap, makespan_of)
@@ -266,7 +269,7 @@ def best_search(
 
 
 def _search(
-    graph: NormalGraph,
+    view: GraphView,
     cluster: Cluster,
     options: SearchOptions,
     limits: Limits,
@@ -280,7 +283,7 @@ def _search(
     """Search for one mesh; if it ``insists``, with a plan of a simpler problem where none was found in time."""
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
-    view, tensors, pins = _named(graph, cluster, options)
+    tensors, pins = _named(view, cluster.mesh, options)
     # A simpler problem is formulated with the rules that the time has been enough for.
     rules = RuleTable(cluster.mesh) if rules is None else rules
     with collector_paused(), limits_as_errors(limits):
@@ -401,19 +404,19 @@ def formulate_problem(
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    view, _, pins = _named(graph, cluster, options)
+    view = planning_view(graph, options.symbols, cluster.mesh)
+    _, pins = _named(view, cluster.mesh, options)
     with collector_paused(), limits_as_errors(limits):
         return formulate(view, cluster, PredictedCost(cluster), options, pins, limits=limits, rules=rules).problem
 
 
-def _named(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> tuple[GraphView, dict[str, Tensor], Pins]:
-    """View a graph with the sizes of its symbols; return its tensors by the user's names too, and its pins."""
-    view = planning_view(graph, options.symbols, cluster.mesh)
-    check_specs(view, cluster.mesh, "input", view.inputs, options.input_specs)
-    check_specs(view, cluster.mesh, "output", view.outputs, options.output_specs)
+def _named(view: GraphView, mesh: DeviceMesh, options: SearchOptions) -> tuple[dict[str, Tensor], Pins]:
+    """Check the specs of inputs and outputs; return the tensors by the user's names too, and the pins."""
+    check_specs(view, mesh, "input", view.inputs, options.input_specs)
+    check_specs(view, mesh, "output", view.outputs, options.output_specs)
     tensors = parse_names(options.names)
     tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
-    return view, tensors, Pins(view, cluster.mesh, parse_pins(options.pins), tensors)
+    return tensors, Pins(view, mesh, parse_pins(options.pins), tensors)
 
 
 @contextmanager

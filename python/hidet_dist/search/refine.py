@@ -43,11 +43,11 @@ def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster, rules: Ru
     """Select the cluster that a stage is planned for: the given one, or that with the finer mesh or with shares."""
     if stage.mesh.is_uneven() and stage.mesh.without_shares() == cluster.mesh:
         return replace(cluster, mesh=stage.mesh)
-    finer = None if stage.mesh == cluster.mesh else refine(graph, cluster, rules)
+    finer = None if stage.mesh == cluster.mesh else refine(GraphView(graph), cluster, rules)
     return cluster if finer is None else finer.cluster
 
 
-def refine(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None) -> Refinement | None:
+def refine(view: GraphView, cluster: Cluster, rules: RuleTable | None = None) -> Refinement | None:
     """Make a finer mesh that may have better plans for the graph; None if there is none.
 
     An axis of n devices is cut into (g, n / g). Here g is the greatest common divisor of n and a number of heads that n
@@ -55,7 +55,7 @@ def refine(graph: NormalGraph, cluster: Cluster, rules: RuleTable | None = None)
     dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead. Rules
     are shared with the table ``rules``.
     """
-    extents = heads_of([GraphView(graph)], rules)
+    extents = heads_of([view], rules)
     shape: list[int] = []
     names: list[str] = []
     links = []
