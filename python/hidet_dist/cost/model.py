@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import (
@@ -202,23 +204,28 @@ def _spared_bytes(view: GraphView, op: Operator, choice: Choice, member: Member,
 
 def split_seconds(
     between: Between,
-    produced: tuple[TensorShardSpec, bool],
-    required: TensorShardSpec,
+    produced: Sequence[tuple[TensorShardSpec, bool]],
+    required: Sequence[TensorShardSpec],
     seconds_in: Callable[[TensorShardSpec], float],
-) -> float:
+) -> npt.NDArray[np.float64]:
     """Predict the seconds of splitting a kernel at a tensor; 0 unless the tensor there is reduced or converted.
 
-    ``produced`` is the spec in which the tensor is produced, and whether it is reduced. The cost is paid once for each
-    distinct ``required`` spec. ``seconds_in`` are those of :meth:`CostModel.split` for the tensor in a spec.
+    ``produced`` (rows) are specs in which the tensor is produced, and whether it is reduced. The cost is paid once for
+    each distinct ``required`` spec (columns). ``seconds_in`` are those of :meth:`CostModel.split` for the tensor in a
+    spec.
     """
-    spec, reduced = produced
-    if not reduced and spec == required:
-        return 0.0
+    sources, targets = [spec for spec, _ in produced], list(required)
+    number = {spec: n for n, spec in enumerate(dict.fromkeys((*sources, *targets)))}
+    source, target = (np.array([number[spec] for spec in specs]) for specs in (sources, targets))
+    seconds = np.array([seconds_in(spec) for spec in number])
+    breaks = np.array([between.rows and splits_rows(spec) for spec in number])
+    is_reduced = np.array([reduced for _, reduced in produced])
     # An end that is still part of the kernel has neither the launch nor the pass among its costs.
-    begins = not reduced and not (between.rows and splits_rows(spec))
-    ends = between.rows and not splits_rows(required)
-    if between.inner and (begins or ends):
-        return seconds_in(spec)
-    if between.prologue is None:
-        return 0.0
-    return seconds_in(spec if between.prologue else required)
+    begins = ~is_reduced & ~breaks[source]
+    ends = between.rows & ~breaks[target]
+    whole = between.inner & (begins[:, None] | ends)
+    of_source = seconds[source][:, None]
+    plain = 0.0 if between.prologue is None else of_source if between.prologue else seconds[target]
+    is_passed_on = ~is_reduced[:, None] & (source[:, None] == target)
+    split: npt.NDArray[np.float64] = np.where(is_passed_on, 0.0, np.where(whole, of_source, plain))
+    return split

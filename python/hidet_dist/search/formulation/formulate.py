@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 from hidet.graph import Operator, Tensor
 
 from hidet_dist.cost.fusion import Fused, Fusions, Member, tensors_between
@@ -443,9 +444,13 @@ class _Tensors:
             return known[key]
 
         edges = []
+        made: dict[str, tuple[_Table, tuple[tuple[int, ...], ...]]] = {}
         for use in self.uses:
             producer, produced = self.producers[use.tensor]
             numbers = self.numbers[use.tensor]
+            if use.tensor not in made:
+                made[use.tensor] = conversions.seconds(use.name, numbers), conversions.collectives(use.name, numbers)
+            seconds, collectives = made[use.tensor]
             edges.append(
                 Edge(
                     number[use.tensor],
@@ -453,10 +458,10 @@ class _Tensors:
                     use.entity,
                     numbered(produced, numbers),
                     numbered(use.layouts, numbers),
-                    conversions.seconds(use.name, numbers),
+                    seconds,
                     use.begin,
                     use.end,
-                    conversions.collectives(use.name, numbers),
+                    collectives,
                 )
             )
         return edges
@@ -485,17 +490,14 @@ class _Conversions:
             self.limits.check()
             seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if between is not None:
-                split = {
-                    spec: self.model.split(spec.local_nbytes(view.shape(name), view.itemsize(name), self.mesh))
-                    for spec, _ in layouts
-                }
-                seconds = tuple(
-                    tuple(
-                        cost + split_seconds(between, source, target, split.__getitem__)
-                        for cost, (target, _) in zip(line, layouts, strict=True)
-                    )
-                    for line, source in zip(seconds, layouts, strict=True)
+                nbytes = view.shape(name), view.itemsize(name), self.mesh
+                split = split_seconds(
+                    between,
+                    layouts,
+                    [spec for spec, _ in layouts],
+                    lambda spec: self.model.split(spec.local_nbytes(*nbytes)),
                 )
+                seconds = tuple(map(tuple, (np.array(seconds) + split).tolist()))
             self.tables[key] = seconds
         self.tables[same] = self.tables[key]
         return self.tables[key]

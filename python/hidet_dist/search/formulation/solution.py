@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -106,9 +105,8 @@ def lay_out(
             continue
         paid.add((name, target))
         if name in costs.between:
-            splitter, kind = costs.between[name]
-            split = functools.partial(costs.split, name)
-            compute[splitter] += split_seconds(kind, (spec_of[name], name in reduced), target, split)
+            splitter, _ = costs.between[name]
+            compute[splitter] += costs.split(name, spec_of[name], name in reduced, target)
         if target != spec_of[name]:
             steps, taken = costs.conversion(name, spec_of[name], target)
             conversions_of.setdefault(use.operator, []).append(
@@ -148,6 +146,7 @@ class StageCosts:
         self._compute: dict[Hashable, float] = {}
         self._reduction: dict[Hashable, float] = {}
         self._conversion: dict[Hashable, tuple[tuple[str, ...], float]] = {}
+        self._split: dict[Hashable, float] = {}
 
     def compute(self, number: int, choice: Choice) -> float:
         """Predict the seconds of an operator's computation. Equal operators share their choices."""
@@ -180,6 +179,17 @@ class StageCosts:
             self._conversion[key] = tuple(map(str, found.steps)), found.seconds
         return self._conversion[key]
 
-    def split(self, name: str, spec: TensorShardSpec) -> float:
-        """Predict the seconds of splitting a kernel at a tensor in a spec."""
-        return self._model.split(spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.mesh))
+    def split(self, name: str, spec: TensorShardSpec, is_reduced: bool, target: TensorShardSpec) -> float:
+        """Predict the seconds of splitting a kernel at a tensor that is produced in one spec and required in another.
+
+        ``is_reduced``: whether a reduction makes the tensor.
+        """
+        _, between = self.between[name]
+        nbytes = self.view.shape(name), self.view.itemsize(name), self.mesh
+        key = between, nbytes[:2], spec, is_reduced, target
+        if key not in self._split:
+            split = split_seconds(
+                between, [(spec, is_reduced)], [target], lambda one: self._model.split(one.local_nbytes(*nbytes))
+            )
+            self._split[key] = float(split[0, 0])
+        return self._split[key]
