@@ -23,31 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import resource
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from hidet_dist.frugal import collect_rarely
 
-from hidet_dist.api import make_plan
-from hidet_dist.cost.work import work_of
-from hidet_dist.errors import InfeasibleError
-from hidet_dist.frontends.pretrained import from_transformers
-from hidet_dist.machine import Cluster
-from hidet_dist.machine.builtin import builtin
-from hidet_dist.normalize import NormalGraph, normalize
-from hidet_dist.rules.rule import RuleTable
-from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.collectives import COLLECTIVES
-from hidet_dist.traits import traits_of
-from hidet_dist.view import GraphView
-
-CONFIGS = Path(__file__).parents[1] / "examples" / "configs"
 GIB = 2**30
 
 
@@ -85,64 +67,6 @@ CASES: dict[str, Case] = {
 }
 
 
-def megatron_ring_passes(layers: int) -> int:
-    """Ring passes of Megatron's plan of a decoder, with the embedding and the head split over the vocabulary."""
-    return 2 * (2 * layers + 1) + 1
-
-
-def roofline_seconds(graph: NormalGraph, cluster: Cluster) -> float:
-    """Predict the least time of a graph's products and weights on all devices together."""
-    table = RuleTable(DeviceMesh((1,)))
-    seconds, nbytes = 0.0, 0
-    for op in GraphView(graph).operators:
-        if not traits_of(op).is_product:
-            continue
-        whole = table(op)[1][0]
-        rates = cluster.device.flops_per_second
-        seconds += whole.operations / rates.get(op.outputs[0].dtype.name, rates["default"])
-        nbytes += work_of(op, whole, table.mesh).weight_bytes
-    devices = cluster.mesh.size
-    return max(seconds, nbytes / cluster.device.memory_bandwidth_bytes_per_second) / devices
-
-
-def measure(name: str, has_least: bool) -> dict[str, Any]:
-    """Plan one case in this process, which must have been started for it."""
-    case = CASES[name]
-    config = AutoConfig.from_pretrained(CONFIGS / case.config / "config.json", **case.changes)
-    imported = time.process_time()
-    graph = from_transformers(config, batch=case.batch, seq=case.seq, logits=case.logits)
-    traced = time.process_time()
-    unhurried = {"solver_time_limit_seconds": 600}  # of the clock, which others on the machine delay
-    mesh = {"mesh_shape": list(case.mesh), "machine": case.machine}
-    plan = make_plan(graph, mesh, unhurried)
-    planned = time.process_time()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    collectives, layers = plan.collectives(), config.num_hidden_layers
-    has_experts = any(traits_of(op).routed for op in graph.nodes)
-    found = {
-        "seconds": round(planned, 2),
-        "imports": round(imported, 2),
-        "tracing": round(traced - imported, 2),
-        "planning": round(planned - traced, 2),
-        "peak_rss_bytes": peak,
-        "predicted_seconds": plan.makespan_seconds,
-        "roofline_seconds": roofline_seconds(normalize(graph), builtin(case.machine, DeviceMesh(case.mesh))),
-        "collectives": collectives,
-        "exchanges_a_layer": round(sum(collectives.values()) / layers, 2),
-        "ring_passes": sum(count * COLLECTIVES[kind].ring_passes for kind, count in collectives.items()),
-        "megatron_ring_passes": None if has_experts else megatron_ring_passes(layers),
-        "goal_seconds": case.goal_seconds,
-        "goal_bytes": case.goal_bytes,
-    }
-    if has_least:
-        weights = sum(tensor.nbytes for tensor in plan.stages[0].weights)
-        try:
-            make_plan(graph, mesh, {**unhurried, "mem_budget": 1})
-        except InfeasibleError as error:
-            found["least_over_even"] = round(error.least_budget * math.prod(case.mesh) / weights, 3)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
@@ -150,7 +74,10 @@ def main() -> None:
     parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.one, given.least_memory)))
+        collect_rarely()  # as the commands of hidet-dist do, before they import anything
+        from benchmarks.planning_case import measure
+
+        print(json.dumps(measure(CASES[given.one], given.least_memory)))
         return
     results: dict[str, Any] = {}
     for name in given.cases:

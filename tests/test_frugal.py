@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
+from hidet_dist.frugal import collect_rarely, copies_in_one_thread, older_objects_kept
 
 
 class _Circle:
@@ -25,6 +25,18 @@ def test_only_objects_of_the_block_are_collected() -> None:
         assert old() is not None and new() is None
     gc.collect()
     assert old() is None and gc.get_freeze_count() == 0
+
+
+def test_garbage_is_looked_for_less_often_and_never_more_often() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_rarely()
+        assert gc.get_threshold()[0] > before[0] and gc.get_threshold()[1:] == before[1:]
+        gc.set_threshold(10**6, 5, 5)
+        collect_rarely()
+        assert gc.get_threshold() == (10**6, 5, 5)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_an_error_and_a_nested_block_leave_the_collector_as_it_was() -> None:

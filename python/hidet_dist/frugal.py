@@ -6,9 +6,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000  # of some 100 bytes; with Python's 700 a build collects a thousand times
+
+
+def collect_rarely() -> None:
+    """Have Python look for garbage less often from now on, as a program does before it imports much.
+
+    Modules consist of millions of objects that stay, and with Python's settings it looks through them all the time.
+    """
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(_OBJECTS_BETWEEN_COLLECTIONS, young), *older)
 
 
 @contextmanager
@@ -24,7 +31,7 @@ def older_objects_kept() -> Iterator[None]:
         return
     thresholds = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(max(_OBJECTS_BETWEEN_COLLECTIONS, thresholds[0]), *thresholds[1:])
+    collect_rarely()
     try:
         yield
     finally:
@@ -38,6 +45,8 @@ def copies_in_one_thread() -> Iterator[None]:
 
     A build copies many slices of weights, most of which take less time than torch's threads take to wait for another.
     """
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from hidet_dist.frugal import collect_rarely
+
 
 def main() -> None:
     """Run the command line.
@@ -11,6 +13,7 @@ def main() -> None:
     Where it names a command that serves language models, the others are not imported, which would take longer than to
     find the model.
     """
+    collect_rarely()
     from hidet_dist.cli.language_model_commands import COMMANDS
 
     name = sys.argv[1] if len(sys.argv) > 1 else ""
