@@ -127,11 +127,14 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
 
     None when the graph is too densely connected.
     """
+    too_wide = math.inf
     for limit in tuning.READERS_LIMITS:
+        if limit > too_wide:
+            continue  # with fewer tensors relaxed, the graph is no narrower
         try:
             return minimized(problem, kept, tables, prices, (), limit).network.marginals(len(kept))
         except TooWide:
-            continue
+            too_wide = limit
     return None
 
 

@@ -60,11 +60,14 @@ def _most_readers(
     most_work: float,
 ) -> int:
     """Find the most readers with which an elimination has so little work; ``least`` if there are none."""
-    for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}, reverse=True):
+    best = least
+    # More readers in pairs only add tables, and so work.
+    for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}):
         if readers <= least:
-            break
+            continue
         tables.limits.check()
         work, most = network_of(problem, kept, tables, prices, (), limit, readers)[0].least_work()
-        if most <= tuning.WORK_LIMIT and work <= most_work:
-            return readers
-    return least
+        if most > tuning.WORK_LIMIT or work > most_work:
+            break
+        best = readers
+    return best
