@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import hidet
 from hidet.graph import Operator
@@ -781,7 +782,7 @@ class RuleTable:
         self._joint: dict[Any, tuple[Choice, ...]] = {}
         self._replicated: dict[Any, tuple[Choice]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
-        self._last: tuple[Operator, Any] | None = None  # the last operator, and its signature
+        self._signatures: WeakKeyDictionary[Operator, Any] = WeakKeyDictionary() if like is None else like._signatures
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
         """Return the rule of an operator, or of an equal one, and its choices on the mesh."""
@@ -832,9 +833,9 @@ class RuleTable:
         return self._choice_of[key, spec]
 
     def _rule(self, op: Operator) -> tuple[Any, Rule]:
-        if self._last is None or self._last[0] is not op:
-            self._last = op, signature_of(op)
-        key = self._last[1]
+        key = self._signatures.get(op)
+        if key is None:
+            key = self._signatures[op] = signature_of(op)
         if key not in self._rules:
             self._rules[key] = derive(op)
         return key, self._rules[key]
