@@ -108,26 +108,33 @@ class Alternatives:
             self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
         except OutOfTimeError:
             self.least = None
-        self.bounds = None if self.least is None else [np.maximum(line, bound_seconds) for line in self.least]
         self.alone = _alone(problem, picks)
         self._numbers: dict[tuple[int, int], _Numbers] = {}  # by the identities of what is numbered
-        stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs, *formulation.states)
-        self.specs = [[choice.spec for choice in choices] for choices in formulation.choices] + list(stored)
+        self._texts: dict[int, str] = {}
+        self.stored = [*formulation.weight_specs, *formulation.inputs, *formulation.outputs, *formulation.states]
 
     def _choice(self, entity: int, k: int) -> RunnerUp:
-        bound = None if self.bounds is None else float(self.bounds[entity][k])
-        return RunnerUp(str(self.specs[entity][k]), bound, float(self.alone[entity][k]))
+        choices = self.formulation.choices
+        spec = choices[entity][k].spec if entity < len(choices) else self.stored[entity - len(choices)][k]
+        bound = None if self.least is None else max(float(self.least[entity][k]), self.bound_seconds)
+        return RunnerUp(self._text(spec), bound, float(self.alone[entity][k]))
+
+    def _text(self, spec: OpShardSpec | TensorShardSpec) -> str:
+        """Write a spec; those of equal layers are one object, which the formulation keeps."""
+        if id(spec) not in self._texts:
+            self._texts[id(spec)] = str(spec)
+        return self._texts[id(spec)]
 
     def _best(self, entity: int, avoided: _Numbers | None = None) -> RunnerUp | None:
         """Select the best other choice; with ``avoided`` (one entry a choice), of those whose entry differs."""
         pick = self.picks[entity]
         if avoided is None:
-            avoided = np.arange(len(self.specs[entity]))
+            avoided = np.arange(len(self.alone[entity]))
         (others,) = np.nonzero(avoided != avoided[pick])
         if not others.size:
             return None
         alone = self.alone[entity][others]
-        bounds = alone if self.bounds is None else self.bounds[entity][others]
+        bounds = alone if self.least is None else np.maximum(self.least[entity][others], self.bound_seconds)
         (best,) = np.nonzero(bounds == bounds.min())
         return self._choice(entity, int(others[best[alone[best].argmin()]]))
 
@@ -154,7 +161,7 @@ class Alternatives:
     def weights(self) -> tuple[tuple[RunnerUp, ...], ...]:
         """Cost every other choice of each weight."""
         return tuple(
-            tuple(self._choice(entity, k) for k in range(len(self.specs[entity])) if k != self.picks[entity])
+            tuple(self._choice(entity, k) for k in range(len(self.alone[entity])) if k != self.picks[entity])
             for entity in self.formulation.weights
         )
 

@@ -49,8 +49,10 @@ def tensor_tables(
     if len(group) == 1:
         return (_pair(tables, tensor, produced, consumed[0], prices),)
     required = [tuple(dict.fromkeys(specs)) for specs in consumed]
-    size = table_entries(kept, tensor)
-    if sum(len(specs) > 1 for specs in required) > limit or (size > tuning.TENSOR_ENTRIES and limit < math.inf):
+    if sum(len(specs) > 1 for specs in required) > limit:
+        return None
+    size = len(set(produced)) * math.prod(map(len, required))
+    if size > tuning.TENSOR_ENTRIES and limit < math.inf:
         return None
     if size > tuning.TENSOR_ENTRIES:
         raise TooWide
@@ -65,13 +67,6 @@ def tensor_tables(
         priced = priced.reordered((*fixed, *open_))
     consumers = [(i, group[i].consumer) for i in open_]
     return (_tensor(tables, tensor, produced, certain, consumers, [consumed[i] for i in open_], priced),)
-
-
-def table_entries(kept: Sequence[Sequence[int]], tensor: EqualTensor) -> int:
-    """Count the entries of a tensor's table, which has each spec once."""
-    first = tensor.group[0]
-    made = {first.produced[k] for k in kept[first.producer]}
-    return len(made) * math.prod(len({edge.consumed[k] for k in kept[edge.consumer]}) for edge in tensor.group)
 
 
 def share_tables(
