@@ -34,7 +34,7 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pairwise import wide
-from hidet_dist.search.problem import Problem, Sharing, Solution, restricted
+from hidet_dist.search.problem import Problem, Sharing, Solution, each, restricted
 from hidet_dist.search.problem.descent import descend
 from hidet_dist.search.steps import step
 
@@ -69,7 +69,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     try:
         try:
             state.kept = state.presolve.reduce(state.kept, limits=limits).kept
-            if sum(map(min, problem.memory)) > problem.budget:
+            if sum(each(min, problem.memory)) > problem.budget:
                 find_fitting(state, limits.part(tuning.REFUSAL_SHARE))  # raises: no plan fits
             # The bound without activations holds with them; if this plan fits with them, it is the best.
             try:

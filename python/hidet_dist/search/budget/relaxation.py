@@ -18,6 +18,7 @@ from hidet_dist.search.budget.master import solve_master
 from hidet_dist.search.budget.state import Probe, State, is_wide
 from hidet_dist.search.budget.unfit import fitting_choices
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.problem import each
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.steps import step
 
@@ -29,8 +30,8 @@ def probe_without_activations(state: State, tables: Tables) -> None:
     trifle = (
         state.options.solver_gap
         * tuning.TIE_SHARE
-        * sum(map(min, problem.cost))
-        / max(1, sum(map(max, problem.memory)))
+        * sum(each(min, problem.cost))
+        / max(1, sum(each(max, problem.memory)))
     )
     count = problem.activations.points
     # Before the first operator a device holds little but what it holds during the whole run.

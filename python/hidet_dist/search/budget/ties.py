@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from hidet_dist.search import tuning
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import Edge, Problem, Solution, evaluate, readers
+from hidet_dist.search.problem import Edge, Problem, Solution, each, evaluate, readers
 
 _Table = tuple[tuple[float, ...], ...]
 
@@ -59,10 +59,10 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
     groups = readers(problem)
     tables_of = {id(edge.collectives): edge.collectives for edge in problem.edges if edge.collectives}
     most_of = {key: max(map(max, table)) for key, table in tables_of.items()}
-    count = sum(map(max, problem.collectives)) + sum(
+    count = sum(each(max, problem.collectives)) + sum(
         len(group) * most_of[id(group[0].collectives)] for group in groups.values() if group[0].collectives
     )
-    most = gap * tuning.TIE_SHARE * sum(map(min, problem.cost))
+    most = gap * tuning.TIE_SHARE * sum(each(min, problem.cost))
     if not count or not most:
         return Charged(problem, problem, 0.0)
     trifle = most / count

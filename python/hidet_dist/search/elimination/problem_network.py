@@ -18,7 +18,7 @@ from hidet_dist.search.elimination.tensor_tables import (
     tensor_bytes,
     tensor_tables,
 )
-from hidet_dist.search.problem import LiveInterval, Problem
+from hidet_dist.search.problem import LiveInterval, Problem, each
 from hidet_dist.search.problem.equal_parts import EqualTensor
 from hidet_dist.search.problem.prices import Prices
 
@@ -91,7 +91,7 @@ def _quantum(problem: Problem) -> float:
     """Compute what costs are rounded to multiples of, in seconds, or in bytes if nothing has a cost."""
     tables = {id(edge.convert): edge.convert for edge in problem.edges}  # equal layers share theirs
     greatest = {number: max(map(max, table)) for number, table in tables.items()}
-    most = sum(map(max, problem.cost)) + sum(greatest[id(edge.convert)] for edge in problem.edges)
+    most = sum(each(max, problem.cost)) + sum(greatest[id(edge.convert)] for edge in problem.edges)
     if not most:
         most = float(sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals))
         most = max(most, 1.0)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.problem.equal_parts import EqualParts
+from hidet_dist.search.problem.equal_parts import EqualParts, Numbers
 from hidet_dist.spec.report import StepTaken
 
 
@@ -178,7 +178,8 @@ class Problem:
     @cached_property
     def groups(self) -> dict[int, list[Edge]]:
         """The edges of each tensor; edges with the same consumer and required specs (as of x * x) count once."""
-        unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in self.edges}
+        number = Numbers()
+        unique = {(edge.tensor, edge.consumer, number.of_list(edge.consumed)): edge for edge in self.edges}
         groups: dict[int, list[Edge]] = {}
         for edge in unique.values():
             groups.setdefault(edge.tensor, []).append(edge)
@@ -350,6 +351,12 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
             paid.add((edge.tensor, s, d))
             seconds += edge.convert[s][d]
     return seconds
+
+
+def each(of: Callable[[Sequence[float]], float], lists: Sequence[Sequence[float]]) -> list[float]:
+    """Apply ``max`` or ``min`` to each list; equal entities share theirs, which is read once."""
+    known = {number: of(values) for number, values in {id(values): values for values in lists}.items()}
+    return [known[id(values)] for values in lists]
 
 
 def readers(problem: Problem) -> dict[int, list[Edge]]:
