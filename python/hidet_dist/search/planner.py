@@ -83,7 +83,7 @@ def search(
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    with collector_paused():  # once: it looks through all that was made in the meantime when it goes on
+    with collector_paused():  # by all parts: it looks through what was made each time that it goes on
         result = search_result(graph, cluster, options, limits, rules).reported(limits)
     warn_of_limit(limits, result.gap)
     return result.plan
