@@ -168,10 +168,30 @@ def test_searched_stages_split_heads_nearly_evenly() -> None:
     assert result.value < even.value
     (got,) = _simulated(plan, graph, [np.ones_like(wanted)])
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_pins_of_searched_stages_may_have_parts() -> None:
+    """The larger part of each stage is on another device than in near-even parts: in the first one, and in the last."""
+    graph, wanted = _attention(2)
+    cluster = Cluster(DeviceMesh((6,)), (Link(1e-9, 1e15),), Device("slow", {"default": 1e6}, 1e12, 2**30, 0.0))
     ranks = parse_stages([{"ranks": [0, 3]}, {"ranks": [3, 6]}])
-    with pytest.raises(ConfigError, match=r"op:0 = .* has parts .* not offered for stages that are searched"):
-        pins = {"op:0": "?, ? -> (R, S0[2,1,1])"}
-        search_pipeline(normalize(graph), cluster, None, replace(pipeline, stages=ranks), pins=pins)
+    pipeline = PipelineOptions("throughput", 1, stages=ranks, outputs="last")
+    pins = {"w0": "(R, S0[1,2,1])", "w4": "(R, S0[1,1,2])"}
+    result = search_pipeline(normalize(graph), cluster, None, pipeline, pins=pins, unequal_parts=True)
+    plan = result.plan(cluster, pipeline)
+    parts = [{weight.spec.parts for weight in stage.weights} for stage in plan.stages]
+    assert ((0, (1, 2, 1)),) in parts[0]
+    assert ((0, (1, 1, 2)),) in parts[1]
+    free = search_pipeline(normalize(graph), cluster, None, pipeline)
+    assert free.value * (1 - 1e-6) <= result.value <= 1.5 * free.value
+    assert result.gap <= 0.05
+    (got,) = _simulated(plan, graph, [np.ones_like(wanted)])
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    for refused in ({"w0": "(R, S0[2,1])"}, {"w4": "(R, S0[2,1])"}):  # of a mesh of two
+        with pytest.raises(ConfigError, match="parts"):
+            search_pipeline(normalize(graph), cluster, None, pipeline, pins=refused)
+    with pytest.raises(ConfigError, match="not offered for this target"):
+        search_pipeline(normalize(graph), cluster, None, pipeline, pins=pins, unequal_parts=False)
 
 
 def test_one_stage_with_shares_is_among_the_candidates() -> None:
@@ -213,6 +233,9 @@ def test_a_family_has_the_shares_of_the_machine_and_none_that_are_searched() -> 
     family = hidet_dist.search_family(graphs, cluster, names=layers, pipeline=options)
     for plan in family.plans:
         assert [str(stage.mesh) for stage in plan.stages] == ["[gpu=3:1]", "[gpu=1:3]"]
+    with pytest.raises(ConfigError, match=r"layers.0 = .* has parts .* not offered for stages of several graphs"):
+        pins = [{"layers.0": "(R, S0[2,1])"}, None]
+        hidet_dist.search_family(graphs, cluster, names=layers, pipeline=options, pins=pins)
     with pytest.raises(ConfigError, match="Shares are not searched for a family"):
         hidet_dist.search_family(graphs, cluster, names=layers, pipeline=replace(options, shares=True))
 

@@ -98,6 +98,12 @@ def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: Pi
             "Shares are not searched for a family, whose graphs have one division of the ranks: give the mesh of the "
             "machine shares, or leave 'shares' out."
         )
+    for pin in (pin for member in members for pin in parse_pins(member.pins)):
+        if any(pattern.parts for pattern in pin.patterns):
+            raise ConfigError(
+                f"The pin {pin} has parts of a mesh axis, which are not offered for stages of several graphs: leave "
+                "the parts out, or plan the graphs as one stage."
+            )
     for number, stage in enumerate(pipeline.stages if isinstance(pipeline.stages, tuple) else ()):
         if stage.operators is not None:
             raise ConfigError(

@@ -23,7 +23,6 @@ from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
-from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import search_result, warn_of_limit
 from hidet_dist.search.shares import shares_result
@@ -207,12 +206,6 @@ def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) 
                     f"{key} name mesh axes, and each stage has a mesh of its own: give the ranks of every stage "
                     "(stages = [{'ranks': [0, 4]}, ...]), or stages = 1."
                 )
-    parted = [pin for pin in parse_pins(options.pins) if any(pattern.parts for pattern in pin.patterns)]
-    if parted:
-        raise ConfigError(
-            f"The pin {parted[0]} has parts of a mesh axis, which are not offered for stages that are searched: leave "
-            "the parts out, or give the stages whole, each with pins of its own."
-        )
 
 
 def _counts(graph: NormalGraph, pipeline: PipelineOptions, symbols: Sequence[SymbolPlan]) -> list[int]:

@@ -13,7 +13,7 @@ paid bytes, less the price of the whole budget, are a bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +32,7 @@ from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.formulation.devices import limiting_devices
 from hidet_dist.search.formulation.formulate import Formulation, formulate
 from hidet_dist.search.formulation.parts import offered_parts
-from hidet_dist.search.formulation.pins import Pins
+from hidet_dist.search.formulation.pins import Pin, Pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.problem import Edge, Problem
@@ -119,21 +119,38 @@ def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: Seq
 
 
 def offered_to_stages(
-    views: Sequence[GraphView], mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None
+    views: Sequence[GraphView],
+    mesh: DeviceMesh,
+    unequal_parts: bool,
+    rules: RuleTable | None,
+    pins: Iterable[Pin] = (),
 ) -> OfferedParts:
     """Select the parts of all stages on a sub-mesh: with ``unequal_parts``, near-even ones of the graphs' heads.
 
-    A stage is offered those of the heads of the whole graph, wherever it is cut.
+    A stage is offered those of the heads of the whole graph, wherever it is cut, and the parts of all ``pins`` that are
+    for as many coordinates as an axis of the sub-mesh has. Raises ConfigError for these without ``unequal_parts``.
     """
-    return offered_parts([Pins(view, mesh, ()) for view in views], rules, unequal_parts, True)
+    given = {pair for pin in pins for pattern in pin.patterns for pair in pattern.parts}
+    fitting = [
+        (axis, parts)
+        for axis, parts in sorted(given)
+        if axis < mesh.ndim and len(parts) == mesh.shape[axis] and parts != mesh.shares_of(axis)
+    ]
+    return offered_parts([Pins(view, mesh, ()) for view in views], rules, unequal_parts, True, tuple(fitting))
 
 
-def stage_rules(view: GraphView, mesh: DeviceMesh, unequal_parts: bool, rules: RuleTable | None = None) -> RuleTable:
+def stage_rules(
+    view: GraphView,
+    mesh: DeviceMesh,
+    unequal_parts: bool,
+    rules: RuleTable | None = None,
+    pins: Iterable[Pin] = (),
+) -> RuleTable:
     """Make the table of rules of all stages on a sub-mesh, in the parts of :func:`offered_to_stages`.
 
     Rules and proofs are shared with the table ``rules``, for any mesh.
     """
-    return rule_table(view, mesh, rules, offered_to_stages([view], mesh, unequal_parts, rules))
+    return rule_table(view, mesh, rules, offered_to_stages([view], mesh, unequal_parts, rules, pins))
 
 
 class StageBounds:
@@ -172,7 +189,7 @@ class StageBounds:
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
         self.options, self.mem_budget, self.limits = options, mem_budget, limits
         self.model = PredictedCost(cluster)
-        self.rules = stage_rules(view, cluster.mesh, unequal_parts, rules)
+        self.rules = stage_rules(view, cluster.mesh, unequal_parts, rules, options.pins)
         # Bytes are those of the first of the devices that limit plans: what exceeds its budget fits nowhere.
         self.budget = limiting_devices(cluster, mem_budget, self.rules.offered.parts)[0].nbytes
         self._whole = self.model.fused(view)

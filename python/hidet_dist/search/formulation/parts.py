@@ -17,6 +17,7 @@ from hidet_dist.rules.rule import NO_PARTS, OfferedParts, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation.pins import Pins
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.parts import Parts
 from hidet_dist.spec.parts import near_even as near_even_parts
 from hidet_dist.view import GraphView
 from hidet_dist.weights.storage import storage_of
@@ -75,6 +76,7 @@ def offered_parts(
     rules: RuleTable | None,
     allowed: bool,
     near_even: bool,
+    more: Parts = (),
 ) -> OfferedParts:
     """Select the unequal parts from which plans may choose, besides the mesh's shares.
 
@@ -88,6 +90,7 @@ def offered_parts(
     graphs: the pins of each graph, with its view and the mesh. Graphs that share weights and states are offered the
         parts of all of them, since what they share is split alike in all graphs.
     rules: a table, for any mesh, with which rules are shared.
+    more: parts of axes besides those of the pins, as of pins of other graphs.
 
     Raises
     ------
@@ -95,6 +98,7 @@ def offered_parts(
         For pins with parts where there are none.
     """
     given = {pair for pins in graphs for pin in pins.all for pattern in pin.patterns for pair in pattern.parts}
+    given.update(more)
     if not allowed:
         if given:
             raise ConfigError(
