@@ -47,6 +47,7 @@ def image(*shape: int | str) -> Tensor:
 FILTERS = {
     "stem": constant(20, 3, 7, 7),
     "depthwise": constant(20, 1, 3, 3),
+    "square": constant(20, 20, 3, 3),
     "grouped": constant(48, 10, 3, 3),
     "last": constant(20, 48, 1, 1),
 }
@@ -57,6 +58,7 @@ def network(x: Any, conv: Callable[..., Any], nn: Any, bias: Any) -> list[Any]:
     """A network with what models have between convolutions, in terms of a library's functions."""
     y = nn.pad(nn.relu(conv(x, "stem", 2, 3, 1, 1) + bias), 1)
     y = nn.max_pool(y)
+    y = nn.relu(conv(y, "square", 1, 1, 1, 1) + bias) + y
     z = conv(y, "depthwise", 2, 1, 1, 20)
     z = z * nn.sigmoid(nn.mean(z, True))
     u = nn.relu(conv(z, "grouped", 1, 2, 2, 2))
@@ -127,6 +129,7 @@ def test_artifacts_hold_filters_as_kernels_read_them(built: Path) -> None:
     expected = {
         "stem": Panels(1, 147, 20, True, width, taps=49),
         "depthwise": Panels(1, 9, 20, True, width),
+        "square": Panels(16, 20, 20, True, width, winograd=True),
         "grouped": Panels(2, 90, 24, True, width, taps=9),
         "last": Panels(1, 48, 20, True, width),
     }

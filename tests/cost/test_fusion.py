@@ -49,6 +49,24 @@ def test_scores_of_attention_never_reach_memory():
     assert seconds(y, [q, k, v, bias]) == pytest.approx(LAUNCH + moved)
 
 
+@pytest.mark.parametrize(("queries", "is_one"), [(64, True), (8, False)])
+def test_attention_on_a_cpu_is_one_kernel_of_its_own_class(queries, is_one):
+    """Where it is, an operation takes a second, a byte a thousand, and nothing but the operators of it takes time."""
+    kernels = {"attention": KernelCost(1.0, 1e3)} if is_one else {}
+    device = Device("cpu", {"default": 1e30}, 1e30, 2**40, 0.0, cache_bytes=2**40, kernels=kernels, fusion=LIBRARY)
+    q, (k, v) = symbol(2, queries, 16), (symbol(2, 64, 16) for _ in range(2))
+    y = ops.softmax(ops.matmul(q, ops.transpose(k, [0, 2, 1])) * 0.25, 2) @ v
+    scores = 2 * queries * 64
+    found = seconds(y, [q, k, v], Cluster(ONE, (Link(0.0, 1.0),), device))
+    view = GraphView(normalize(hidet.trace_from(y, [q, k, v])))
+    assert any(isinstance(entry, Member) for entry in fused_operators(view, LIBRARY).values()) == is_one
+    if is_one:
+        moved = 4 * 2 * (2 * queries * 16 + 2 * 64 * 16)
+        assert found == pytest.approx(2 * scores * 2 * 16 + 6 * scores + moved * 1e3)
+    else:
+        assert found < 1e-9
+
+
 def test_what_is_around_a_norm_is_part_of_its_kernel():
     x, other = symbol(ROWS, LENGTH), symbol(ROWS, LENGTH)
     y = ops.relu(ops.softmax(x + other, 1))

@@ -12,8 +12,8 @@ from hidet.graph import Tensor
 from hidet_dist.calibration.kernels import KERNEL_PROBES, KernelProbe, work_in
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.work import local_work, work_of
-from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.machine.kernels import KERNEL_CLASSES, KernelCost, Work
+from hidet_dist.machine import LIBRARY, Cluster, Device, Link
+from hidet_dist.machine.kernels import ATTENTION, KERNEL_CLASSES, KernelCost, Work
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search import find_plan
@@ -43,6 +43,19 @@ def test_a_stack_of_products_is_a_call_for_each() -> None:
     y = ops.matmul(symbol(4, 6, 8, 16), symbol(4, 6, 16, 32))
     split = choice(y, "(R, S0, R, R), (R, S0, R, R) -> (R, S0, R, R)")
     assert work_of(y.op, split, MESH).calls == 4 * 3
+
+
+def test_a_convolution_on_a_cpu_counts_the_operations_of_its_kernel() -> None:
+    """Winograd's filtering takes 16 multiplications for 2 x 2 pixels, where weights are known and strides are 1."""
+    x, w = symbol(2, 32, 10, 9), weight("w", [48, 32, 3, 3], "float32")
+    products, transforms = 2 * 16 * 16 * 48, 32 * 16 + 24 * 48  # of half of the channels
+    for stride, filters, fewer in ((1, w, True), (2, w, False), (1, symbol(48, 32, 3, 3), False)):
+        y = ops.conv2d(x, filters, padding=1, stride=stride)
+        split = choice(y, "(R, S0, R, R), (R, S0, R, R) -> (R, R, R, R) | all_reduce(sum, axes=0)")
+        plain, kernel = work_of(y.op, split, MESH), work_of(y.op, split, MESH, fusion=LIBRARY)
+        tiles = 2 * 5 * 5
+        assert plain.operations == split.operations
+        assert kernel.operations == (tiles * (products + transforms) if fewer else split.operations)
 
 
 def test_tensors_passed_to_a_neighbour_move_no_bytes() -> None:
@@ -88,7 +101,12 @@ def test_a_table_is_read_by_the_rows_that_are_looked_up() -> None:
 def test_a_probe_is_work_of_the_class_that_it_is_for(probe: KernelProbe) -> None:
     work = work_in(probe)
     absorbed = [one for one in work if not one.calls]
-    assert {one.kernel for one in work if one.calls} == {"elementwise" if probe.kernel == "function" else probe.kernel}
+    expected = "elementwise" if probe.kernel == "function" else probe.kernel
+    if probe.kernel == ATTENTION:  # its operators are one kernel, which calls no other
+        assert all(one.kernel == ATTENTION for one in absorbed if one.operations)
+        assert {one.kernel for one in absorbed if one.moved_bytes} == {ATTENTION}
+        return
+    assert {one.kernel for one in work if one.calls} == {expected}
     assert {one.kernel for one in absorbed} <= {"elementwise", "copy"}
     assert bool(sum(one.functions for one in work)) == (probe.kernel == "function")
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hidet_dist import native
-from hidet_dist.native.signatures import PANELS, Convolution, ConvolutionPart
+from hidet_dist.native.signatures import PANELS, Convolution, ConvolutionPart, WinogradPart
 from hidet_dist.runtime.processor import LEVELS, features
-from hidet_dist.weights.packing import packed
+from hidet_dist.weights.packing import packed, winograd_filters
 from hidet_dist.weights.panels import PANEL_WIDTHS, Panels
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
@@ -140,6 +140,76 @@ def test_layers_of_models_are_right_whatever_the_parts(case: Case, level: str) -
     whole = check(case, level, pixels)
     for cut in (1, 50):
         assert torch.equal(check(case, level, cut), whole)
+
+
+@st.composite
+def squares(draw: st.DrawFn) -> Case:
+    """Convolutions by Winograd's filtering."""
+    size = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    least = [max(0, (3 - n + 1) // 2) for n in size]
+    pad = tuple(draw(st.integers(low, 3)) for low in least)
+    inner, outer = draw(st.integers(16, 40)), draw(st.integers(16, 75))
+    return Case(draw(st.integers(1, 2)), (1, *size), 1, inner, outer, (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, *pad))
+
+
+def by_winograd(case: Case, level: str, x: torch.Tensor, w: torch.Tensor, lines: int) -> torch.Tensor:
+    """Convolve by ``lines`` lines of tiles at once; the products are PyTorch's. The result has the channels second."""
+    library, code = native.library(), PANELS.constants[LEVEL_OF[level]]
+    images = x.permute(0, 2, 3, 4, 1).contiguous()
+    channels = (case.images, case.inner, case.outer, 1)
+    dims = [(ctypes.c_int64 * 3)(*v) for v in (case.size, case.out, case.kernel, case.stride, case.dilation, case.pad)]
+    dtype = native.dtype_code(case.dtype)
+    convolution = Convolution(*channels, *dims, images.data_ptr(), None, dtype, dtype)
+    down, across = -(-case.out[1] // 2), -(-case.out[2] // 2)
+    filters, zeros, results = winograd_filters(w[:, :, 0]), torch.zeros(case.inner), []
+    for line in range(0, case.images * down, lines):
+        count = min(lines, case.images * down - line)
+        tiles = torch.full((16, count * across + 1, case.inner), math.nan)
+        part = WinogradPart(line, count, tiles.data_ptr(), tiles[0].numel(), zeros.data_ptr(), None, 0)
+        assert library.hidet_dist_winograd_read(code, ctypes.byref(convolution), ctypes.byref(part)) == native.OK
+        products = (tiles[:, :-1].double() @ filters.mT.double()).float().contiguous()
+        pixels = sum(min(2, case.out[1] - 2 * (one % down)) for one in range(line, line + count)) * case.out[2]
+        result = torch.full((pixels, case.outer + 3), math.nan)
+        part = WinogradPart(
+            line, count, products.data_ptr(), products[0].numel(), None, result.data_ptr(), case.outer + 3
+        )
+        assert library.hidet_dist_winograd_write(code, ctypes.byref(convolution), ctypes.byref(part)) == native.OK
+        assert bool(result[:, case.outer :].isnan().all())
+        assert bool(tiles[:, -1].isnan().all())
+        results.append(result[:, : case.outer])
+    return torch.cat(results).reshape(case.images, *case.out, -1).permute(0, 4, 1, 2, 3)
+
+
+@pytest.mark.parametrize("level", KNOWN)
+@given(case=squares(), lines=st.integers(1, 4))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+def test_tiles_are_transformed_for_winograds_filtering(case: Case, lines: int, level: str) -> None:
+    x, w = case.operands()
+    expected = torch.conv3d(x.double(), w.double(), None, case.stride, case.pad)
+    result = by_winograd(case, level, x, w, lines)
+    assert float((result - expected).abs().max()) <= 2e-6 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, (1, 6, 6), 1, 16, 16, (1, 3, 3), (1, 2, 1), (1, 1, 1), (0, 1, 1)),
+        Case(1, (1, 6, 6), 1, 16, 16, (1, 3, 3), (1, 1, 1), (1, 1, 2), (0, 1, 1)),
+        Case(1, (1, 6, 6), 2, 16, 16, (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1)),
+        Case(1, (1, 6, 6), 1, 15, 16, (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1)),
+        Case(1, (1, 6, 6), 1, 16, 16, (1, 3, 1), (1, 1, 1), (1, 1, 1), (0, 1, 1)),
+        Case(1, (1, 6, 6), 1, 16, 16, (1, 3, 3), (1, 1, 1), (1, 1, 1), (0, 1, 1), "float16"),
+    ],
+    ids=["stride", "dilation", "groups", "few channels", "other taps", "half precision"],
+)
+def test_other_convolutions_are_refused(case: Case) -> None:
+    channels = (case.images, case.groups * case.inner, case.groups * case.outer, case.groups)
+    dims = [(ctypes.c_int64 * 3)(*v) for v in (case.size, case.out, case.kernel, case.stride, case.dilation, case.pad)]
+    dtype = native.dtype_code(case.dtype)
+    convolution, part = Convolution(*channels, *dims, None, None, dtype, dtype), WinogradPart()
+    for call in (native.library().hidet_dist_winograd_read, native.library().hidet_dist_winograd_write):
+        assert call(1, ctypes.byref(convolution), ctypes.byref(part)) == native.INVALID_ARGUMENT
+        assert call(1, None, None) == native.INVALID_ARGUMENT
 
 
 def test_unknown_levels_are_refused() -> None:

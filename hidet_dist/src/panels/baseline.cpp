@@ -5,6 +5,7 @@
 #include "levels.hpp"
 #include "product.hpp"
 #include "quantized.hpp"
+#include "winograd.hpp"
 
 namespace {
 
@@ -46,6 +47,7 @@ struct Baseline {
   static HIDET_DIST_INLINE float one(const float *at) { return *at; }
   static HIDET_DIST_INLINE Vector broadcast(const float *at) { return _mm_set1_ps(*at); }
   static HIDET_DIST_INLINE Vector add(Vector a, Vector b) { return _mm_add_ps(a, b); }
+  static HIDET_DIST_INLINE Vector subtract(Vector a, Vector b) { return _mm_sub_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) {
     return _mm_add_ps(sum, _mm_mul_ps(a, b));
   }
@@ -134,7 +136,8 @@ struct BaselineQuantized {
 
 }  // namespace
 
-const hidet_dist::panels::Level hidet_dist::panels::kBaseline = {Baseline::kWidth, PanelProduct<Baseline>::kScratch,
-                                                                 multiply<Baseline>, convolve_depthwise<Baseline>};
+const hidet_dist::panels::Level hidet_dist::panels::kBaseline = {Baseline::kWidth,     PanelProduct<Baseline>::kScratch,
+                                                                 multiply<Baseline>,   convolve_depthwise<Baseline>,
+                                                                 read_tiles<Baseline>, write_tiles<Baseline>};
 const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedBaseline = {quantized_row_bytes<BaselineQuantized>,
                                                                               multiply_quantized<BaselineQuantized>};

@@ -3,6 +3,7 @@
 #include "levels.hpp"
 #include "wide.hpp"
 #include "wide_quantized.hpp"
+#include "winograd.hpp"
 
 namespace {
 
@@ -27,13 +28,15 @@ struct Fourth : Wide {
   }
   static HIDET_DIST_INLINE Vector broadcast(const float *at) { return _mm512_set1_ps(*at); }
   static HIDET_DIST_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+  static HIDET_DIST_INLINE Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) { return _mm512_fmadd_ps(a, b, sum); }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm512_storeu_ps(at, v); }
 };
 
 }  // namespace
 
-const hidet_dist::panels::Level hidet_dist::panels::kFourth = {Fourth::kWidth, PanelProduct<Fourth>::kScratch,
-                                                               multiply<Fourth>, convolve_depthwise<Fourth>};
+const hidet_dist::panels::Level hidet_dist::panels::kFourth = {Fourth::kWidth,     PanelProduct<Fourth>::kScratch,
+                                                               multiply<Fourth>,   convolve_depthwise<Fourth>,
+                                                               read_tiles<Fourth>, write_tiles<Fourth>};
 const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedFourth = {quantized_row_bytes<WideQuantized<32>>,
                                                                             multiply_quantized<WideQuantized<32>>};

@@ -3,6 +3,7 @@
 
 #include "hidet_dist/convolution.h"
 #include "hidet_dist/panels.h"
+#include "hidet_dist/winograd.h"
 
 namespace hidet_dist {
 namespace panels {
@@ -12,6 +13,8 @@ struct Level {
   int64_t scratch; /* bytes */
   int32_t (*multiply)(const hidet_dist_panel_product &product);
   int32_t (*convolve_depthwise)(const hidet_dist_convolution &convolution, const hidet_dist_convolution_part &part);
+  void (*read_tiles)(const hidet_dist_convolution &convolution, const hidet_dist_winograd_part &part);
+  void (*write_tiles)(const hidet_dist_convolution &convolution, const hidet_dist_winograd_part &part);
 };
 
 /* Null for an unknown level. */

@@ -3,6 +3,7 @@
 #include "levels.hpp"
 #include "wide.hpp"
 #include "wide_quantized.hpp"
+#include "winograd.hpp"
 
 namespace {
 
@@ -26,13 +27,15 @@ struct Third : Wide {
   }
   static HIDET_DIST_INLINE Vector broadcast(const float *at) { return _mm256_broadcast_ss(at); }
   static HIDET_DIST_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+  static HIDET_DIST_INLINE Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) { return _mm256_fmadd_ps(a, b, sum); }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm256_storeu_ps(at, v); }
 };
 
 }  // namespace
 
-const hidet_dist::panels::Level hidet_dist::panels::kThird = {Third::kWidth, PanelProduct<Third>::kScratch,
-                                                              multiply<Third>, convolve_depthwise<Third>};
+const hidet_dist::panels::Level hidet_dist::panels::kThird = {Third::kWidth,     PanelProduct<Third>::kScratch,
+                                                              multiply<Third>,   convolve_depthwise<Third>,
+                                                              read_tiles<Third>, write_tiles<Third>};
 const hidet_dist::panels::Quantized hidet_dist::panels::kQuantizedThird = {quantized_row_bytes<WideQuantized<16>>,
                                                                            multiply_quantized<WideQuantized<16>>};

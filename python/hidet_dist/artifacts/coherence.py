@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import shown
@@ -17,6 +18,7 @@ from hidet_dist.codec import decode, encode
 from hidet_dist.errors import SpecError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
+from hidet_dist.patterns.winograd import MATRICES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.formula import check_formula
 from hidet_dist.spec.parts import part_sizes
@@ -24,7 +26,14 @@ from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
 from hidet_dist.weights.header import ITEMSIZE, Layout
-from hidet_dist.weights.panels import FEW_BITS, HALF_PRECISIONS, PANEL_WIDTHS, SIZES, Panels, groups_of
+from hidet_dist.weights.panels import (
+    FEW_BITS,
+    HALF_PRECISIONS,
+    PANEL_WIDTHS,
+    SIZES,
+    Panels,
+    groups_of,
+)
 
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import (
@@ -359,6 +368,8 @@ def _check_panels(what: str, stage: StageManifest, width: int | None) -> None:
         divides = panels.taps >= 1 and panels.depth % panels.taps == 0
         alone = panels.taps == 1 or (panels.transposed and not panels.precision)
         _require(divides and alone, f"{field}.taps", panels.taps, f"1, or of filters with the depth {panels.depth}")
+        plain = replace(panels, precision="", group=0, taps=1, matrices=MATRICES, transposed=True)
+        _require(not panels.winograd or panels == plain, f"{field}.winograd", True, "false for any but float32 filters")
 
 
 def _check_data(what: str, stage: StageManifest) -> None:

@@ -17,7 +17,7 @@ from hidet_dist.compile.targets import default_backend
 from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.cost.work import work_of
 from hidet_dist.machine.builtin import builtin
-from hidet_dist.machine.kernels import Work, product_class
+from hidet_dist.machine.kernels import ATTENTION, Work, product_class
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
@@ -91,6 +91,11 @@ def _weighted(weights: Tensor, value: Tensor) -> Tensor:
     return ops.matmul(weights, _heads(value))
 
 
+def _attention(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> Tensor:
+    scores = ops.matmul(_heads(query), ops.transpose(key, [0, 2, 3, 1])) * 0.125
+    return ops.matmul(ops.softmax(scores + mask[0] if mask else scores, -1), _heads(value))
+
+
 def _stored(precision: str) -> tuple[KernelProbe, KernelProbe]:
     """Make the probes of products of many rows, and of one row, by weights in a precision."""
     weights = [[2048, 2048]] * 8
@@ -123,6 +128,8 @@ KERNEL_PROBES = (
         "convolution", "points", [[8, 1024, 14, 14]], _chained(ops.conv2d), [[256, 1024, 1, 1], [1024, 256, 1, 1]] * 2
     ),
     KernelProbe("convolution", "weights", [[1, 512, 7, 7]], _chained(_conv3x3), [[512, 512, 3, 3]] * 5),
+    KernelProbe(ATTENTION, "narrow", [*[[8, 128, 12, 32]] * 3, [8, 1, 1, 128]], _attention),
+    KernelProbe(ATTENTION, "wide", [[1, 768, 6, 64]] * 3, _attention),
     KernelProbe("normalization", "rows", [[1024, 384]], ops.layer_norm),
     KernelProbe("normalization", "few", [[128, 768]], ops.layer_norm),
     KernelProbe("reduction", "rows", [[96, 128, 128]], lambda x: ops.max(x, -1, keep_dim=True)),
@@ -197,13 +204,15 @@ class _Counting(PredictedCost):
         """Record an operator that has a kernel to itself."""
         return self._note(op, choice, None)
 
-    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+    def absorbed(
+        self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False, work: str | None = None
+    ) -> float:
         """Record an operator that shares a kernel with others."""
-        return self._note(op, choice, spared_bytes)
+        return self._note(op, choice, spared_bytes, work)
 
-    def _note(self, op: Operator, choice: Choice, spared_bytes: int | None) -> float:
+    def _note(self, op: Operator, choice: Choice, spared_bytes: int | None, shared: str | None = None) -> float:
         if choice.read_bytes + choice.written_bytes:
-            self.work.append(work_of(op, choice, self.cluster.mesh, spared_bytes))
+            self.work.append(work_of(op, choice, self.cluster.mesh, spared_bytes, shared, self.cluster.device.fusion))
         return 0.0
 
 

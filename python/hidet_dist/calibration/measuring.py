@@ -19,7 +19,7 @@ from hidet_dist.calibration.samples import PASS_BYTES, CollectiveSample, ProbeSa
 from hidet_dist.errors import CalibrationError, ConfigError
 from hidet_dist.machine.cluster import LIBRARY, Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
-from hidet_dist.machine.kernels import STORED_PRODUCTS, KernelCost, Work
+from hidet_dist.machine.kernels import ATTENTION, STORED_PRODUCTS, KernelCost, Work
 from hidet_dist.progress import Progress
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import COMMUNICATING
@@ -39,6 +39,7 @@ TIMEOUT_SECONDS = 600.0
 _UNKNOWN = {
     "matmul": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
     **dict.fromkeys(STORED_PRODUCTS, ("seconds_per_operation", "seconds_per_byte")),
+    ATTENTION: ("seconds_per_operation", "seconds_per_byte"),
     "convolution": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
     "elementwise": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
     "function": ("seconds_per_operation",),

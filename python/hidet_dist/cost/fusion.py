@@ -9,7 +9,7 @@ fused operators is a barrier: the operator that would have been absorbed then pa
 On CPUs, products and convolutions are kernels around a library's calls (``hidet_dist.compile.cpu``), which read through
 renamings of their operands and through the padding before a convolution, and write through element-wise operators.
 
-On GPUs, a softmax, a norm or attention is an anchor of several operators (:mod:`hidet_dist.cost.gpu_kernels`), and
+Attention, and on GPUs a softmax or a norm, is an anchor of several operators (:mod:`hidet_dist.cost.kernels`). On GPUs,
 kernels of products in half precision compute no prologue. Products of one left operand, each with its epilogue, are one
 launch (:mod:`hidet_dist.patterns.joint_products`).
 """
@@ -27,7 +27,7 @@ from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.compat.half_products import is_taken
-from hidet_dist.cost.gpu_kernels import GpuKernel, gpu_kernels
+from hidet_dist.cost.kernels import KernelOfSeveral, kernels_of_several
 from hidet_dist.machine import GPU, LIBRARY
 from hidet_dist.patterns.joint_products import in_memory, kept_in_memory, of_one_operand
 from hidet_dist.rewriting import longest_paths, uses_of
@@ -51,7 +51,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Member:
-    """An operator of a kernel of several operators (:class:`hidet_dist.cost.gpu_kernels.GpuKernel`).
+    """An operator of a kernel of several operators (:class:`hidet_dist.cost.kernels.KernelOfSeveral`).
 
     Tensors are given by their positions among the inputs and the outputs of the operator.
 
@@ -64,6 +64,7 @@ class Member:
     rows: the inputs and outputs whose last dim must be whole in the kernel.
     otherwise: how it is fused where its sharding breaks the kernel up, or None.
     beside: for one of several products in one launch, the last of them; None for any other.
+    work: the class of kernels whose measured costs it has; None for that of the operator by itself.
     """
 
     is_last: bool
@@ -72,6 +73,7 @@ class Member:
     rows: tuple[tuple[int, ...], tuple[int, ...]]
     otherwise: Fused | None
     beside: int | None = None
+    work: str | None = None
 
     def is_broken(self, spec: OpShardSpec) -> bool:
         """Whether an operator of this spec cannot be part of the kernel: its rows are sharded."""
@@ -149,16 +151,15 @@ _known: WeakKeyDictionary[GraphView, dict[tuple[str, int], dict[int, Fused | Mem
 
 
 def _fused(view: GraphView, fusion: str, multiprocessors: int) -> dict[int, Fused | Member]:
-    if fusion != GPU:
-        return dict(_Fusion(view, fusion == LIBRARY).run())
-    kernels = gpu_kernels(view)
+    kernels = kernels_of_several(view, fusion)
+    library = fusion == LIBRARY
     injective: dict[Hashable, bool] = {}
-    whole = _Fusion(view, False, kernels, False, injective, multiprocessors)
+    whole = _Fusion(view, library, kernels, fusion != GPU, injective, multiprocessors)
     fused: dict[int, Fused | Member] = dict(whole.run())
-    if multiprocessors:
+    if fusion == GPU and multiprocessors:
         fused.update(_joint(view, whole.group))
     if any(len(kernel.operators) > 1 for kernel in kernels):
-        alone = _Fusion(view, False, (), False, injective).run()
+        alone = _Fusion(view, library, (), fusion != GPU, injective).run()
         for kernel in kernels:
             fused.update(_members(view, kernel, alone))
     return dict(sorted(fused.items()))
@@ -195,7 +196,7 @@ def _joint(view: GraphView, group: Mapping[int, int]) -> dict[int, Member]:
     }
 
 
-def _members(view: GraphView, kernel: GpuKernel, alone: Mapping[int, Fused]) -> dict[int, Member]:
+def _members(view: GraphView, kernel: KernelOfSeveral, alone: Mapping[int, Fused]) -> dict[int, Member]:
     """Describe the operators of a kernel; ``alone`` is how hidet's pass fuses them."""
     last = kernel.operators[-1]
     inner = {view.names[y] for number in kernel.operators[:-1] for y in view.operators[number].outputs}
@@ -213,7 +214,8 @@ def _members(view: GraphView, kernel: GpuKernel, alone: Mapping[int, Fused]) -> 
         ins, outs = (tuple(n for n, name in enumerate(names) if name in kernel.rows) for names in (inputs, outputs))
         entry = alone.get(number)
         otherwise = entry if entry is not None and entry.tensor in inner else None
-        members[number] = Member(number == last, (tuple(spared), made), made, (ins, outs), otherwise)
+        spares = tuple(spared), made
+        members[number] = Member(number == last, spares, made, (ins, outs), otherwise, work=kernel.work)
     return members
 
 
@@ -228,7 +230,7 @@ class _Fusion:
         self,
         view: GraphView,
         library_products: bool,
-        kernels: Sequence[GpuKernel] = (),
+        kernels: Sequence[KernelOfSeveral] = (),
         half_prologues: bool = True,
         injective: dict[Hashable, bool] | None = None,
         multiprocessors: int = 0,
@@ -291,7 +293,7 @@ class _Fusion:
         """Whether the kernel of an anchor can compute a prologue or an epilogue."""
         op = self.view.operators[anchor]
         if anchor in self.kernels:
-            return True
+            return what == "prologue" or self.kernels[anchor].fuses_epilogue
         if isinstance(op, NOT_FUSIBLE):
             return False
         if what == "epilogue":

@@ -3,7 +3,7 @@
 An element-wise operator that hidet fuses into a neighbour's kernel (:mod:`hidet_dist.cost.fusion`) costs no launch, and
 no pass over the tensor between the two. The other bytes that it moves, and its arithmetic, are added to the neighbour's
 roofline. A conversion or a reduce function between the two *splits* them into two kernels, which costs a launch and a
-pass: the tensor is written and read once more. Of a kernel of several operators, such as a softmax on a GPU, the last
+pass: the tensor is written and read once more. Of a kernel of several operators, such as attention, the last
 one costs the launch. Each costs the bytes that the kernel reads or writes for it. Where their sharding breaks the
 kernel up, they cost what they cost apart.
 """
@@ -45,11 +45,13 @@ class CostModel(Protocol):
         """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""
         ...
 
-    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+    def absorbed(
+        self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False, work: str | None = None
+    ) -> float:
         """Predict the seconds that the local operator adds to a kernel with others.
 
         ``spared_bytes`` are those that the kernel does not move although separate kernels would. ``launches``: the
-        seconds of the kernel's launch are added.
+        seconds of the kernel's launch are added. ``work`` is :attr:`hidet_dist.cost.fusion.Member.work`.
         """
         ...
 
@@ -96,18 +98,21 @@ class PredictedCost:
             return device.launch_seconds + measured
         return device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
-    def absorbed(self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False) -> float:
+    def absorbed(
+        self, op: Operator, choice: Choice, spared_bytes: int, launches: bool = False, work: str | None = None
+    ) -> float:
         """Predict the seconds that the local operator adds to a kernel with others.
 
         ``spared_bytes`` are subtracted from the bytes moved: for a tensor that passes to a neighbour in registers, both
-        its passes. ``launches``: the seconds of the kernel's launch are added.
+        its passes. ``launches``: the seconds of the kernel's launch are added. ``work`` is the class of a kernel of
+        several operators; the operator's own class applies where it was not measured.
         """
         moved = choice.read_bytes + choice.written_bytes
         device = self._device(choice)
         launch = device.launch_seconds if launches else 0.0
         if not moved:
             return launch
-        measured = self._measured(op, choice, spared_bytes)
+        measured = self._measured(op, choice, spared_bytes, work)
         if measured is not None:
             return launch + measured
         rest = max(0, moved - spared_bytes)
@@ -122,12 +127,15 @@ class PredictedCost:
             return device.launch_seconds + measured
         return device.operator_seconds(work.operations, work.moved_bytes, dtype)
 
-    def _measured(self, op: Operator, choice: Choice, spared_bytes: int | None = None) -> float | None:
+    def _measured(
+        self, op: Operator, choice: Choice, spared_bytes: int | None = None, shared: str | None = None
+    ) -> float | None:
         """Predict a kernel's seconds by its measured class, without its launch; None if the class was not measured."""
         device = self._device(choice)
         if not device.kernels or op.outputs[0].dtype.name not in MEASURED_DTYPES:
             return None
-        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, spared_bytes))
+        shared = shared if shared in device.kernels else None
+        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, spared_bytes, shared, device.fusion))
 
     def _device(self, choice: Choice) -> Device:
         """Return the device that does a choice's work: the one at its coordinate, or one as slow as all of them."""
@@ -179,7 +187,8 @@ def compute_seconds(
         return max(model.operator(op, one) for one in of_devices)
     if isinstance(fused, Member):
         return max(
-            model.absorbed(op, one, _spared_bytes(view, op, one, fused, mesh), fused.is_last) for one in of_devices
+            model.absorbed(op, one, _spared_bytes(view, op, one, fused, mesh), fused.is_last, fused.work)
+            for one in of_devices
         )
     tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
     between = next(spec for x, spec in zip(tensors, specs, strict=True) if view.names[x] == fused.tensor)

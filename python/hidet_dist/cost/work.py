@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from hidet.graph import Operator, Tensor
 
+from hidet_dist.machine import HIDET, LIBRARY
 from hidet_dist.machine.kernels import Work, product_class
+from hidet_dist.patterns.winograd import each_dim, has_winograd, winograd_operations
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.rule import Choice
@@ -28,14 +30,22 @@ def kernel_class(op: Operator) -> str:
     return stated or ("elementwise" if op.task.is_injective() else "reduction")
 
 
-def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | None = None) -> Work:
+def work_of(
+    op: Operator,
+    choice: Choice,
+    mesh: DeviceMesh,
+    spared_bytes: int | None = None,
+    shared: str | None = None,
+    fusion: str = HIDET,
+) -> Work:
     """Determine the work of a local operator.
 
     ``spared_bytes`` are not moved by the kernel that the operator shares with others; None if the operator has a
-    separate kernel. A batched product is one call per matrix, unless all share one operand; a product
-    by experts is one call for each expert that has a row.
+    separate kernel. ``shared`` is the class of a kernel of several operators; None for that of the operator by itself.
+    A batched product is one call per matrix, unless all share one operand; a product by experts is one call for each
+    expert that has a row. ``fusion`` is the device's: it tells what its kernels of convolutions compute.
     """
-    kernel = kernel_class(op)
+    kernel = shared or kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes
     weights = 0
     if kernel != "lookup":  # a lookup reads only a few rows of its table
@@ -60,7 +70,25 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, spared_bytes: int | 
         y, spec = op.outputs[0], choice.spec.out_specs[0]
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])
     functions = choice.functions if kernel == "elementwise" else 0
-    return Work(_with_precision(kernel, op), choice.operations, moved, min(weights, moved), calls, functions)
+    operations = choice.operations
+    if kernel == "convolution" and fusion == LIBRARY:
+        operations = _winograd_operations(op, choice, mesh) or operations
+    return Work(_with_precision(kernel, op), operations, moved, min(weights, moved), calls, functions)
+
+
+def _winograd_operations(op: Operator, choice: Choice, mesh: DeviceMesh) -> int:
+    """Count the operations of a convolution on a CPU that takes fewer by :mod:`hidet_dist.patterns.winograd`; or 0."""
+    filters = op.inputs[1]
+    in_full = storage_of(filters) is None and all(x.dtype.name == "float32" for x in op.inputs)
+    if not in_full or (filters.storage is None and not is_weight(filters)):
+        return 0
+    tensors = (filters, choice.spec.in_specs[1]), (op.outputs[0], choice.spec.out_specs[0])
+    local, (images, _, *out) = (
+        spec.local_shape([int(n) for n in x.shape], mesh, choice.coordinate) for x, spec in tensors
+    )
+    if not has_winograd(local, each_dim(op, "stride"), each_dim(op, "dilations"), int(op.attrs["groups"]), out):
+        return 0
+    return winograd_operations(images, local, out)
 
 
 def _with_precision(kernel: str, op: Operator) -> str:

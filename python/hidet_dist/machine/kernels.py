@@ -14,11 +14,15 @@ PRODUCT = "matmul"
 STORED_PRODUCTS = ("matmul_float16", "matmul_bfloat16", "matmul_int8", "matmul_int4", "matmul_uint4")
 """The classes of products by weights of a lower precision. Where one is not known, it has the costs of ``PRODUCT``."""
 
+ATTENTION = "attention"
+"""The class of attention as one kernel, on CPUs. Where it is not known, its operators have the costs of their own."""
+
 _COSTS_AS = {"wide_int8": "int8", "wide_uint4": "uint4"}  # products by the same elements, with other scales
 
 KERNEL_CLASSES = (
     PRODUCT,
     *STORED_PRODUCTS,
+    ATTENTION,
     "convolution",
     "normalization",
     "reduction",

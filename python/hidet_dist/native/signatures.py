@@ -414,6 +414,33 @@ CONVOLUTION = Header(
 )
 
 
+# winograd.h
+
+
+class WinogradPart(ctypes.Structure):
+    """Some lines of tiles of a convolution."""
+
+    _fields_ = (
+        ("line", c_int64),
+        ("lines", c_int64),
+        ("matrices", c_void_p),
+        ("step", c_int64),
+        ("zeros", c_void_p),
+        ("result", c_void_p),
+        ("result_step", c_int64),
+    )
+
+
+WINOGRAD = Header(
+    constants={"WINOGRAD_TILE": 2, "WINOGRAD_MATRICES": 16, "WINOGRAD_LEAST_CHANNELS": 16},
+    functions={
+        "winograd_read": Signature(c_int32, (c_int32, POINTER(Convolution), POINTER(WinogradPart))),
+        "winograd_write": Signature(c_int32, (c_int32, POINTER(Convolution), POINTER(WinogradPart))),
+    },
+    structures={"winograd_part": WinogradPart},
+)
+
+
 # workspace.h
 
 WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
@@ -429,6 +456,7 @@ HEADERS: dict[str, Header] = {
     "overlap.h": OVERLAP,
     "panels.h": PANELS,
     "shared_memory.h": SHARED_MEMORY,
+    "winograd.h": WINOGRAD,
     "workspace.h": WORKSPACE,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

@@ -6,6 +6,7 @@ transposed, and the operator's definition is wrong for different numbers of quer
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hidet.graph import Operator, Tensor
@@ -30,6 +31,11 @@ LONGEST_HEAD = 128
 """The supported sizes of a head: larger ones would not stay in registers."""
 HEAD_STEP = 16
 """The size of a head must be a multiple of this: the inner dim of the tensor cores' product."""
+
+
+LEAST_QUERIES = 16
+"""The least number of queries of attention that is one kernel on CPUs. With fewer, it takes longer to bring keys and
+values into panels than to multiply by them."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,30 @@ def attention_of(op: Operator, uses: Uses) -> Attention | None:
     keys = _one_head_each(k) if permuted is None else k
     in_memory = _lies_in_memory(scores.q, uses)
     return Attention(scores.q, in_memory, keys, permuted, _one_head_each(v), scores.bias, scores.scale)
+
+
+def has_cpu_kernel(match: Attention) -> bool:
+    """Whether attention is one kernel on CPUs (``hidet_dist/kernels/attention.h``).
+
+    It is for float32 and :data:`LEAST_QUERIES` or more, with as many heads of keys as of values, where those differ
+    from the heads of queries.
+    """
+    heads = _heads(match.q)
+    return (
+        all(x.dtype.name == "float32" for x in match.inputs)
+        and math.isfinite(match.scale)
+        and int(match.q.shape[-2]) >= LEAST_QUERIES
+        and len({key_heads(match), _heads(match.v)} - {heads}) <= 1
+    )
+
+
+def key_heads(match: Attention) -> int:
+    """Return the number of heads of keys."""
+    return _heads(match.k) if match.k_axes is None else int(match.k.shape[match.k_axes[-3]])
+
+
+def _heads(x: Tensor) -> int:
+    return int(x.shape[-3])
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:

@@ -49,7 +49,7 @@ def panel_blocks(
     exact = weight.storage is not None and weight.storage.exact
     if exact and (tuple(shape[-2:]) != sides or not panels.transposed):
         raise WeightsError(f"The weight {weight.name!r} cannot be held as its file has it: its matrices are others.")
-    if exact or (tuple(shape[-2:]) == sides and panels.taps == 1):
+    if exact or (tuple(shape[-2:]) == sides and panels.taps == 1 and not panels.winograd):
         read = _reader(source, weight, mesh, coordinate, shape[:-2], panels)
     else:
         read = _slicer(read_shard(source, weight, mesh, coordinate), panels)
@@ -101,11 +101,21 @@ def _index_of(matrix: int, stack: Sequence[int]) -> list[slice]:
 
 def _slicer(whole: torch.Tensor, panels: Panels) -> _Read:
     sides = (panels.columns, panels.depth) if panels.transposed else (panels.depth, panels.columns)
-    stored = whole.reshape(panels.matrices, *sides)
+    stored = (winograd_filters(whole) if panels.winograd else whole).reshape(panels.matrices, *sides)
     if panels.taps > 1:
         stored = stored.unflatten(-1, (-1, panels.taps)).mT.flatten(-2)
     matrices = stored.mT if panels.transposed else stored
     return lambda matrix, rows, columns: matrices[matrix][rows, columns]
+
+
+def winograd_filters(filters: torch.Tensor) -> torch.Tensor:
+    """Transform filters [out_channels, channels, 3, 3] to [16, out_channels, channels], computed in float64.
+
+    The transform of each is G f G^T for Winograd's minimal filtering F(2 x 2, 3 x 3) (Lavin and Gray, 2015,
+    https://arxiv.org/abs/1509.09308, section 4.1).
+    """
+    g = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    return torch.einsum("ia,ocab,jb->ijoc", g, filters.double(), g).flatten(0, 1).to(filters.dtype)
 
 
 def _arranged(read: _Read, matrix: int, first: int, last: int, panels: Panels, rows: int) -> torch.Tensor:

@@ -119,6 +119,8 @@ class Panels:
     group: for elements of few bits, the rows that have one scale for each column; otherwise 0.
     taps: for the filters of a convolution, the taps of its kernel: the weight has the taps of one row of channels after
         those of another, and the panels have all rows of one tap after those of another. Otherwise 1.
+    winograd: whether they are filters of 3 x 3 taps, shape [columns, depth, 3, 3], that are transformed to matrices of
+        shape [depth, columns] (:mod:`hidet_dist.patterns.winograd`).
     parts: where the parts of devices are unequal, names of the sizes :data:`SIZES`, each with the name of a part by
         which it is to be multiplied (:mod:`hidet_dist.spec.parts`).
     """
@@ -131,6 +133,7 @@ class Panels:
     precision: str = ""
     group: int = 0
     taps: int = 1
+    winograd: Annotated[bool, OMITTED] = False
     parts: Annotated[tuple[tuple[str, str], ...], OMITTED] = ()
 
     @property

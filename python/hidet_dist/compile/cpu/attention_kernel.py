@@ -8,7 +8,6 @@ few queries is left to products and a softmax.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +17,9 @@ from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
 from hidet_dist.compile.cpu.tiled import headers_digest
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
-from hidet_dist.patterns.attention import Attention, attention_of
+from hidet_dist.patterns.attention import Attention, attention_of, has_cpu_kernel, key_heads
 from hidet_dist.rewriting import Build, Uses, copy_operator, replace_operators
 from hidet_dist.spec.extents import extents_of
-
-_LEAST_QUERIES = 16
-"""With fewer, it takes longer to bring keys and values into panels than to multiply by them."""
 
 _NAMESPACE = "hidet_dist::kernels::attention"
 _NAMES = ("q", "k", "v", "bias")
@@ -96,30 +92,11 @@ def attention_kernels(graph: FlowGraph) -> FlowGraph:
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = attention_of(op, uses)
-        if match is None or not _serves(match):
+        if match is None or not has_cpu_kernel(match):
             return None
         return match.inputs, lambda inputs: _attention(inputs, match, known)
 
     return replace_operators(graph, replaced)
-
-
-def _serves(match: Attention) -> bool:
-    q, v = match.q, match.v
-    heads, groups = _heads(q), {_key_heads(match.k, match), _heads(v)}
-    return (
-        all(x.dtype.name == "float32" for x in match.inputs)
-        and math.isfinite(match.scale)
-        and int(q.shape[-2]) >= _LEAST_QUERIES
-        and len(groups - {heads}) <= 1
-    )
-
-
-def _heads(x: Tensor) -> int:
-    return int(x.shape[-3])
-
-
-def _key_heads(k: Tensor, match: Attention) -> int:
-    return _heads(k) if match.k_axes is None else int(k.shape[match.k_axes[-3]])
 
 
 def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Operator]) -> Tensor:
@@ -127,7 +104,7 @@ def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Oper
     q, k, v, *rest = inputs
     keys = k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes))
     *outer, queries, size = map(int, extents_of(q))
-    heads, groups = outer[-1], min(_key_heads(k, match), _heads(v))
+    heads, groups = outer[-1], min(key_heads(match), int(v.shape[-3]))
     stack = [*outer[:-1], groups, heads // groups]
     views = [_queries(q), view_of(keys), view_of(v), *map(view_of, rest)]
     operands = [_operand(view, stack) for view in views]

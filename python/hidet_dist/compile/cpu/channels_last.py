@@ -28,6 +28,7 @@ from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.operators.pooling import WindowPoolOp
 from hidet_dist.operators.reductions import ReduceOp
 from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.patterns.winograd import has_winograd
 from hidet_dist.rewriting import Uses, copy_operator, uses_of
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.traits import Moves, traits_of
@@ -58,6 +59,8 @@ class ChannelsLastConvolutionOp(TiledOp):
         The spatial dims of ``y``.
     width: int
         The columns of a panel; 0 if ``w`` does not lie in panels.
+    winograd: bool
+        Whether the panels are those of transformed filters; see ``hidet_dist/winograd.h``.
     epilogue: Epilogue, optional
         The computation on each element of ``y``.
     """
@@ -76,6 +79,7 @@ class ChannelsLastConvolutionOp(TiledOp):
         groups: int,
         out: Sequence[Extent],
         width: int = 0,
+        winograd: bool = False,
         epilogue: Epilogue | None = None,
     ):
         text = Values()
@@ -84,7 +88,9 @@ class ChannelsLastConvolutionOp(TiledOp):
         counts = [text(value) for value in (images, channels, out_channels, groups)]
         dims = spatial_dims(text, inner, out, kernel, stride, dilation, pads)
         codes = [_CODES[x.dtype.name], _CODES[w.dtype.name]]
-        function = f"convolve_channels_last<{width}, {ELEMENT_TYPES[w.dtype.name]}>"
+        function, header = f"convolve_channels_last<{width}, {ELEMENT_TYPES[w.dtype.name]}>", "channels_last.h"
+        if winograd:
+            function, header = f"convolve_winograd<{width}>", "winograd.h"
         statement = (
             f"const hidet_dist_convolution convolution = {{{{ {', '.join([*counts, *dims, '{}', '{}', *codes])} }}}}; "
             f"hidet_dist::kernels::{function}(convolution, {STORE});"
@@ -97,6 +103,7 @@ class ChannelsLastConvolutionOp(TiledOp):
             "groups": groups,
             "out": list(out),
             "width": width,
+            "winograd": winograd,
         }
         shape = [images, *out, out_channels]
         super().__init__(
@@ -106,7 +113,7 @@ class ChannelsLastConvolutionOp(TiledOp):
             others,
             shape,
             len(shape) - 1,
-            "channels_last.h",
+            header,
             statement,
             text.values,
             True,
@@ -120,6 +127,12 @@ class ChannelsLastConvolutionOp(TiledOp):
         """Whether each channel is a group by itself."""
         sizes, groups = self.attrs["sizes"], self.attrs["groups"]
         return bool(groups > 1 and sizes[0] == groups and sizes[1] == 1)
+
+    @property
+    def has_winograd(self) -> bool:
+        """Whether it takes fewer multiplications by Winograd's minimal filtering, with float32 filters."""
+        given = (self.attrs[name] for name in ("sizes", "stride", "dilation", "groups", "out"))
+        return all(x.dtype.name == "float32" for x in self.inputs[:2]) and has_winograd(*given)
 
 
 def channels_last(graph: FlowGraph, weights: Collection[Tensor]) -> FlowGraph:

@@ -20,6 +20,7 @@ from hidet.graph.transforms import ResolveRule, register_resolve_rule
 from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.active import is_active
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
+from hidet_dist.patterns.winograd import each_dim
 from hidet_dist.spec.extents import Extent, extents_of
 
 _SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one
@@ -123,8 +124,8 @@ def convolution_of(op: Operator) -> Convolution:
     source, before = _unpadded(x)
     attributes = {
         "pads": [a + b for a, b in zip(pads, before, strict=True)],
-        "stride": _each(op.attrs["stride"], spatial),
-        "dilation": _each(op.attrs["dilations"], spatial),
+        "stride": each_dim(op, "stride"),
+        "dilation": each_dim(op, "dilations"),
         "groups": int(op.attrs["groups"]),
         "out": list(extents_of(op.outputs[0])[2:]),
     }
@@ -142,11 +143,6 @@ class _ConvolutionRule(ResolveRule):
 
 for _operator in (Conv1dOp, Conv2dOp, Conv3dOp):
     register_resolve_rule(_operator)(_ConvolutionRule)
-
-
-def _each(value: Any, dims: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return [int(v) for v in (values * dims if len(values) == 1 else values)]
 
 
 def _unpadded(x: Tensor) -> tuple[Tensor, list[int]]:

@@ -25,6 +25,7 @@ from hidet_dist.compile.cpu.blas import BlasMatmulOp, operands_of, product_state
 from hidet_dist.compile.cpu.channels_last import ChannelsLastConvolutionOp
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
+from hidet_dist.patterns.winograd import MATRICES
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, ratio, same_extent
 from hidet_dist.weights.panels import FEW_BITS, SIZES, Panels, StoredPrecision
@@ -125,7 +126,7 @@ def pack_weights(
     -------
     The graph, and the weights in panels by name.
     """
-    panels, constant = _in_panels(graph, weights, width, in_rows), set(weights.values())
+    panels, constant = _in_panels(graph, weights, width, in_rows, precisions), set(weights.values())
     for name, precision in precisions.items():
         if (x := weights.get(name)) in panels:
             group = precision.group if precision.name in FEW_BITS else 0
@@ -162,10 +163,17 @@ def pack_weights(
 
 
 def _in_panels(
-    graph: FlowGraph, weights: Mapping[str, Tensor], width: int, in_rows: Collection[str]
+    graph: FlowGraph,
+    weights: Mapping[str, Tensor],
+    width: int,
+    in_rows: Collection[str],
+    precisions: Collection[str],
 ) -> dict[Tensor, Panels]:
-    """Map the weights that only products read, as the same matrices, to their arrangement."""
-    candidates = set(weights.values())
+    """Map the weights that only products read, as the same matrices, to their arrangement.
+
+    ``precisions`` names those that may be stored in a lower precision.
+    """
+    candidates, lower = set(weights.values()), {weights[name] for name in precisions if name in weights}
     found: dict[Tensor, Panels] = {}
     excluded = {*graph.outputs, *(weights[name] for name in in_rows if name in weights)}
     for op in graph.nodes:
@@ -176,7 +184,7 @@ def _in_panels(
             if place == 1 and isinstance(op, ExpertKernelOp):
                 panels = _panels(op.attrs["sizes"][2:], op.attrs["transposed"], width)
             elif place == 1 and isinstance(op, ChannelsLastConvolutionOp):
-                panels = _panels_of_filters(op, width)
+                panels = _panels_of_filters(op, width, x not in lower)
             elif place == 1 and isinstance(op, BlasMatmulOp):
                 panels = _panels_of(op, x, width)
             if panels is None or found.setdefault(x, panels) != panels:
@@ -229,9 +237,11 @@ def _shape_of(panels: Panels) -> list[Extent]:
     return [matrices, panels.matrix_size(depth, columns)]
 
 
-def _panels_of_filters(op: ChannelsLastConvolutionOp, width: int) -> Panels:
-    """Describe the filters of a convolution."""
+def _panels_of_filters(op: ChannelsLastConvolutionOp, width: int, in_full: bool) -> Panels:
+    """Describe the filters of a convolution, which are stored in their own dtype if ``in_full``."""
     out_channels, channels, *kernel = op.attrs["sizes"]
+    if in_full and op.has_winograd:
+        return Panels(MATRICES, channels, out_channels, True, width, winograd=True)
     taps, groups = math.prod(kernel), 1 if op.is_depthwise else int(op.attrs["groups"])
     return Panels(groups, channels * taps, out_channels // groups, True, width, taps=1 if op.is_depthwise else taps)
 
@@ -240,7 +250,8 @@ def _product(
     op: BlasMatmulOp | ExpertKernelOp | ChannelsLastConvolutionOp, inputs: Sequence[Tensor], panels: Panels | None
 ) -> Operator:
     if isinstance(op, ChannelsLastConvolutionOp):
-        attributes = {**op.attrs, "width": 0 if panels is None else panels.width}
+        width, winograd = (0, False) if panels is None else (panels.width, panels.winograd)
+        attributes = {**op.attrs, "width": width, "winograd": winograd}
         return ChannelsLastConvolutionOp(*inputs, **attributes).outputs[0].op
     lower = {"width": 0, "precision": "", "group": 0}
     if isinstance(op, ExpertKernelOp):
