@@ -302,8 +302,10 @@ def _remaining(device: Device, kernel: str, work: Sequence[Work], seconds: float
         own = [Work("function", sum(part.functions for part in work), 0, calls=0)]
         others = list(work)
     else:
-        own = [part for part in work if part.kernel == kernel]
+        own = [replace(part, functions=0) for part in work if part.kernel == kernel]
+        functions = sum(part.functions for part in work if part.kernel == kernel)
         others = [part for part in work if part.kernel != kernel]
+        others.append(Work("function", functions, 0, calls=0))
     known = sum(device.kernel_seconds(part) or 0.0 for part in others)
     return own, max(seconds - known, device.launch_seconds)
 

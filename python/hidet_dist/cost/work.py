@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hidet.graph import Operator, Tensor
 
 from hidet_dist.machine import HIDET, LIBRARY
-from hidet_dist.machine.kernels import Work, product_class
+from hidet_dist.machine.kernels import ATTENTION, Work, product_class
 from hidet_dist.patterns.winograd import each_dim, has_winograd, winograd_operations
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.routing import routed_work
@@ -69,7 +69,7 @@ def work_of(
     elif kernel == "matmul" and routed is None and len(op.inputs[1].shape) > 2:
         y, spec = op.outputs[0], choice.spec.out_specs[0]
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh, choice.coordinate)[:-2])
-    functions = choice.functions if kernel == "elementwise" else 0
+    functions = choice.functions if kernel in ("elementwise", ATTENTION) else 0
     operations = choice.operations
     if kernel == "convolution" and fusion == LIBRARY:
         operations = _winograd_operations(op, choice, mesh) or operations

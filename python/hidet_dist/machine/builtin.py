@@ -87,7 +87,8 @@ _L40S = Device(
 # is a choice: 8 GiB for each rank. The cache is a measurement, not the 260 MB of the host's last-level cache, which its
 # other guests use too: kernels that read and write up to 16 MiB keep their rate, and those of 24 MiB have half of it.
 # Products by weights of a lower precision have the cost of others over the measured ratios of rates of 32 rows, 0.92
-# for half precision, 2.8 for 8 bits and 2.9 for 4.
+# for half precision, 2.8 for 8 bits and 2.9 for 4. An operation of attention takes 1.25 of a product's as measured, and
+# a byte as long as 18 of them: its softmax and its packing are passes over what a cache holds.
 _CPU_KERNELS = {
     "matmul": KernelCost(6.9e-12, 0.0, 7.1e-6),
     "matmul_float16": KernelCost(7.5e-12, 0.0, 7.1e-6),
@@ -95,6 +96,7 @@ _CPU_KERNELS = {
     "matmul_int8": KernelCost(2.5e-12, 0.0, 7.1e-6),
     "matmul_int4": KernelCost(2.4e-12, 0.0, 7.1e-6),
     "matmul_uint4": KernelCost(2.4e-12, 0.0, 7.1e-6),
+    "attention": KernelCost(8.6e-12, 1.6e-10),
     "convolution": KernelCost(7.1e-12, 0.0, 2.3e-4),
     "normalization": KernelCost(0.0, 2.9e-11),
     "reduction": KernelCost(0.0, 1.4e-11),
