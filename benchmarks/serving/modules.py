@@ -22,6 +22,22 @@ class OneOutput(nn.Module):
         return y
 
 
+def _normalize(model: nn.Module, images: torch.Tensor) -> None:
+    """Give the batch norms of a model the statistics of its activations for some images.
+
+    Activations would else become numbers below the normal ones, which processors multiply slowly.
+    """
+    model.eval()
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_parameters()  # transformers' scales are near 0
+        norm.momentum = 1.0
+        norm.train()
+    with torch.no_grad():
+        model(images)
+    model.eval()
+
+
 def _efficientnet_b0() -> nn.Module:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
@@ -35,6 +51,7 @@ def _efficientnet_b0() -> nn.Module:
     for layer in model.modules():  # theirs vanish with depth
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight)
+    _normalize(model, torch.randn(4, 3, 224, 224))
     return OneOutput(model, ("pixel_values",), "logits")
 
 

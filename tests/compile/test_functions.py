@@ -1,4 +1,4 @@
-"""Tests of the elementary functions of kernels: of which floating-point exceptions they raise."""
+"""Tests of the elementary functions of kernels: their errors, and which floating-point exceptions they raise."""
 
 import ctypes
 import subprocess
@@ -15,6 +15,9 @@ extern "C" int exponentials(const float *x, float *y, int64_t count) {
   feclearexcept(FE_ALL_EXCEPT);
   for (int64_t i = 0; i < count; ++i) y[i] = hd::exp(x[i]);
   return fetestexcept(FE_UNDERFLOW);
+}
+extern "C" void logistics(const float *x, float *y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y[i] = hd::logistic(x[i]);
 }
 """
 
@@ -49,3 +52,18 @@ def test_exponentials_down_to_the_smallest_number(library):
     expected = np.exp(x.astype(np.float64))
     assert underflow
     assert (np.abs(y - expected) <= 2e-7 * expected + 2**-149).all()
+
+
+def test_the_logistic_function_is_within_3_units_in_the_last_place(library):
+    x = np.concatenate([np.linspace(-87.0, 100.0, 300_001), np.linspace(-1e-3, 1e-3, 1001)]).astype(np.float32)
+    y = np.empty_like(x)
+    library.logistics(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)), ctypes.c_int64(x.size))
+    exact = 1 / (1 + np.exp(-x.astype(np.float64)))
+    assert np.abs((y - exact) / np.spacing(exact.astype(np.float32))).max() <= 3
+
+
+def test_the_logistic_function_has_its_limits_and_keeps_nan(library):
+    x = np.array([-np.inf, -1e30, -88.5, 88.5, 1e30, np.inf, np.nan, 0.0], np.float32)
+    y = np.empty_like(x)
+    library.logistics(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)), ctypes.c_int64(x.size))
+    np.testing.assert_array_equal(y, np.array([0, 0, 0, 1, 1, 1, np.nan, 0.5], np.float32))

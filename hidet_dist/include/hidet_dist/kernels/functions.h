@@ -134,6 +134,23 @@ HD_INLINE float exp(float x) {
   return p * from_bits(uint32_t(half + 127) << 23) * rest;
 }
 
+// 1 / (1 + exp(-x)), with the polynomial of exp: within 3 units. Results below the least normal number are 0.
+HD_INLINE float logistic(float x) {
+  float c = x < -89.0f ? -89.0f : x;
+  c = c > 88.0f ? 88.0f : c;
+  // The sum with 3 * 2^22 has the whole part n in its last bits. 2^128 is infinite, which makes the result 0.
+  const float whole = c * -1.44269504088896341f + 12582912.0f, n = whole - 12582912.0f;
+  const float r = n * 2.12194440e-4f - (n * 0.693359375f + c);
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return 1.0f / (p * from_bits((bits(whole) + 127) << 23) + 1.0f);
+}
+
 HD_INLINE float log(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float y = tiny ? x * 8388608.0f : x;

@@ -46,6 +46,8 @@ from hidet_dist.spec.extents import factors_of
 COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log1p", "asin", "acos", "atan", "sinh"}
 OWN_FUNCTIONS = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
 POWERS = {2.0: "hd::square", 3.0: "hd::cube", 0.5: "hd::sqrt", -0.5: "hd::rsqrt"}
+LOGISTIC = "hd::logistic"
+"""The function that computes a logistic function in fewer steps than its parts."""
 _LIBM = {"mod": "fmod"} | dict.fromkeys(["sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh"])
 _LIBM |= dict.fromkeys(["atanh", "exp2", "expm1", "log2", "log10", "log1p", "round", "fma", "pow", "atan2"])
 _TESTS = ("isnan", "isinf", "isfinite")
@@ -63,6 +65,21 @@ _INFIX: dict[type, str] = {
     ir.RightShift: ">>",
 }
 _COMPARISONS: dict[type, str] = {ir.LessThan: "<", ir.LessEqual: "<=", ir.Equal: "==", ir.NotEqual: "!="}
+
+
+def logistic_argument(e: Any) -> Any:
+    """Return ``x`` of ``1 / (1 + exp(-x))``; None for any other expression."""
+    if not (isinstance(e, ir.Div) and _is_one(e.a) and isinstance(e.b, ir.Add) and _is_one(e.b.a)):
+        return None
+    power = e.b.b
+    if not (isinstance(power, ir.Call) and len(power.args) == 1 and isinstance(power.args[0], ir.Neg)):
+        return None
+    name = power.func_var.name or power.func_var.hint
+    return power.args[0].a if name.removeprefix("generic_") == "exp" else None
+
+
+def _is_one(e: Any) -> bool:
+    return isinstance(e, Constant) and e.value == 1
 
 
 class UnsupportedComputationError(Exception):
@@ -245,6 +262,9 @@ class Lowering:
         if isinstance(e, ir.Neg | ir.BitwiseNot):
             operator = "-" if isinstance(e, ir.Neg) else "~"
             return Prefix(operator, self.term(e.a, scope), _narrowed(dtype))
+        argument = logistic_argument(e) if dtype.name == "float32" else None
+        if argument is not None:
+            return Function(LOGISTIC, (self.term(argument, scope),), None, True)
         if type(e) in _INFIX:
             if _is_index(e):
                 index = self._linear(e, scope)
