@@ -51,7 +51,8 @@ class CostModel(Protocol):
         """Predict the seconds that the local operator adds to a kernel with others.
 
         ``spared_bytes`` are those that the kernel does not move although separate kernels would. ``launches``: the
-        seconds of the kernel's launch are added. ``work`` is :attr:`hidet_dist.cost.fusion.Member.work`.
+        seconds of the kernel's launch are added. ``work`` is the class of a kernel of several operators; None for the
+        operator's own.
         """
         ...
 
