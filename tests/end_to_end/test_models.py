@@ -53,12 +53,14 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
     own = manifest.weights_files
     assert own == ["weights/rank0.safetensors", "weights/rank1.safetensors"]
 
-    # Memory is as predicted: the weights to the byte, all that is allocated nearly so.
+    # Memory is as predicted: the weights to the byte but for transformed filters, all that is allocated nearly so.
     (stage,) = manifest.program().stages
-    assert stage.weight_bytes == result.plan.stages[0].weight_bytes_per_device
+    transformed = [panels for panels in stage.panels.values() if panels.winograd]
+    beyond = sum(4 * (panels.matrices - 9) * panels.depth * panels.columns for panels in transformed)
+    assert stage.weight_bytes == result.plan.stages[0].weight_bytes_per_device + beyond
     ends = sum(signature_bytes(signature) for signature in (*stage.inputs, *stage.outputs))
     view = GraphView(normalize(graph), (), result.plan.stages[0].mesh)
-    predicted = max(live_bytes(view, result.plan.stages[0], places_shards=True))
+    predicted = max(live_bytes(view, result.plan.stages[0], places_shards=True)) + beyond
     assert 0.95 < (stage.weight_bytes + stage.workspace_bytes["cpu"] + ends) / predicted < 1.05
 
     for outputs in serve(2, out, inputs, tmp_path):

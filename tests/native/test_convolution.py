@@ -143,6 +143,24 @@ def test_layers_of_models_are_right_whatever_the_parts(case: Case, level: str) -
 
 
 @st.composite
+def lines(draw: st.DrawFn) -> Case:
+    """Convolutions of each channel by itself, by kernels of so many taps along a line that each has a kernel."""
+    taps, stride = draw(st.sampled_from([(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)]))
+    height, width = draw(st.integers(1, 3)), draw(st.integers(1, 20))
+    pad = draw(st.integers(max(0, (taps - width + 1) // 2), taps - 1))
+    size, kernel = (1, draw(st.integers(height, 6)), width), (1, height, taps)
+    strides, pads = (1, draw(st.integers(1, 2)), stride), (0, draw(st.integers(0, height - 1)), pad)
+    return Case(draw(st.integers(1, 2)), size, draw(st.integers(2, 75)), 1, 1, kernel, strides, (1, 1, 1), pads)
+
+
+@pytest.mark.parametrize("level", KNOWN)
+@given(case=lines(), cut=st.integers(1, 70))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+def test_a_line_at_once_is_right_for_any_number_of_channels(case: Case, cut: int, level: str) -> None:
+    check(case, level, cut)
+
+
+@st.composite
 def squares(draw: st.DrawFn) -> Case:
     """Convolutions by Winograd's filtering."""
     size = draw(st.integers(1, 9)), draw(st.integers(1, 9))

@@ -195,14 +195,14 @@ class Depthwise {
     sums.store(target, p_.result_step);
   }
 
-  void tap_by_tap(const Line &line, const TapRange &depths, const TapRange &heights, int64_t first_channel,
-                  float *target) {
+  // Computes the other channels: those behind the first `known` ones.
+  void tap_by_tap(const Line &line, const TapRange &depths, const TapRange &heights, int64_t known, float *target) {
     // The outputs all of whose taps along the line read from within the input.
     const int64_t reach = (v_.kernel[2] - 1) * v_.dilation[2], room = v_.in[2] - 1 + v_.pad[2] - reach;
     const int64_t low = least(line.end, (v_.pad[2] + v_.stride[2] - 1) / v_.stride[2]);
     const int64_t begin = low > line.begin ? low : line.begin;
     const int64_t high = room < 0 ? begin : least(line.end, room / v_.stride[2] + 1), end = high > begin ? high : begin;
-    for (int64_t c = first_channel; c < p_.channels; c += kLanes * 2) {
+    for (int64_t c = known / kWidth * kWidth; c < p_.channels; c += kWidth) {  // panel by panel
       const int64_t channel = p_.channel + c, width = least(kWidth, v_.channels - channel);
       const int64_t left = least(kWidth, p_.channels - c);
       const Taps taps{depths, heights, line,
@@ -211,7 +211,7 @@ class Depthwise {
         over_line<2>(taps, channel, begin, end, target + c, kLanes);
         continue;
       }
-      if (left >= kLanes) over_line<1>(taps, channel, begin, end, target + c, kLanes);
+      if (left >= kLanes && c >= known) over_line<1>(taps, channel, begin, end, target + c, kLanes);
       const int64_t rest = left % kLanes;
       if (rest > 0) over_line<0>(taps, channel + left - rest, begin, end, target + c + left - rest, rest);
     }
