@@ -158,7 +158,7 @@ def test_programs_over_one_storage_compute_what_their_graphs_do(shared: bool) ->
     names = [[weight.name for weight in program.weights] for program in (prefill, decode)]
     assert names[0] == names[1]
     own = sum(w.local_nbytes(decode.mesh, (0,)) for w in decode.weights)
-    assert held_bytes([prefill, decode], 0) == own and partitioned.beside(partitioned.members["decode"]) == [0]
+    assert held_bytes([prefill, decode], 0) == own and partitioned.beside(partitioned.members["decode"]) == [[0, 0]]
     for name, x in inputs(16).items():
         (y,) = simulate(partitioned.members[name].programs[0], [x])
         np.testing.assert_allclose(y, expected(x), atol=1e-4)
