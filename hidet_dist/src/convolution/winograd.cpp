@@ -15,20 +15,26 @@ bool is_served(const hidet_dist_convolution &v) {
          v.out_channels >= HIDET_DIST_WINOGRAD_LEAST_CHANNELS;
 }
 
+// The level of a part's transforms; null if it is unknown, or the convolution is not served.
+const hidet_dist::panels::Level *level_for(int32_t level, const hidet_dist_convolution *v,
+                                           const hidet_dist_winograd_part *part) {
+  return v == nullptr || part == nullptr || !is_served(*v) ? nullptr : hidet_dist::panels::level_of(level);
+}
+
 }  // namespace
 
 extern "C" int32_t hidet_dist_winograd_read(int32_t level, const hidet_dist_convolution *v,
                                             const hidet_dist_winograd_part *part) {
-  const auto *const found = hidet_dist::panels::level_of(level);
-  if (found == nullptr || v == nullptr || part == nullptr || !is_served(*v)) return HIDET_DIST_INVALID_ARGUMENT;
+  const auto *const found = level_for(level, v, part);
+  if (found == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
   found->read_tiles(*v, *part);
   return HIDET_DIST_OK;
 }
 
 extern "C" int32_t hidet_dist_winograd_write(int32_t level, const hidet_dist_convolution *v,
                                              const hidet_dist_winograd_part *part) {
-  const auto *const found = hidet_dist::panels::level_of(level);
-  if (found == nullptr || v == nullptr || part == nullptr || !is_served(*v)) return HIDET_DIST_INVALID_ARGUMENT;
+  const auto *const found = level_for(level, v, part);
+  if (found == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
   found->write_tiles(*v, *part);
   return HIDET_DIST_OK;
 }

@@ -115,18 +115,23 @@ HD_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
 HD_INLINE double abs(double x) { return __builtin_fabs(x); }
 template <class T> HD_INLINE T abs(T x) { return x < 0 ? -x : x; }
 
-HD_INLINE float exp(float x) {
-  float c = x < -104.0f ? -104.0f : x;
-  c = c > 89.0f ? 89.0f : c;
-  const float n = __builtin_rintf(c * 1.44269504088896341f);
-  const float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+// exp(r) for |r| <= log(2) / 2.
+HD_INLINE float exp_near_0(float r) {
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  return p * (r * r) + r + 1.0f;
+}
+
+HD_INLINE float exp(float x) {
+  float c = x < -104.0f ? -104.0f : x;
+  c = c > 89.0f ? 89.0f : c;
+  const float n = __builtin_rintf(c * 1.44269504088896341f);
+  const float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float p = exp_near_0(r);
   // 2^n in two steps: it may be less or more than a float holds, the product not. Where the result is 0, the second step
   // multiplies by 0: a product that underflows takes a processor a hundred cycles, and half of a causal mask does.
   const int32_t i = (int32_t)n, half = i >> 1;
@@ -141,13 +146,7 @@ HD_INLINE float logistic(float x) {
   // The sum with 3 * 2^22 has the whole part n in its last bits. 2^128 is infinite, which makes the result 0.
   const float whole = c * -1.44269504088896341f + 12582912.0f, n = whole - 12582912.0f;
   const float r = n * 2.12194440e-4f - (n * 0.693359375f + c);
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  const float p = exp_near_0(r);
   return 1.0f / (p * from_bits((bits(whole) + 127) << 23) + 1.0f);
 }
 
