@@ -11,17 +11,19 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hidet_dist.native.signatures import WINOGRAD
+
 if TYPE_CHECKING:  # serving imports this module, and not hidet
     from hidet.graph import Operator
 
     from hidet_dist.spec.extents import Extent
 
-_TILE = 2
-MATRICES = (_TILE + 2) ** 2
+_TILE: int = WINOGRAD.constants["WINOGRAD_TILE"]
+MATRICES: int = WINOGRAD.constants["WINOGRAD_MATRICES"]
 """The matrices that filters are transformed to: one for each pixel that a tile reads."""
 
 _KERNEL = (3, 3)
-_LEAST_CHANNELS = 16  # of the input and of the result: those of the longest vector
+_LEAST_CHANNELS: int = WINOGRAD.constants["WINOGRAD_LEAST_CHANNELS"]  # of the input and of the result
 # The most multiplications over those of a convolution tap by tap: there are more where tiles reach beyond the image.
 _MOST_MULTIPLICATIONS = 0.75
 _READ_OPERATIONS, _WRITE_OPERATIONS = 32, 24  # additions of the transforms of a tile, for each channel (section 4.1)
