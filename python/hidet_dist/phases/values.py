@@ -561,8 +561,7 @@ class Partitioned:
         if nbytes <= budget:
             return
         predicted = self._predicted_bytes(number, beside, fullest.coordinate)
-        where = "a device" if fullest.coordinate is None else f"on the device at {fullest.coordinate}"
-        said = f"The program holds {nbytes} bytes {where}, where {predicted} were predicted; mem_budget is {budget}."
+        said = f"The program holds {nbytes} bytes {fullest}, where {predicted} were predicted; mem_budget is {budget}."
         if nbytes > budget * (1 + _TOLERATED):
             others = [self._predicted_bytes(n, beside) for n in range(number + 1, len(self.programs))]
             enough = max([memory_budget(cluster, mem_budget) + nbytes - budget, *others])

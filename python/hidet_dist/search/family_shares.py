@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.family import Family, FamilyMember, search_family
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import best_search, warn_of_limit
-from hidet_dist.search.shares import DividedGraph, proposed_meshes
+from hidet_dist.search.planner import warn_of_limit
+from hidet_dist.search.shares import DividedGraph, best_of_shares
 from hidet_dist.view import graph_symbols
 
 
@@ -30,13 +28,10 @@ def search_family_shares(
         declared = options.symbols if member.symbols is None else member.symbols
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
         divided.append(DividedGraph(member.graph, symbols, member.weight))
-    proposed = proposed_meshes(divided, cluster, rules, options.mem_budget)
-    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed)]
 
     def search_on(on: Cluster, part: Limits) -> Family:
         return search_family(members, on, options, rules=rules, limits=part)
 
-    searches = [(1 / (len(clusters) - number), functools.partial(search_on, on)) for number, on in enumerate(clusters)]
-    best = best_search(searches, limits, options.solver_gap, lambda family: family.seconds)
+    best = best_of_shares(divided, cluster, options, limits, rules, search_on, lambda family: family.seconds)
     warn_of_limit(limits, best.gap)
     return best

@@ -26,7 +26,7 @@ from hidet_dist.rules.rule import Rule, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import SearchResult, best_search, makespan_of, search_result, warn_of_limit
+from hidet_dist.search.planner import Found, SearchResult, best_search, makespan_of, search_result, warn_of_limit
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.spec.symbols import SymbolSize
@@ -93,14 +93,32 @@ def shares_result(
     """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
     if devices is not None:
         cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
-    proposed = proposed_meshes([DividedGraph(graph, options.symbols)], cluster, rules, options.mem_budget)
+    divided = [DividedGraph(graph, options.symbols)]
+
+    def search_on(on: Cluster, part: Limits) -> SearchResult:
+        return search_result(graph, on, options, part, rules)
+
+    return best_of_shares(divided, cluster, options, limits, rules, search_on, makespan_of).reported(limits)
+
+
+def best_of_shares(
+    graphs: Sequence[DividedGraph],
+    cluster: Cluster,
+    options: SearchOptions,
+    limits: Limits,
+    rules: RuleTable | None,
+    search_on: Callable[[Cluster, Limits], Found],
+    seconds: Callable[[Found], float],
+) -> Found:
+    """Search on the even mesh and on those with proposed shares, and return the result of the least ``seconds``.
+
+    Each search has an equal part of the limits. Within the gap the even mesh wins. Raises as
+    :func:`hidet_dist.search.planner.best_search` does.
+    """
+    proposed = proposed_meshes(graphs, cluster, rules, options.mem_budget)
     clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed)]
-    searches = [
-        (1 / (len(clusters) - number), functools.partial(search_result, graph, on, options, rules=rules))
-        for number, on in enumerate(clusters)
-    ]
-    # Within the gap the even mesh wins.
-    return best_search(searches, limits, options.solver_gap, makespan_of).reported(limits)
+    searches = [(1 / (len(clusters) - number), functools.partial(search_on, on)) for number, on in enumerate(clusters)]
+    return best_search(searches, limits, options.solver_gap, seconds)
 
 
 def proposed_meshes(

@@ -21,6 +21,9 @@ class DeviceBudget:
     coordinate: tuple[int, ...] | None
     nbytes: int
 
+    def __str__(self) -> str:
+        return "a device" if self.coordinate is None else f"on the device at {self.coordinate}"
+
 
 @dataclass(frozen=True)
 class DeviceHeld:
@@ -40,8 +43,7 @@ class DeviceHeld:
         return self.most - self.device.nbytes
 
     def __str__(self) -> str:
-        at = "a device" if self.device.coordinate is None else f"on the device at {self.device.coordinate}"
-        return f"{self.most} bytes {at}"
+        return f"{self.most} bytes {self.device}"
 
 
 def device_budgets(cluster: Cluster, mem_budget: int | None) -> tuple[int, ...]:
