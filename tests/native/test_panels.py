@@ -16,7 +16,7 @@ from hidet_dist.weights.panels import FEW_BITS, PANEL_WIDTHS, Panels, groups_of
 
 LEVEL_OF = {"x86-64": "X86_64", "x86-64-v3": "X86_64_V3", "x86-64-v4": "X86_64_V4"}
 ROWS = (1, 2, 3, 4, 6, 7, 13, 14, 15, 16, 29, 200)
-SIZES = ((1, 1), (7, 5), (8, 8), (9, 33), (520, 130), (300, 257))  # depth, columns
+SIZES = ((1, 1), (7, 5), (8, 8), (9, 33), (520, 130), (300, 257), (1030, 40), (1024, 24))  # depth, columns
 DTYPES = ("float32", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("float16", "bfloat16")))
 
 

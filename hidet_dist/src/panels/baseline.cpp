@@ -52,6 +52,11 @@ struct Baseline {
     return _mm_add_ps(sum, _mm_mul_ps(a, b));
   }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm_storeu_ps(at, v); }
+  static HIDET_DIST_INLINE void store_first(float *at, Vector v, int64_t lanes) {
+    float values[kLanes];
+    store(values, v);
+    for (int64_t i = 0; i < lanes; ++i) at[i] = values[i];
+  }
 
   template <class Rows>
   static HIDET_DIST_INLINE void interleave(const Rows &source, int64_t rows, int64_t depth, float *target,

@@ -31,6 +31,9 @@ struct Fourth : Wide {
   static HIDET_DIST_INLINE Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) { return _mm512_fmadd_ps(a, b, sum); }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm512_storeu_ps(at, v); }
+  static HIDET_DIST_INLINE void store_first(float *at, Vector v, int64_t lanes) {
+    _mm512_mask_storeu_ps(at, static_cast<__mmask16>((1u << lanes) - 1), v);
+  }
 };
 
 }  // namespace

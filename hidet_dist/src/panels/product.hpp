@@ -32,6 +32,12 @@ constexpr int64_t kLine = 64;  // bytes of a cache line
 constexpr int64_t kSeveral = 32;
 constexpr int64_t kChunkBytes = 4096;
 
+// Rows are packed for more columns than these: for fewer, packing takes longer than reading rows where they lie.
+constexpr int64_t kFewColumns = 128;
+// Bytes after which addresses share a set of the first-level cache, and the ways of a set.
+constexpr int64_t kSetBytes = 4096;
+constexpr int64_t kWays = 8;
+
 // The bytes that are fetched while rows of a panel are multiplied: from which on, and how many for each row.
 struct Fetch {
   const char *from;
@@ -113,13 +119,20 @@ class PanelProduct {
       const int64_t depth = least(kDepth, p_.depth - start);
       for (int64_t first = 0; first < blocks;) {
         const int64_t count = least(kRows / kMost, blocks - first);
-        pack<L>(first, first + count, blocks, start, depth, packed_);
+        const bool in_place = reads_in_place<L>();
+        if (!in_place) pack<L>(first, first + count, blocks, start, depth, packed_);
         for (int64_t column = 0; column < p_.columns; column += kWidth) {
           if (in_panels() && p_.rows <= kSeveral && column + kWidth <= p_.columns) {
             in_chunks<T>(column, start, depth, blocks);
             continue;
           }
           const float *const panel = floats<T>(column, start, depth);
+          if (in_place) {
+            for (int64_t block = first; block < first + count; ++block) {
+              multiply_in_place(rows_of(block, blocks), row_of(block, blocks), start, depth, panel, column);
+            }
+            continue;
+          }
           const float *left = packed_;
           for (int64_t block = first; block < first + count; ++block) {
             const int64_t rows = rows_of(block, blocks);
@@ -140,6 +153,15 @@ class PanelProduct {
 
  private:
   bool in_panels() const { return p_.layout == HIDET_DIST_IN_PANELS; }
+
+  // Whether blocks of rows are read where they lie: not if the rows of a block evict one another from the cache.
+  template <class L>
+  bool reads_in_place() const {
+    if (!is_same<L, float> || p_.rows <= kSeveral || p_.columns > kFewColumns) return false;
+    if (p_.runs == nullptr && p_.depth_step != 1) return false;
+    const int64_t step = p_.runs == nullptr ? p_.row_step : p_.run;
+    return kMost < kWays || step * static_cast<int64_t>(sizeof(float)) % kSetBytes != 0;
+  }
 
   // Few rows, packed as a whole.
   template <class L>
@@ -375,7 +397,15 @@ class PanelProduct {
     for (int64_t r = 0; r < rows; ++r) {
       const float *const from = edge_ + r * width;
       float *const to = target + r * p_.result_step;
-      for (int64_t j = 0; j < columns; ++j) to[j] = add ? to[j] + from[j] : from[j];
+      int64_t j = 0;
+      for (; j + kLanes <= columns; j += kLanes) {
+        const Vector sums = Level::load(from + j);
+        Level::store(to + j, add ? Level::add(Level::load(to + j), sums) : sums);
+      }
+      if (const int64_t rest = columns - j; rest > 0) {
+        const Vector sums = Level::load(from + j);
+        Level::store_first(to + j, add ? Level::add(Level::load_first(to + j, rest), sums) : sums, rest);
+      }
     }
   }
 
@@ -396,6 +426,85 @@ class PanelProduct {
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) Level::store(target + r * kLanes, sums[r]);
+  }
+
+  // Adds the product of rows, read where they lie, by a panel to the result, or writes it there. Sums are those of packed
+  // rows.
+  void multiply_in_place(int64_t rows, int64_t row, int64_t start, int64_t depth, const float *panel, int64_t column) {
+    float *const target = result_ + row * p_.result_step + column;
+    const int64_t columns = p_.columns - column;
+    const Span left = {row, start, depth};
+    if (columns >= kWidth) {
+      return dispatch_in_place<kMost, kVectors>(rows, left, panel, target, p_.result_step, start > 0);
+    }
+    if (columns <= kLanes) {
+      dispatch_in_place<kMost, 1>(rows, left, panel, edge_, kLanes, false);
+      return write_edge(rows, columns, kLanes, target, start > 0);
+    }
+    dispatch_in_place<kMost, kVectors>(rows, left, panel, edge_, kWidth, false);
+    write_edge(rows, columns, kWidth, target, start > 0);
+  }
+
+  // Rows from `row` on, and their elements [start, start + depth).
+  struct Span {
+    int64_t row, start, depth;
+  };
+
+  template <int Rows, int Across>
+  void dispatch_in_place(int64_t rows, const Span &span, const float *panel, float *target, int64_t target_step,
+                         bool add) const {
+    if constexpr (Rows > 1) {
+      if (rows < Rows) return dispatch_in_place<Rows - 1, Across>(rows, span, panel, target, target_step, add);
+    }
+    kernel_in_place<Rows, Across>(span, panel, target, target_step, add);
+  }
+
+  // The product by the first vectors of each row of a panel.
+  template <int Rows, int Across>
+  __attribute__((noinline)) void kernel_in_place(const Span &span, const float *panel, float *target,
+                                                 int64_t target_step, bool add) const {
+    Vector sums[Rows][Across];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < Across; ++v) sums[r][v] = Level::zero();
+    }
+    const int64_t end = span.start + span.depth;
+    for (int64_t k = span.start; k < end;) {
+      const float *left[Rows];
+      int64_t count = end - k;
+      if (p_.runs == nullptr) {
+        const float *const first = static_cast<const float *>(p_.left) + span.row * p_.row_step + k;
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) left[r] = first + r * p_.row_step;
+      } else {
+        const int64_t within = k % p_.run;
+        count = least(count, p_.run - within);
+        const void *const *const runs = p_.runs + k / p_.run * p_.rows + span.row;
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) left[r] = static_cast<const float *>(runs[r]) + within;
+      }
+      for (int64_t i = 0; i < count; ++i, panel += kWidth) {
+        Vector right[Across];
+#pragma GCC unroll 16
+        for (int v = 0; v < Across; ++v) right[v] = Level::load(panel + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+          const Vector one = Level::broadcast(left[r] + i);
+#pragma GCC unroll 16
+          for (int v = 0; v < Across; ++v) sums[r][v] = Level::add_product(one, right[v], sums[r][v]);
+        }
+      }
+      k += count;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < Across; ++v) {
+        float *const at = target + r * target_step + v * kLanes;
+        Level::store(at, add ? Level::add(Level::load(at), sums[r][v]) : sums[r][v]);
+      }
+    }
   }
 
   // Calls the kernel of a number of rows. For each row of a panel, so many lines of the cache are fetched.

@@ -13,9 +13,12 @@ struct Third : Wide {
   static constexpr int kPixels = 4;
 
   static HIDET_DIST_INLINE Vector zero() { return _mm256_setzero_ps(); }
-  static HIDET_DIST_INLINE Vector load_first(const float *at, int64_t lanes) {
+  static HIDET_DIST_INLINE __m256i first(int64_t lanes) {
     const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)), numbers));
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)), numbers);
+  }
+  static HIDET_DIST_INLINE Vector load_first(const float *at, int64_t lanes) {
+    return _mm256_maskload_ps(at, first(lanes));
   }
   static HIDET_DIST_INLINE Vector load(const float *at) { return _mm256_loadu_ps(at); }
   static HIDET_DIST_INLINE Vector load(const Brain *at) {
@@ -30,6 +33,9 @@ struct Third : Wide {
   static HIDET_DIST_INLINE Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
   static HIDET_DIST_INLINE Vector add_product(Vector a, Vector b, Vector sum) { return _mm256_fmadd_ps(a, b, sum); }
   static HIDET_DIST_INLINE void store(float *at, Vector v) { _mm256_storeu_ps(at, v); }
+  static HIDET_DIST_INLINE void store_first(float *at, Vector v, int64_t lanes) {
+    _mm256_maskstore_ps(at, first(lanes), v);
+  }
 };
 
 }  // namespace
