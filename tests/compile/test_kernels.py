@@ -301,6 +301,19 @@ def test_the_same_graph_gives_the_same_kernels():
     assert texts() == texts()
 
 
+def test_a_product_by_a_logistic_function_is_one_function(tmp_path):
+    x, weight = symbol(40, 64), hidet.asarray(numbers(64, 64))
+    y = ops.matmul(x, weight)
+    graph = normalize(hidet.trace_from([ops.silu(y), x * ops.sigmoid(x)], [x]))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path))
+        compile_program(program)
+    sources = [file.read_text() for name in ("source.cc", "kernel.h") for file in tmp_path.rglob(f"ops/**/{name}")]
+    assert sum("hd::times_logistic(" in source for source in sources) == 2
+    assert not any("hd::exp(" in source for source in sources)
+
+
 def test_halves_that_are_exchanged_are_read_without_divisions():
     tokens, data = 5, numbers(5, 24)
     x = symbol("tokens", 24)

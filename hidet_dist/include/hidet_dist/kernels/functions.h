@@ -1,6 +1,6 @@
 // Elementary functions without branches, so that loops of them become vector code, and accumulators of many lanes.
 //
-// Polynomials: S. L. Moshier, Cephes Mathematical Library, single precision (exp, log, tanh); for erf see below.
+// Polynomials: S. L. Moshier, Cephes Mathematical Library, single precision (log, tanh); for exp and erf see below.
 // Their errors are within 2 units in the last place, over all of their range.
 #pragma once
 #include <math.h>
@@ -115,16 +115,16 @@ HD_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
 HD_INLINE double abs(double x) { return __builtin_fabs(x); }
 template <class T> HD_INLINE T abs(T x) { return x < 0 ? -x : x; }
 
-// exp(r) for |r| <= log(2) / 2.
-HD_INLINE float exp_near_0(float r) {
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  return p * (r * r) + r + 1.0f;
+// (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2: a minimax polynomial for exp(r), fitted for this file, whose error is
+// 4e-9 of it.
+HD_INLINE float exp_beyond_r(float r) {
+  float p = 1.3814540580e-3f;
+  p = p * r + 8.3687454462e-3f;
+  p = p * r + 4.1668388993e-2f;
+  p = p * r + 1.6666521132e-1f;
+  return p * r + 4.9999994040e-1f;
 }
+HD_INLINE float exp_near_0(float r) { return exp_beyond_r(r) * (r * r) + r + 1.0f; }
 
 HD_INLINE float exp(float x) {
   float c = x < -104.0f ? -104.0f : x;
@@ -139,16 +139,24 @@ HD_INLINE float exp(float x) {
   return p * from_bits(uint32_t(half + 127) << 23) * rest;
 }
 
-// 1 / (1 + exp(-x)), with the polynomial of exp: within 3 units. Results below the least normal number are 0.
-HD_INLINE float logistic(float x) {
+// 1 + exp(-x), which is infinite where exp(-x) is 2^128 or more.
+HD_INLINE float one_and_exp_of_minus(float x) {
   float c = x < -89.0f ? -89.0f : x;
   c = c > 88.0f ? 88.0f : c;
-  // The sum with 3 * 2^22 has the whole part n in its last bits. 2^128 is infinite, which makes the result 0.
+  // The sum with 3 * 2^22 has the whole part n in its last bits.
   const float whole = c * -1.44269504088896341f + 12582912.0f, n = whole - 12582912.0f;
+#ifdef __FMA__
+  const float r = -(n * 0.69314718246f + c);
+#else
   const float r = n * 2.12194440e-4f - (n * 0.693359375f + c);
-  const float p = exp_near_0(r);
-  return 1.0f / (p * from_bits((bits(whole) + 127) << 23) + 1.0f);
+#endif
+  const float p = (exp_beyond_r(r) * r + 1.0f) * r + 1.0f;
+  return p * from_bits((bits(whole) + 127) << 23) + 1.0f;
 }
+
+// 1 / (1 + exp(-x)), and a times it: within 3 units where |x| < 10, and 6 elsewhere. Results of the first below the least normal number are 0.
+HD_INLINE float logistic(float x) { return 1.0f / one_and_exp_of_minus(x); }
+HD_INLINE float times_logistic(float a, float x) { return a / one_and_exp_of_minus(x); }
 
 HD_INLINE float log(float x) {
   const bool tiny = x < 1.17549435e-38f;

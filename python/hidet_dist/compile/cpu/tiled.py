@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from hidet.graph import Tensor
 from hidet.graph.ops.utils import TensorInput
 from hidet.ir.dtypes import float32, int64
-from hidet.ir.expr import Call, Constant, Div, Expr, TensorElement, Var, cast, tensor_element
+from hidet.ir.expr import Call, Constant, Div, Expr, Multiply, TensorElement, Var, cast, tensor_element
 from hidet.ir.func import Function
 from hidet.ir.functors import IRRewriter
 from hidet.ir.stmt import BufferStoreStmt, ForStmt, ForStmtAttr, LetStmt
@@ -21,7 +21,14 @@ from hidet.utils import prod
 
 from hidet_dist import native
 from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_native
-from hidet_dist.compile.cpu.kernels.lowering import LOGISTIC, OWN_FUNCTIONS, POWERS, logistic_argument
+from hidet_dist.compile.cpu.kernels.lowering import (
+    LOGISTIC,
+    OWN_FUNCTIONS,
+    POWERS,
+    TIMES_LOGISTIC,
+    logistic_argument,
+    logistic_product,
+)
 from hidet_dist.runtime.openblas import openblas_dir
 from hidet_dist.spec.extents import Extent, same_shape
 from hidet_dist.weights.panels import FEW_BITS
@@ -229,6 +236,12 @@ class _Flat(IRRewriter):
         if argument is None or infer_type(argument) != float32:
             return super().visit_Div(e)
         return call_native(LOGISTIC, self.visit(argument))
+
+    def visit_Multiply(self, e: Multiply) -> Expr:
+        product = logistic_product(e)
+        if product is None or any(infer_type(factor) != float32 for factor in product):
+            return super().visit_Multiply(e)
+        return call_native(TIMES_LOGISTIC, *(self.visit(factor) for factor in product))
 
     def visit_Call(self, e: Call) -> Expr:
         arguments = [self.visit(argument) for argument in e.args]

@@ -47,7 +47,8 @@ COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log
 OWN_FUNCTIONS = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
 POWERS = {2.0: "hd::square", 3.0: "hd::cube", 0.5: "hd::sqrt", -0.5: "hd::rsqrt"}
 LOGISTIC = "hd::logistic"
-"""The function that computes a logistic function in fewer steps than its parts."""
+TIMES_LOGISTIC = "hd::times_logistic"
+"""The functions that compute a logistic function, and a product by one, in fewer steps than their parts."""
 _LIBM = {"mod": "fmod"} | dict.fromkeys(["sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh"])
 _LIBM |= dict.fromkeys(["atanh", "exp2", "expm1", "log2", "log10", "log1p", "round", "fma", "pow", "atan2"])
 _TESTS = ("isnan", "isinf", "isfinite")
@@ -68,14 +69,24 @@ _COMPARISONS: dict[type, str] = {ir.LessThan: "<", ir.LessEqual: "<=", ir.Equal:
 
 
 def logistic_argument(e: Any) -> Any:
-    """Return ``x`` of ``1 / (1 + exp(-x))``; None for any other expression."""
-    if not (isinstance(e, ir.Div) and _is_one(e.a) and isinstance(e.b, ir.Add) and _is_one(e.b.a)):
+    """Return ``x`` of ``1 / (1 + exp(-x))``, whose sum may have any order; None for any other expression."""
+    if not (isinstance(e, ir.Div) and _is_one(e.a) and isinstance(e.b, ir.Add)):
         return None
-    power = e.b.b
+    power = e.b.b if _is_one(e.b.a) else e.b.a if _is_one(e.b.b) else None
     if not (isinstance(power, ir.Call) and len(power.args) == 1 and isinstance(power.args[0], ir.Neg)):
         return None
     name = power.func_var.name or power.func_var.hint
     return power.args[0].a if name.removeprefix("generic_") == "exp" else None
+
+
+def logistic_product(e: Any) -> tuple[Any, Any] | None:
+    """Return ``a`` and ``x`` of ``a * (1 / (1 + exp(-x)))``, in any order; None for any other expression."""
+    if isinstance(e, ir.Multiply):
+        for a, b in ((e.a, e.b), (e.b, e.a)):
+            argument = logistic_argument(b)
+            if argument is not None:
+                return a, argument
+    return None
 
 
 def _is_one(e: Any) -> bool:
@@ -262,9 +273,9 @@ class Lowering:
         if isinstance(e, ir.Neg | ir.BitwiseNot):
             operator = "-" if isinstance(e, ir.Neg) else "~"
             return Prefix(operator, self.term(e.a, scope), _narrowed(dtype))
-        argument = logistic_argument(e) if dtype.name == "float32" else None
-        if argument is not None:
-            return Function(LOGISTIC, (self.term(argument, scope),), None, True)
+        logistic = self._logistic(e, scope) if dtype.name == "float32" else None
+        if logistic is not None:
+            return logistic
         if type(e) in _INFIX:
             if _is_index(e):
                 index = self._linear(e, scope)
@@ -278,6 +289,15 @@ class Lowering:
             name = e.func_var.name or e.func_var.hint
             return self._call(name.removeprefix("generic_"), list(e.args), dtype, scope)
         raise UnsupportedComputationError(type(e).__name__)
+
+    def _logistic(self, e: Any, scope: Mapping[Var, Index]) -> Term | None:
+        """Lower a logistic function of float32, or a product by one; None for any other expression."""
+        argument, product = logistic_argument(e), logistic_product(e)
+        if argument is not None:
+            return Function(LOGISTIC, (self.term(argument, scope),), None, True)
+        if product is not None and all(self._dtype(x).name == "float32" for x in product):
+            return Function(TIMES_LOGISTIC, tuple(self.term(x, scope) for x in product), None, True)
+        return None
 
     @contextmanager
     def _where(self, condition: Term, holds: bool) -> Iterator[None]:
