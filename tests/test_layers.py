@@ -61,6 +61,7 @@ LAYERS: tuple[str, ...] = (
     "toolchain",
     "progress",
     "frugal",
+    "highs",
     "files",
     "codec",
     "checks",
@@ -101,8 +102,8 @@ SEARCH_LAYERS: tuple[str, ...] = (
 """The packages and modules of ``hidet_dist/search``, from the top down."""
 
 SOLVERS = {"pulp", "highspy"}
-SOLVERS_IN = {"search/ilp/solvers.py", "search/budget/master.py"}
-"""The integer and the linear program: nothing else imports their solvers."""
+SOLVERS_IN = {"highs.py", "search/ilp/solvers.py", "search/budget/master.py", "compile/cpu/layouts.py"}
+"""The programs of plans and of the layouts of convolutions: nothing else imports their solvers."""
 
 
 @lru_cache(None)

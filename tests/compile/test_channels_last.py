@@ -167,6 +167,17 @@ def test_what_is_no_image_keeps_its_layout() -> None:
     assert sum("Permute" in name for name in names_of(z, x)) == 1  # the input
 
 
+def test_sums_of_layers_behind_a_convolution_keep_the_layout_of_products() -> None:
+    x = image(2, 8, 12)
+    y = ops.gelu(ops.conv1d(ops.pad(x, [1, 1]), constant(16, 8, 3)))
+    y = ops.gelu(ops.conv1d(ops.pad(y, [1, 1]), constant(20, 16, 3), stride=2))
+    z = ops.transpose(y, [0, 2, 1]) + constant(6, 20)
+    for _ in range(4):
+        z = z + ops.matmul(ops.gelu(ops.matmul(ops.layer_norm(z, 1), constant(20, 40))), constant(40, 20))
+    layer = ["Normalize", "BlasMatmul", "BlasMatmul"]
+    assert names_of(z, x) == ["PermuteDims", "PanelConvolution", "PanelConvolution", *layer * 4]
+
+
 def test_filters_that_are_no_weights_are_multiplied_by_a_blas() -> None:
     x, w = image(1, 4, 6, 6), image(8, 4, 3, 3)
     assert names_of(ops.conv2d(x, w), x, w) == ["BlasConvolution"]

@@ -8,34 +8,34 @@ layouts are chosen so that the fewest bytes change theirs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
-from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
-from hidet.graph.ops.reduce.reduce import ReduceBaseOp
-from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.conv import convolution_of, spatial_dims
-from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, is_defined, relaid
+from hidet_dist.compile.cpu.layouts import (
+    REDUCTIONS,
+    SECOND,
+    TO_LAST,
+    TO_SECOND,
+    Layouts,
+    choose_layouts,
+    keeps_order,
+)
+from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, relaid
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
-from hidet_dist.operators.pooling import WindowPoolOp
-from hidet_dist.operators.reductions import ReduceOp
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.patterns.winograd import has_winograd
-from hidet_dist.rewriting import Uses, copy_operator, uses_of
+from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
-from hidet_dist.traits import Moves, traits_of
+from hidet_dist.traits import traits_of
 
 _CODES = {"float32": "HIDET_DIST_F32", "float16": "HIDET_DIST_F16", "bfloat16": "HIDET_DIST_BF16"}
-_POOLS = (MaxPoolNdOp, AvgPoolNdOp, AdaptivePoolNdOp, WindowPoolOp)
-_REDUCTIONS = (ReduceBaseOp, ReduceOp)
 _CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
 _LEAST_GROUP = 4  # input channels of a group: runs of fewer are gathered one number at a time
 
@@ -144,7 +144,7 @@ def channels_last(graph: FlowGraph, weights: Collection[Tensor]) -> FlowGraph:
     convolutions = {node for node in graph.nodes if _runs_by_panels(node, constant)}
     if not convolutions:
         return graph
-    return _Rewriter(graph, _layouts(graph, convolutions)).graph()
+    return _Rewriter(graph, choose_layouts(graph, convolutions)).graph()
 
 
 def _runs_by_panels(op: Operator, weights: Collection[Tensor]) -> bool:
@@ -160,123 +160,10 @@ def _runs_by_panels(op: Operator, weights: Collection[Tensor]) -> bool:
     return groups == 1 or int(sizes[1]) >= _LEAST_GROUP or (int(sizes[1]) == 1 and int(sizes[0]) == groups)
 
 
-@dataclass(frozen=True)
-class _Layouts:
-    """How an operator reads and writes tensors of images: with the channels last, or second."""
-
-    reads: bool
-    writes: bool
-
-
-_SECOND, _LAST = _Layouts(False, False), _Layouts(True, True)
-_TO_LAST, _TO_SECOND = _Layouts(False, True), _Layouts(True, False)
-
-
-def _choices(op: Operator, rank: int) -> tuple[_Layouts, ...]:
-    """List the ways in which an operator can run without moving more elements than it has to."""
-    (y, *others) = op.outputs
-    if others or op.build_target != "cpu":
-        return (_SECOND,)
-    if isinstance(op, PermuteDimsOp) and len(y.shape) == rank:
-        axes, found = [int(axis) for axis in op.attrs["axes"]], [_SECOND]
-        if axes == channels_last_axes(rank):
-            found.append(_TO_SECOND)  # the result has the order of the input with channels last
-        if axes == channels_second_axes(rank):
-            found.append(_TO_LAST)
-        return tuple(found[1:] or found)
-    if isinstance(op, CommunicationOp):
-        plain = not (op.collective.sends_blocks or op.collective.receives_blocks) and not op.only_starts
-        return (_SECOND, _LAST) if plain and len(y.shape) == rank else (_SECOND,)
-    if not is_defined(op):
-        return (_SECOND,)
-    traits = traits_of(op)
-    if isinstance(op, _REDUCTIONS) and len(op.inputs[0].shape) == rank:
-        return _SECOND, _LAST
-    if len(y.shape) != rank:
-        return (_SECOND,)
-    moves = traits.moves in (Moves.SLICE, Moves.SPREAD, Moves.SELECT)
-    return (_SECOND, _LAST) if traits.elementwise or moves or isinstance(op, _POOLS) else (_SECOND,)
-
-
-def _layouts(graph: FlowGraph, convolutions: Collection[Operator]) -> dict[Operator, _Layouts]:
-    """Choose the layouts in which operators run so that few bytes change theirs: by local search.
-
-    It begins with all operators around convolutions, up to those that cannot follow, in the layout of these.
-    """
-    uses = uses_of(graph)
-    ranks = _ranks(graph, convolutions, uses)
-    choices = {
-        node: (_LAST,) if node in convolutions else _choices(node, ranks[node]) if node in ranks else (_SECOND,)
-        for node in graph.nodes
-    }
-    chosen = {node: choices[node][-1] for node in graph.nodes}
-
-    def bytes_moved(tensors: Collection[Tensor]) -> int:
-        return sum(_size(x) for x in tensors if _changes(x, chosen, uses))
-
-    improved = True
-    while improved:
-        improved = False
-        for node in graph.nodes:
-            if len(choices[node]) == 1:
-                continue
-            around = dict.fromkeys((*node.inputs, *node.outputs))
-            known, before = chosen[node], bytes_moved(around)
-            for other in choices[node]:
-                chosen[node] = other
-                after = bytes_moved(around)
-                if after < before:
-                    known, before, improved = other, after, True
-            chosen[node] = known
-    return chosen
-
-
-def _ranks(graph: FlowGraph, convolutions: Collection[Operator], uses: Uses) -> dict[Operator, int]:
-    """Map the operators that may follow the layout of convolutions to the rank of these."""
-    ranks: dict[Operator, int] = {}
-    pending = [(node, len(node.outputs[0].shape)) for node in graph.nodes if node in convolutions]
-    while pending:
-        node, rank = pending.pop()
-        if node in ranks:
-            continue
-        ranks[node] = rank
-        if node not in convolutions and _choices(node, rank) == (_SECOND,):
-            continue
-        images = [x for x in (*node.inputs, *node.outputs) if len(x.shape) == rank]
-        for x in images:
-            near = [x.op] if x.op is not None else []
-            pending += [(op, rank) for op in (*near, *uses.get(x, ())) if op is not None and op not in ranks]
-    return ranks
-
-
-def _changes(x: Tensor, chosen: Mapping[Operator, _Layouts], uses: Uses) -> bool:
-    """Whether some reader of a tensor reads it in another layout than it is written in."""
-    written = x.op is not None and chosen[x.op].writes
-    return any((user is not None and chosen[user].reads) != written for user in uses.get(x, ()))
-
-
-def _size(x: Tensor) -> int:
-    """Count the bytes of a tensor that changes its layout; none if its elements stay in order. Symbols count as 1."""
-    extents = [extent if isinstance(extent, int) else 1 for extent in extents_of(x)]
-    if len(extents) < 3 or _keeps_order(x):
-        return 0
-    return int(x.dtype.nbytes) * math.prod(extents)
-
-
-def _keeps_order(x: Tensor) -> bool:
-    """Whether the elements of a tensor lie in the same order with the channels second and last."""
-    _, channels, *inner = extents_of(x)
-    return _is_one(channels) or all(map(_is_one, inner))
-
-
-def _is_one(extent: Extent) -> bool:
-    return isinstance(extent, int) and extent == 1
-
-
 class _Rewriter:
     """The rewriting of a graph to chosen layouts. Tensors with channels second are those of the graph, or copies."""
 
-    def __init__(self, graph: FlowGraph, layouts: Mapping[Operator, _Layouts]):
+    def __init__(self, graph: FlowGraph, layouts: Mapping[Operator, Layouts]):
         self.original = graph
         self.layouts = layouts
         self.second: dict[Tensor, Tensor] = {}
@@ -287,13 +174,13 @@ class _Rewriter:
         """Rewrite the graph."""
         for node in self.original.nodes:
             layouts = self.layouts[node]
-            if layouts == _SECOND:
+            if layouts == SECOND:
                 inputs = [self.as_second(x) for x in node.inputs]
                 if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
                     self.second.update(zip(node.outputs, copy_operator(node, inputs), strict=True))
-            elif layouts == _TO_SECOND:
+            elif layouts == TO_SECOND:
                 self.second[node.outputs[0]] = self.as_last(node.inputs[0])
-            elif layouts == _TO_LAST:
+            elif layouts == TO_LAST:
                 self.last[node.outputs[0]] = self.as_second(node.inputs[0])
             else:
                 self.run_last(node)
@@ -306,7 +193,7 @@ class _Rewriter:
         if x not in self.second:
             if x not in self.last:
                 return x
-            self.second[x] = _moved(self.last[x], extents_of(x), channels_second_axes(len(x.shape)), _keeps_order(x))
+            self.second[x] = _moved(self.last[x], extents_of(x), channels_second_axes(len(x.shape)), keeps_order(x))
         return self.second[x]
 
     def as_last(self, x: Tensor) -> Tensor:
@@ -314,7 +201,7 @@ class _Rewriter:
         if x not in self.last:
             axes, extents = channels_last_axes(len(x.shape)), extents_of(x)
             shape = [extents[axis] for axis in axes]
-            self.last[x] = _moved(self.as_second(x), shape, axes, _keeps_order(x))
+            self.last[x] = _moved(self.as_second(x), shape, axes, keeps_order(x))
         return self.last[x]
 
     def run_last(self, node: Operator) -> None:
@@ -327,7 +214,7 @@ class _Rewriter:
             (self.last[y],) = node.reforward([self.as_last(node.inputs[0])])
             return
         rank = len(y.shape)
-        if isinstance(node, _REDUCTIONS):
+        if isinstance(node, REDUCTIONS):
             rank = len(node.inputs[0].shape)
         moved = [
             number

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
+from hidet_dist.highs import new_model
 from hidet_dist.search.limits import Limits
 
 
@@ -59,9 +60,7 @@ def solve_master(
     for point in np.flatnonzero(held.max(axis=0) > room).tolist():
         points.setdefault(tuple(held[:, point].tolist()), []).append(point)
     rows = _undominated(points, limits)
-    model = highspy.Highs()
-    model.setOptionValue("output_flag", False)
-    model.setOptionValue("threads", 1)
+    model = new_model(threads=1)
     left = limits.seconds_left()
     if left is not None and limits.has_own_clock:
         model.cbSimplexInterrupt += lambda event: event.interrupt(limits.expired())

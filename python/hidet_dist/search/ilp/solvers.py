@@ -13,6 +13,7 @@ import numpy as np
 import pulp
 
 from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.highs import RIGHT_PRESOLVE, new_model
 from hidet_dist.search.ilp.linear import LinearProgram
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SolveOptions
@@ -70,10 +71,6 @@ _WITHOUT_HEURISTICS: dict[str, bool | float] = {
     **{f"mip_heuristic_run_{name}": False for name in ("rins", "rens", "root_reduced_cost", "feasibility_jump")},
 }
 
-# HiGHS 1.15.1 aggregates columns wrongly: it finds some programs infeasible that are not, and takes some plans for the
-# best ones that are not (test_ilp.py).
-_RIGHT_PRESOLVE = 1 << 12
-
 _INTERRUPTS = (
     highspy.cb.HighsCallbackType.kCallbackMipInterrupt,
     highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt,
@@ -99,24 +96,22 @@ _STATUS = {
 
 
 def _run_highs(program: LinearProgram, options: SolveOptions, nodes: int, proof: bool) -> Outcome:
-    model, limits = highspy.Highs(), options.limits
+    limits = options.limits
     settings: dict[str, bool | int | float] = {
-        "output_flag": False,
         "threads": options.solver_threads,
         "mip_rel_gap": options.solver_gap,
         "mip_max_nodes": nodes,
-        "presolve_rule_off": _RIGHT_PRESOLVE,
+        "presolve_rule_off": RIGHT_PRESOLVE,
         **(_WITHOUT_HEURISTICS if proof else {}),
     }
     left = limits.seconds_left()
+    if left is not None and not limits.has_own_clock:
+        settings["time_limit"] = float(left)
+    model = new_model(**settings)
     if limits.has_own_clock:  # HiGHS looks at the wall's clock
         model.setCallback(partial(_interrupt, limits), None)
         for kind in _INTERRUPTS:
             model.startCallback(kind)
-    elif left is not None:
-        settings["time_limit"] = float(left)
-    for name, value in settings.items():
-        model.setOptionValue(name, value)
     if model.passModel(_highs_program(program)) == highspy.HighsStatus.kError:
         raise SolverError("The solver highs does not take the program.")
     model.run()
