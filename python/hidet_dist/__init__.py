@@ -143,22 +143,17 @@ def _explain(plan: Plan) -> PlanExplanation:
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
     from hidet_dist.compat import (
+        equality,
         exported_tensors,
         extremes,
         float_algebra,
         half_functions,
         infinities,
-        lookups,
         matmul_definition,
         named_weights,
         predicates,
-        quick_layouts,
-        quick_types,
         reduced_dims,
-        simplest_forms,
-        simplifier_rules,
         squeezed_dims,
-        task_inputs,
     )
 
     matmul_definition.install()
@@ -168,13 +163,8 @@ def _extend_hidet() -> None:
     predicates.install()
     extremes.install()
     half_functions.install()
-    simplifier_rules.install()
     float_algebra.install()
-    simplest_forms.install()
-    quick_types.install()
-    quick_layouts.install()
-    task_inputs.install()
-    lookups.install()
+    equality.install()
     named_weights.install()
     exported_tensors.install()
     distributed = importlib.import_module("hidet.distributed")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import hidet
+import pytest
 from hidet.ir.cute import layout as cute
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hidet_dist.compat import quick_layouts
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 NESTED = st.recursive(st.integers(1, 8), lambda inner: st.lists(inner, min_size=1, max_size=3).map(tuple), max_leaves=6)
 FACTORS = st.sampled_from([1, 2, 4])

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from hidet_dist.compat import quick_types
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 SHAPES = st.lists(st.integers(1, 400), max_size=4)
 
 

@@ -14,6 +14,8 @@ from hidet.ir.tools.util_functors import IRCollector
 
 from hidet_dist.compat import task_inputs
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def definitions() -> dict[str, list[TensorNode]]:
     """The outputs of tasks with and without symbols, functions and several tensors."""

@@ -13,6 +13,7 @@ from hidet.transforms.rule_based_simplifier import RuleBasedSimplifier
 
 hidet_binary = Expr._binary
 hidet_visit_binary = simplifier.Simplifier.visit_Binary
+hidet_apply_rule = RuleBasedSimplifier.apply_rule
 
 
 def _is_known(a: Expr, b: Expr) -> bool:
@@ -41,15 +42,15 @@ def _visit_binary(self: Any, e: BinaryExpr) -> Any:
     return e if a is e.a and b is e.b else Multiply(a, b)
 
 
+def apply_rule(self: Any, e: Expr) -> Expr:
+    """Apply a rule as hidet does, unless it drops a difference of floats; replaces ``apply_rule``."""
+    result: Expr = hidet_apply_rule(self, e)
+    is_zero = isinstance(e, Sub) and isinstance(result, Constant)
+    return e if is_zero and infer_type(e).is_float() else result
+
+
 def install() -> None:
     """Keep such products and differences of floats from now on."""
-    apply_rule = RuleBasedSimplifier.apply_rule
-
-    def apply(self: Any, e: Expr) -> Expr:
-        result: Expr = apply_rule(self, e)
-        is_zero = isinstance(e, Sub) and isinstance(result, Constant)
-        return e if is_zero and infer_type(e).is_float() else result
-
-    RuleBasedSimplifier.apply_rule = apply
+    RuleBasedSimplifier.apply_rule = apply_rule
     simplifier.Simplifier.visit_Binary = _visit_binary
     Expr._binary = staticmethod(_binary)

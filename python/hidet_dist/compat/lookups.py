@@ -1,24 +1,13 @@
-"""hidet 0.6.1 spends much of the time of planning and building in three look-ups, which are quick from now on.
+"""hidet 0.6.1 finds the method of a functor for a node by comparing its type with up to a hundred others, each time.
 
-* The method of a functor that takes a node is found by comparing the node's type with up to a hundred others, for each
-  node anew. It depends on the two types only, so it is found once for them.
-* The hash of a tensor is computed by a function in Python, and is the tensor's address. Python's own hash is the same.
-* Whether a value is immutable is asked for each pair of values that are compared, and imports two modules each time.
-
-Immutable values are compared by equality, others by identity. NaN, which does not equal itself, is among the latter:
-hidet's passes would take it for changed each time, and not end.
+The method depends on the two types only, so it is found once for them.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
 from collections.abc import Callable
 from typing import Any
 
-from hidet.graph import Tensor
-from hidet.graph.operator import Device
-from hidet.ir.expr import Constant
 from hidet.ir.functors import (
     BaseFunctor,
     ComputeFunctor,
@@ -33,7 +22,7 @@ from hidet.ir.functors.cute_functor import CuteFunctor
 from hidet.ir.functors.stmt_functor import StmtRewriter
 from hidet.ir.stmt import Stmt
 
-_py: Any = importlib.import_module("hidet.utils.py")  # hidet.utils has other things of this name
+from hidet_dist.compat.replacing import Substitutes
 
 hidet_visit = BaseFunctor.visit
 
@@ -96,15 +85,4 @@ def _visit(self: Any, node: Any) -> Any:
     return result
 
 
-def _is_immutable(value: Any) -> bool:
-    """Whether a value is compared by equality; replaces the function of this name in ``hidet.utils.py``."""
-    if isinstance(value, Constant):
-        return not value.type.is_tensor() and bool(value.value == value.value)
-    return isinstance(value, int | str | tuple | Device) or (isinstance(value, float) and not math.isnan(value))
-
-
-def install() -> None:
-    """Look up quickly from now on."""
-    BaseFunctor.visit = _visit
-    Tensor.__hash__ = object.__hash__
-    _py._is_immutable = _is_immutable
+SUBSTITUTES: Substitutes = ((BaseFunctor, {"visit": _visit}),)

@@ -11,6 +11,8 @@ from typing import Any
 
 from hidet.ir.cute import layout as cute
 
+from hidet_dist.compat.replacing import Substitutes
+
 hidet_congruent = cute.congruent
 hidet_tuple = cute.tuple_
 hidet_zoom = cute.zoom
@@ -55,8 +57,4 @@ def _zoom(atom_shape: Any, atom: Any, repeat_shape: Any, repeat_layout: Any) -> 
     return shape, cute.TensorLayout(of_layout, strides)
 
 
-def install() -> None:
-    """Make layouts of ints directly from now on."""
-    cute.tuple_ = _tuple
-    cute.congruent = _congruent
-    cute.zoom = _zoom
+SUBSTITUTES: Substitutes = ((cute, {"tuple_": _tuple, "congruent": _congruent, "zoom": _zoom}),)

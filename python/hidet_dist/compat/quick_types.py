@@ -1,4 +1,4 @@
-"""hidet 0.6.1 makes types, numbers and variables by general functions; the common ones are made directly from now on.
+"""hidet 0.6.1 makes types, numbers and variables by general functions; the common ones are made directly here.
 
 An operator is built from dozens of them: the types of its inputs and outputs, a number for each extent, and variables
 for indices. hidet's functions import modules, look names up, and compare types with all that they may be. For dtypes,
@@ -21,6 +21,8 @@ from hidet.ir.dtypes import int32
 from hidet.ir.expr import Constant, Expr, TensorElement, Var
 from hidet.ir.layout import DataLayout, RowMajorLayout
 from hidet.ir.type import DataType, TensorType
+
+from hidet_dist.compat.replacing import Substitutes
 
 _type_infer: Any = importlib.import_module("hidet.ir.tools.type_infer")
 
@@ -108,14 +110,12 @@ def _infer_type(e: Any) -> Any:
     return hidet_infer_type(e)
 
 
-def install() -> None:
-    """Make types, numbers and variables directly from now on."""
-    for module in (ir, primitives):
-        module.convert = _convert
-    for module in (ir, ir_type, primitives, graph_tensor):
-        module.data_type = _data_type
-    for module in (primitives, task):
-        module.var = _var
-    for module in (primitives, _type_infer):
-        module.tensor_type = _tensor_type
-    tools.infer_type = _infer_type
+SUBSTITUTES: Substitutes = (
+    (ir, {"convert": _convert, "data_type": _data_type}),
+    (ir_type, {"data_type": _data_type}),
+    (primitives, {"convert": _convert, "data_type": _data_type, "var": _var, "tensor_type": _tensor_type}),
+    (graph_tensor, {"data_type": _data_type}),
+    (task, {"var": _var}),
+    (_type_infer, {"tensor_type": _tensor_type}),
+    (tools, {"infer_type": _infer_type}),
+)

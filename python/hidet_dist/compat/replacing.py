@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+Substitutes = tuple[tuple[Any, Mapping[str, Any]], ...]
+"""Objects, such as modules and classes, each with attributes that replace its own."""
+
 
 @contextmanager
 def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:

@@ -17,6 +17,8 @@ from hidet.ir.dtypes import default_int_dtype
 from hidet.ir.expr import BinaryExpr, Call, Cast, Constant, Expr, IfThenElse, TensorElement, UnaryExpr, Var
 from hidet.ir.type import DataType, FuncType
 
+from hidet_dist.compat.replacing import Substitutes
+
 hidet_simplify = tools.simplify
 
 _MOST_FORMS = 65536  # after which they are forgotten, to bound the memory that they take
@@ -146,6 +148,4 @@ def _simplify(
     return simplified
 
 
-def install() -> None:
-    """Remember simplest forms from now on."""
-    tools.simplify = _simplify
+SUBSTITUTES: Substitutes = ((tools, {"simplify": _simplify}),)

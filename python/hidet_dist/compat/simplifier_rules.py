@@ -1,10 +1,10 @@
-"""hidet 0.6.1 builds the rules of its simplifier anew for each simplified expression; they are shared from now on.
+"""hidet 0.6.1 builds the rules of its simplifier anew for each simplified expression; they are shared here.
 
 The rules are a hundred expressions, and each definition of an operator is simplified several times. Building them took
 a fifth of the time to plan a small graph. An instance does not change them.
 
 Each part of an expression is matched with all rules for its kind, by exceptions and context managers, and those that
-depend on bounds are built once more for each part. Only rules whose kinds of nodes are found are tried from now on.
+depend on bounds are built once more for each part. Only rules whose kinds of nodes are found are tried here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from hidet.ir.expr import Add, BinaryExpr, BitwiseXor, Constant, Expr, IfThenEls
 from hidet.ir.functors import IRRewriter
 from hidet.transforms.rule_based_simplifier import BoundAnalyzer, ConstExprSimplifier, RuleBasedSimplifier
 
+from hidet_dist.compat import float_algebra
+from hidet_dist.compat.replacing import Substitutes
+
 hidet_init = RuleBasedSimplifier.__init__
-hidet_apply_rule = RuleBasedSimplifier.apply_rule
 hidet_apply_bound_aware_rule = RuleBasedSimplifier.apply_bound_aware_rule
 
 _COMMUTATIVE = (Add, Multiply, BitwiseXor, LogicalAnd, LogicalOr)
@@ -82,7 +84,7 @@ def _apply_rule(self: Any, e: Expr) -> Expr:
     """Apply the first rule that matches; replaces the simplifier's method."""
     kind: Any = type(e)
     self.patterns = [rule for rule in _rules_for(kind) if _fits(rule[0], e)]
-    return hidet_apply_rule(self, e) if self.patterns else e
+    return float_algebra.apply_rule(self, e) if self.patterns else e
 
 
 def _apply_bound_aware_rule(self: Any, e: Expr) -> Expr:
@@ -92,8 +94,9 @@ def _apply_bound_aware_rule(self: Any, e: Expr) -> Expr:
     return hidet_apply_bound_aware_rule(self, e) if self.bound_patterns else e
 
 
-def install() -> None:
-    """Share the rules from now on, and try those that may match."""
-    RuleBasedSimplifier.__init__ = _init
-    RuleBasedSimplifier.apply_rule = _apply_rule
-    RuleBasedSimplifier.apply_bound_aware_rule = _apply_bound_aware_rule
+SUBSTITUTES: Substitutes = (
+    (
+        RuleBasedSimplifier,
+        {"__init__": _init, "apply_rule": _apply_rule, "apply_bound_aware_rule": _apply_bound_aware_rule},
+    ),
+)

@@ -1,4 +1,4 @@
-"""hidet 0.6.1 walks the definition of each operator four times when it is built; one plain walk does from now on.
+"""hidet 0.6.1 walks the definition of each operator four times when it is built; one plain walk does here.
 
 A task collects the symbols, the free variables and the inputs of its outputs, each with a functor of its own, which
 also visits the types and layouts of tensors. The definitions of operators on tensors of fixed shapes have no symbols
@@ -15,6 +15,8 @@ from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, Tenso
 from hidet.ir.expr import BinaryExpr, Call, Cast, Constant, Expr, IfThenElse, SymbolVar, TensorElement, UnaryExpr, Var
 from hidet.ir.layout import RowMajorLayout
 from hidet.ir.type import DataType, FuncType
+
+from hidet_dist.compat.replacing import Substitutes
 
 hidet_collect = tools.collect
 hidet_collect_free_vars = tools.collect_free_vars
@@ -125,7 +127,4 @@ def _collect_free_vars(node: Any) -> set[Var]:
     return found
 
 
-def install() -> None:
-    """Walk the definitions of tasks once from now on."""
-    tools.collect = _collect
-    tools.collect_free_vars = _collect_free_vars
+SUBSTITUTES: Substitutes = ((tools, {"collect": _collect, "collect_free_vars": _collect_free_vars}),)

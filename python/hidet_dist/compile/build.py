@@ -21,6 +21,7 @@ from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import is_built, locked_builds, task_folder
 from hidet_dist.compat.passes import layered_passes
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
@@ -121,6 +122,7 @@ def _compile_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise CompileError(f"A kernel does not compile: {' '.join(said[:_MOST_LINES] or lines)}") from error
 
 
+@quick_hidet()
 def optimize_program(
     program: Program,
     target: Backend | None = None,
@@ -174,6 +176,7 @@ def _with_own_outputs(graph: FlowGraph, count: int) -> FlowGraph:
     return result
 
 
+@quick_hidet()
 def compile_program(
     program: Program,
     target: Backend | None = None,

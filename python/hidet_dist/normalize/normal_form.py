@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import ConfigError
 from hidet_dist.limits import MOST_DIMS
 from hidet_dist.normalize.empties import drop_empty_parts
@@ -37,6 +38,7 @@ class NormalGraph(FlowGraph):
         return normal
 
 
+@quick_hidet()
 def normalize(graph: FlowGraph) -> NormalGraph:
     """Rewrite a traced graph to its normal form: the same inputs and values, by operators that shard better.
 

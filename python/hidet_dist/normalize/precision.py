@@ -28,6 +28,7 @@ from hidet.graph.ops.arithmetic import MultiplyOp
 from hidet.graph.ops.transform import CastOp
 from hidet.ir import data_type
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.traits import Half, traits_of
@@ -45,6 +46,7 @@ class HalfGraph:
     weights: dict[Tensor, Tensor]
 
 
+@quick_hidet()
 def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
     """Convert float32 computation of ``graph`` to ``dtype`` (``float16`` or ``bfloat16``) where that is safe.
 

@@ -13,6 +13,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.create import FullOp
 
 from hidet_dist.artifacts.manifest import COORDINATE
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.operators.reductions import amax, amin
@@ -172,6 +173,7 @@ class ProgramTarget(Protocol):
         """Whether operators without inputs are computed at once, and whether collectives keep NaN."""
 
 
+@quick_hidet()
 def partition_graph(
     graph: NormalGraph,
     stage: StagePlan,
@@ -198,6 +200,7 @@ def partition_graph(
     return partition_proven(prove(stage, graph, rules), files, target)
 
 
+@quick_hidet()
 def partition_proven(
     proven: ProvenStage, files: SafetensorsFiles | None = None, target: ProgramTarget | None = None
 ) -> Program:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
@@ -104,6 +105,7 @@ def check_conversions(proven: ProvenStage) -> None:
     _check_overlap(view, stage)
 
 
+@quick_hidet()
 def prove_specs(stage: StagePlan, graph: NormalGraph, rules: RuleTable | None = None) -> ProvenStage:
     """Prove everything except conversions, which ``recost`` derives anew. Raises PlanError."""
     stage.check()

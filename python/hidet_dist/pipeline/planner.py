@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import ConfigError, HidetDistError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
@@ -32,6 +33,7 @@ from hidet_dist.view import graph_symbols
 ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
 
 
+@quick_hidet()
 def search_pipeline(
     graph: NormalGraph,
     cluster: Cluster,

@@ -10,6 +10,7 @@ from typing import Any
 
 import hidet
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
@@ -89,6 +90,7 @@ class FamilyMember:
             raise ConfigError(f"The weight of a graph must be a number above 0; got {self.weight!r}.")
 
 
+@quick_hidet()
 def search_family(
     members: Sequence[FamilyMember],
     cluster: Cluster,

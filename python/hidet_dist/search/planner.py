@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from hidet.graph import Tensor
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, VerificationError
 from hidet_dist.machine import Cluster
@@ -44,6 +45,7 @@ from hidet_dist.weights import names_of
 Found = TypeVar("Found")
 
 
+@quick_hidet()
 def search(
     graph: NormalGraph,
     cluster: Cluster,
@@ -145,6 +147,7 @@ def makespan_of(result: SearchResult) -> float:
     return result.plan.makespan_seconds
 
 
+@quick_hidet()
 def find_plan(
     graph: NormalGraph,
     cluster: Cluster,
@@ -390,6 +393,7 @@ def _solved(
     return formulation, solution, next(known for of, known in reversed(told) if of is formulation)
 
 
+@quick_hidet()
 def formulate_problem(
     graph: NormalGraph,
     cluster: Cluster,

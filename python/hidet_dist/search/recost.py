@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, PlanError
 from hidet_dist.machine import Cluster
@@ -16,6 +17,7 @@ from hidet_dist.spec import StagePlan
 from hidet_dist.view import GraphView
 
 
+@quick_hidet()
 def recost_stage(proven: ProvenStage, cluster: Cluster, cost_model: CostModel | None = None) -> ProvenStage:
     """Derive the conversions that the specs of a stage need, and predict every cost anew.
 

@@ -14,6 +14,7 @@ from hidet.graph import Operator, Tensor
 from hidet.ir.task import Task
 from hidet.ir.type import DataType
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.lookup import row_axes
@@ -108,6 +109,7 @@ def random_parts(extents: Iterable[int], mesh: DeviceMesh, rng: np.random.Genera
     return OfferedParts(tuple(pairs), (None,) * len(pairs))
 
 
+@quick_hidet()
 def check_operator(
     op: Operator,
     mesh: DeviceMesh,
@@ -130,6 +132,7 @@ def check_operator(
     return check_specs(op, mesh, [choice.spec for choice in choices], random_inputs(op, rng, ranges), rule)
 
 
+@quick_hidet()
 def check_specs(
     op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array], rule: Rule | None = None
 ) -> Checked:

@@ -17,6 +17,7 @@ from hidet.graph import FlowGraph, Tensor
 from onnx.reference import ReferenceEvaluator
 
 from hidet_dist.checks import is_whole, shortened, shown
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
 from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     arithmetic,
@@ -58,6 +59,7 @@ _BY_DIMS = frozenset(["ConstantOfShape", "Expand", "Pad", "Reshape", "Resize", "
 _NO_LARGER = ("Compress", "NonZero", "Unique")  # folded operators whose outputs' sizes depend on data, but are bounded
 
 
+@quick_hidet()
 def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGraph:
     """Convert an ONNX model to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
 

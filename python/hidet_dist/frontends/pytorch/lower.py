@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import EmptyTensorError, MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Result, lowering_of, name_of_dtype, takes_numbers
@@ -73,6 +74,7 @@ _SIZE_ARITHMETIC: dict[Any, Callable[..., Any]] = {
 }
 
 
+@quick_hidet()
 def lower(
     program: ExportedProgram,
     module: torch.nn.Module,
