@@ -120,48 +120,49 @@ _CPU = Device(
 
 
 @dataclass(frozen=True)
-class _Latencies:
-    """NCCL's hardware latencies of one step over a kind of link, in seconds, by protocol: along rings, and trees."""
+class _Tuned:
+    """What NCCL's tuning tables say of a protocol, along rings or trees.
 
-    path: str  # of trees
-    ring: dict[str, float]
-    tree: dict[str, float]
+    Attributes
+    ----------
+    name: the algorithm and the protocol.
+    start: seconds before the first step.
+    share: its bandwidth over that of Simple on a ring. Trees have 0.92 of it, and of that LL 1/3.8 and LL128 7/9, times
+        the least corrections, 0.4, 0.6 and 0.5.
+    steps: the hardware latency of a step in seconds, over NVLink, PCIe and a network; None where it cannot be used.
+    """
+
+    name: str
+    start: float
+    share: float
+    steps: tuple[float, float | None, float]
 
 
-_NVLINK = _Latencies(
-    CHAIN, {"ll": 0.6e-6, "ll128": 1.9e-6, "simple": 3.4e-6}, {"ll": 0.6e-6, "ll128": 1.25e-6, "simple": 4.0e-6}
+_TUNED = (
+    _Tuned("ring-ll", 6.6e-6, 0.5, (0.6e-6, 1.0e-6, 5.0e-6)),
+    _Tuned("ring-ll128", 14.0e-6, 0.92, (1.9e-6, None, 8.5e-6)),  # LL128 needs NVLink within a node
+    _Tuned("ring-simple", 8.4e-6, 1.0, (3.4e-6, 5.7e-6, 14e-6)),
+    _Tuned("tree-ll", 6.8e-6, 0.92 / 3.8 * 0.4, (0.6e-6, 1.0e-6, 5.0e-6)),
+    _Tuned("tree-ll128", 14.0e-6, 0.92 * 7 / 9 * 0.6, (1.25e-6, None, 8.5e-6)),
+    _Tuned("tree-simple", 8.4e-6, 0.92 * 0.5, (4.0e-6, 4.0e-6, 14e-6)),
 )
-# LL128 needs NVLink.
-_PCIE = _Latencies(CHAIN, {"ll": 1.0e-6, "simple": 5.7e-6}, {"ll": 1.0e-6, "simple": 4.0e-6})
-_NETWORK_STEPS = {"ll": 5.0e-6, "ll128": 8.5e-6, "simple": 14e-6}
-_NETWORK = _Latencies(TREE, _NETWORK_STEPS, _NETWORK_STEPS)
-_STARTS = {
-    "ring": {"ll": 6.6e-6, "ll128": 14.0e-6, "simple": 8.4e-6},
-    "tree": {"ll": 6.8e-6, "ll128": 14.0e-6, "simple": 8.4e-6},
-}
-# The bandwidth of each protocol over that of Simple on a ring. Trees have 0.92 of it, and of that LL 1/3.8 and LL128
-# 7/9, times the least corrections, 0.4, 0.6 and 0.5.
-_SHARES = {
-    "ring": {"ll": 0.5, "ll128": 0.92, "simple": 1.0},
-    "tree": {"ll": 0.92 / 3.8 * 0.4, "ll128": 0.92 * 7 / 9 * 0.6, "simple": 0.92 * 0.5},
-}
+_NVLINK, _PCIE, _NETWORK = range(3)  # the places of their latencies
 
 
-def _link(latency: float, bandwidth: float, steps: _Latencies, reached: float, most_ll: float = math.inf) -> Link:
+def _link(latency: float, bandwidth: float, kind: int, reached: float, most_ll: float = math.inf) -> Link:
     """Describe a link by its latency and bandwidth, what Simple reaches of that on a ring, and the limit of LL."""
-    protocols = []
-    for kind, latencies in (("ring", steps.ring), ("tree", steps.tree)):
-        for name, seconds in latencies.items():
-            rate = _SHARES[kind][name] * reached
-            protocols.append(
-                Protocol(
-                    f"{kind}-{name}",
-                    RING if kind == "ring" else steps.path,
-                    _STARTS[kind][name],
-                    seconds,
-                    min(rate, most_ll) if name == "ll" else rate,
-                )
-            )
+    tree = TREE if kind == _NETWORK else CHAIN
+    protocols = [
+        Protocol(
+            one.name,
+            RING if one.name.startswith("ring") else tree,
+            one.start,
+            step,
+            min(one.share * reached, most_ll if one.name.endswith("-ll") else math.inf),
+        )
+        for one in _TUNED
+        if (step := one.steps[kind]) is not None
+    ]
     return Link(latency, bandwidth, tuple(protocols))
 
 
