@@ -11,6 +11,7 @@ STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
 TORCHVISION := torchvision==0.28.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
+WITHOUT = $(if $(ABLATE),--without $(ABLATE))
 CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
@@ -130,18 +131,18 @@ bench: setup $(STAMPS)/bench
 bench-iopddl: setup
 	$(BIN)/python -m benchmarks.iopddl $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
+# ABLATE="frontiers" leaves out steps of the search (hidet_dist/search/steps.py), here and in the two below.
 bench-search: setup
-	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.search $(ARGS) $(WITHOUT)
 
-# Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some, and ABLATE="frontiers" leaves out steps
-# of the search (hidet_dist/search/steps.py). The last line is JSON.
+# Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some. The last line is JSON.
 bench-budget: setup
-	$(BIN)/python -m benchmarks.budget $(ARGS) $(if $(ABLATE),--without $(ABLATE))
+	$(BIN)/python -m benchmarks.budget $(ARGS) $(WITHOUT)
 
 # Models of transformers from the start of a process to their plans; ARGS="--cases llama3_8b_8" takes one. The last line
 # is JSON.
 bench-planning: setup
-	$(BIN)/python -m benchmarks.planning $(ARGS)
+	$(BIN)/python -m benchmarks.planning $(ARGS) $(WITHOUT)
 
 # LLaMA-3-8B on numbers of devices that do not divide its heads, beside those that do; ARGS="--devices 3 7" takes some.
 # The last line is JSON.

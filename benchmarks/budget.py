@@ -32,6 +32,7 @@ from hidet.graph import FlowGraph
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.without import add_without, passed_on
 from hidet_dist.errors import HidetDistError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
@@ -145,7 +146,7 @@ def child(name: str, budget: int | None, seconds: float, without: Sequence[str])
         "--seconds",
         str(seconds / 2),
     ]
-    command += ["--without", *without]
+    command += passed_on(without)
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -158,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=[""], help="models or cases, or how their names begin")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU seconds after which a process ends")
-    parser.add_argument("--without", nargs="*", default=[], metavar="STEP", help="steps of the search to leave out")
+    add_without(parser)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,9 +1,10 @@
 """Plan models of transformers, from the start of a process to the plan; the last line is JSON.
 
-    python -m benchmarks.planning [--cases NAME ...] [--least-memory]
+    python -m benchmarks.planning [--cases NAME ...] [--least-memory] [--without STEP ...]
 
 Each case is a process of its own: it imports what it needs, traces the model without weights, and plans it. Time is CPU
-time, so that other work on the machine does not matter. Of each:
+time, so that other work on the machine does not matter. ``--without`` leaves out steps of the search, which are listed
+in hidet_dist/search/steps.py. Of each:
 
 seconds          CPU seconds from the start of the process to the plan; ``imports``, ``tracing`` and ``planning`` are
                  its parts.
@@ -28,6 +29,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.without import add_without, passed_on
 from hidet_dist.frugal import collect_rarely
 
 GIB = 2**30
@@ -71,17 +73,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--least-memory", action="store_true", help="search for the least budget of each, too")
+    add_without(parser)
     parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         collect_rarely()  # as the commands of hidet-dist do, before they import anything
         from benchmarks.planning_case import measure
 
-        print(json.dumps(measure(CASES[given.one], given.least_memory)))
+        print(json.dumps(measure(CASES[given.one], given.least_memory, given.without)))
         return
     results: dict[str, Any] = {}
     for name in given.cases:
         command = [sys.executable, "-m", "benchmarks.planning", "--one", name, *["--least-memory"] * given.least_memory]
+        command += passed_on(given.without)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results[name] = json.loads(done.stdout.splitlines()[-1])
         own = results[name]

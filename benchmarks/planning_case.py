@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from hidet_dist.api import make_plan
 from hidet_dist.cost.work import work_of
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.frontends.pretrained import from_transformers
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.normalize import NormalGraph, normalize
+from hidet_dist.phases import Traced
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import COLLECTIVES
@@ -49,15 +50,15 @@ def roofline_seconds(graph: NormalGraph, cluster: Cluster) -> float:
     return max(seconds, nbytes / cluster.device.memory_bandwidth_bytes_per_second) / devices
 
 
-def measure(case: Case, has_least: bool) -> dict[str, Any]:
-    """Plan a case; the result is what the benchmark tells of it."""
+def measure(case: Case, has_least: bool, without: Sequence[str]) -> dict[str, Any]:
+    """Plan a case without some steps of the search; the result is what the benchmark tells of it."""
     config = AutoConfig.from_pretrained(CONFIGS / case.config / "config.json", **case.changes)
     imported = time.process_time()
     graph = from_transformers(config, batch=case.batch, seq=case.seq, logits=case.logits)
     traced = time.process_time()
     unhurried = {"solver_time_limit_seconds": 600}  # of the clock, which others on the machine delay
     mesh = {"mesh_shape": list(case.mesh), "machine": case.machine}
-    plan = make_plan(graph, mesh, unhurried)
+    plan = Traced.of(graph, mesh, unhurried).prepare().plan(without=without).plan
     planned = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     collectives, layers = plan.collectives(), config.num_hidden_layers
@@ -80,7 +81,7 @@ def measure(case: Case, has_least: bool) -> dict[str, Any]:
     if has_least:
         weights = sum(tensor.nbytes for tensor in plan.stages[0].weights)
         try:
-            make_plan(graph, mesh, {**unhurried, "mem_budget": 1})
+            Traced.of(graph, mesh, {**unhurried, "mem_budget": 1}).prepare().plan(without=without)
         except InfeasibleError as error:
             found["least_over_even"] = round(error.least_budget * math.prod(case.mesh) / weights, 3)
     return found

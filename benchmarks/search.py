@@ -1,6 +1,6 @@
 """Plan large models and compare with experts' plans under the same costs; the last line is JSON.
 
-    python -m benchmarks.search [name ...]
+    python -m benchmarks.search [name ...] [--without STEP ...]
 
 ``seconds`` is from the traced graph to the plan (``cpu_seconds`` counts where others use the machine too), ``gap`` the
 relative distance to the proven bound, ``peak_rss_bytes`` that of the process that traced and planned,
@@ -13,18 +13,20 @@ fsdp          The same, with each weight split over all devices and gathered whe
 
 Small cases have ``ratio_to_exhaustive``: our predicted time over the least of all choices of operators and weights that
 fit the budget, tried one by one. They share a process. ``layers`` plans LLaMA-3-8B at several depths, each in a process
-of its own: ``layers_seconds`` are the CPU seconds from the traced graph to the plan.
+of its own: ``layers_seconds`` are the CPU seconds from the traced graph to the plan. ``--without`` leaves out steps of
+the search for our plans, which are listed in hidet_dist/search/steps.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +38,7 @@ from hidet.testing.models.resnet import Bottleneck, ResNet
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.without import add_without, passed_on
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
@@ -240,7 +243,7 @@ def stated(graph: FlowGraph, cluster: Cluster, budget: int) -> Problem:
     return formulate(view, cluster, PredictedCost(cluster), SearchOptions(mem_budget=budget), pins).problem
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, without: Sequence[str]) -> dict[str, Any]:
     """One case, in this process."""
     case = CASES[name]
     graph = normalize(case.build())
@@ -250,7 +253,7 @@ def measure(name: str) -> dict[str, Any]:
     if case.budget_share is not None:
         budget = int(case.budget_share * max(live_bytes(view, find_plan(graph, cluster, report=False).plan.stages[0])))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find_plan(graph, cluster, mem_budget=budget, report=False)
+    found = find_plan(graph, cluster, mem_budget=budget, report=False, without=without)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
@@ -280,12 +283,12 @@ def measure(name: str) -> dict[str, Any]:
     return result
 
 
-def measure_layers(layers: int) -> float:
+def measure_layers(layers: int, without: Sequence[str]) -> float:
     """CPU seconds to plan a LLaMA-3-8B of so many layers, in this process."""
     graph = normalize(shapes.llama(replace(shapes.LLAMA3_8B, layers=layers)))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     begin = time.process_time()
-    find_plan(graph, cluster, report=False)
+    find_plan(graph, cluster, report=False, without=without)
     return round(time.process_time() - begin, 3)
 
 
@@ -299,7 +302,8 @@ def child(*arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(names: list[str]) -> None:
+def run(names: Sequence[str], without: Sequence[str]) -> None:
+    """Measure the cases in processes of their own, and print what they found."""
     unknown = [name for name in names if name not in (*CASES, "layers")]
     if unknown:
         sys.exit(f"No case {unknown[0]!r}; there are {', '.join((*CASES, 'layers'))}.")
@@ -315,10 +319,10 @@ def main(names: list[str]) -> None:
     # The peak of a large case is its own; small cases hold little beside what is imported.
     for name in chosen:
         if not CASES[name].exhaustive:
-            results |= child("--cases", name)
+            results |= child("--cases", name, *passed_on(without))
     small = [name for name in chosen if CASES[name].exhaustive]
     if small:
-        results |= child("--cases", *small)
+        results |= child("--cases", *small, *passed_on(without))
     for name, one in results.items():
         others = {**one["experts"], "exhaustive": one.get("exhaustive_seconds")}
         table.add_row(
@@ -336,7 +340,9 @@ def main(names: list[str]) -> None:
     if results:
         console.print(table)
     if not names or "layers" in names:
-        own = results["layers_seconds"] = {str(layers): child("--layers", str(layers)) for layers in LAYERS}
+        own = results["layers_seconds"] = {
+            str(layers): child("--layers", str(layers), *passed_on(without)) for layers in LAYERS
+        }
         depths = Table(title="LLaMA-3-8B of several depths on 8 devices: CPU seconds to plan")
         for column in ("layers", "seconds", "seconds a layer"):
             depths.add_column(column, justify="right")
@@ -346,10 +352,20 @@ def main(names: list[str]) -> None:
     print(json.dumps(results))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--cases"]:
-        print(json.dumps({name: measure(name) for name in sys.argv[2:]}))
-    elif sys.argv[1:2] == ["--layers"]:
-        print(json.dumps(measure_layers(int(sys.argv[2]))))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="cases, or layers")
+    add_without(parser)
+    parser.add_argument("--cases", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.cases:
+        print(json.dumps({name: measure(name, given.without) for name in given.cases}))
+    elif given.layers:
+        print(json.dumps(measure_layers(given.layers, given.without)))
     else:
-        main(sys.argv[1:])
+        run(given.names, given.without)
+
+
+if __name__ == "__main__":
+    main()

@@ -286,8 +286,12 @@ class Prepared:
         check_configurations(traced.distributed, optimization, traced.target)
         return replace(self, traced=replace(traced, optimization=optimization))
 
-    def plan(self, progress: Progress | None = None, clock: Clock = time.perf_counter) -> Planned:
+    def plan(
+        self, progress: Progress | None = None, clock: Clock = time.perf_counter, without: Collection[str] = ()
+    ) -> Planned:
         """Search the plan of least predicted time; ``clock`` counts the seconds of the time limit.
+
+        ``without`` names steps of the search that are left out: see :class:`hidet_dist.search.SearchOptions`.
 
         Raises
         ------
@@ -302,7 +306,8 @@ class Prepared:
                 task.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             planning = self._planning()
-            planning = replace(planning, options=replace(planning.options, clock=clock, on_incumbent=show))
+            options = replace(planning.options, clock=clock, on_incumbent=show, without=without)
+            planning = replace(planning, options=options)
             self.write_rules()
             return self.with_plan(plan_graph(self.graph, planning, self.rules))
 
