@@ -5,8 +5,6 @@ A text is computed in one step, whole. Its vector does not depend on the texts t
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -15,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hidet_dist.errors import BusyError, CallError, EngineError, InputError, RequestError
+from hidet_dist.errors import BusyError, EngineError, RequestError
 from hidet_dist.llm.engine.engine import EngineOptions, Statistics
+from hidet_dist.llm.engine.stepping import Stepping
 from hidet_dist.llm.pooling import Pooling
 from hidet_dist.llm.step import Integers, StepInputs, StepModel
 from hidet_dist.llm.text import Tokenizer
@@ -42,7 +41,7 @@ class _Text:
     tokens: Integers
 
 
-class EmbeddingEngine:
+class EmbeddingEngine(Stepping[list[_Text]]):
     """Computes the vectors of texts for many requests with one encoder.
 
     Parameters
@@ -75,33 +74,15 @@ class EmbeddingEngine:
     ):
         options = options or EngineOptions()
         options.check()
-        self.sizes = model.sizes
-        self.tokenizer = tokenizer
-        self._model = model
+        sizes = model.sizes
         self.pooling = pooling
-        self._on_failure = on_failure
         # A text is computed whole: the bound of a step is no less than the longest one.
-        self._step_tokens = max(min(options.step_tokens or self.sizes.tokens, self.sizes.tokens), self.sizes.context)
+        self._step_tokens = max(min(options.step_tokens or sizes.tokens, sizes.tokens), sizes.context)
         self._queue = options.queue
-        self._changed = threading.Condition()
         self._waiting: deque[_Text] = deque()
         self._running: list[_Text] = []
-        self._status = "ready"
-        self._failure: BaseException | None = None
         self._steps = self._tokens = 0
-        self._model_seconds = self._other_seconds = 0.0
-        self._thread = threading.Thread(target=self._run, name="hidet_dist embedding engine", daemon=True)
-        self._thread.start()
-
-    @property
-    def status(self) -> str:
-        """``ready``, ``draining``, ``failed`` or ``closed``."""
-        return self._status
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What the model failed with, if it did."""
-        return self._failure
+        super().__init__(model, tokenizer, on_failure)
 
     def submit(self, texts: Sequence[Sequence[int]]) -> Future[Vectors]:
         """Ask for the vectors of texts, given as tokens. Cancel the future to end the request.
@@ -125,8 +106,7 @@ class EmbeddingEngine:
             raise RequestError("There is no text; give one at least.", "input")
         asked = _Asked(Future(), len(arrays))
         with self._changed:
-            if self._status != "ready":
-                raise EngineError(self._why_not())
+            self._check_ready()
             if len(self._waiting) + len(arrays) > self._queue:
                 raise BusyError(
                     f"{len(self._waiting)} texts wait already, and {self._queue} may; the request has {len(arrays)}. "
@@ -168,124 +148,61 @@ class EmbeddingEngine:
                 other_seconds=self._other_seconds,
             )
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Take no more requests, and wait until the open ones ended. Those that are left then get an error.
-
-        Returns
-        -------
-        bool
-            Whether all ended in time.
-        """
-        end = time.monotonic() + timeout_seconds
-        with self._changed:
-            if self._status == "ready":
-                self._status = "draining"
-            while (self._waiting or self._running) and self._status == "draining":
-                if (left := end - time.monotonic()) <= 0:
-                    break
-                self._changed.wait(left)
-            drained = not (self._waiting or self._running)
-            self._abandon(EngineError("The server stops, and the texts were not computed in time. Ask again."))
-        return drained
-
-    def close(self) -> None:
-        """End open requests with an error, stop the thread, and close the model. It may be called twice."""
-        with self._changed:
-            if self._status != "failed":
-                self._status = "closed"
-            self._abandon(EngineError("The engine was closed before the texts were computed."))
-            self._changed.notify_all()
-        self._thread.join()
-        self._model.close()
-
-    def __enter__(self) -> EmbeddingEngine:
-        """Return the engine; it is closed at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the engine."""
-        self.close()
-
-    def _why_not(self) -> str:
-        if self._status == "draining":
-            return "The server stops, and takes no more requests. Make the request again elsewhere, or later."
-        if self._failure is not None:
-            return f"The model failed: {self._failure}. Start the server again."
-        return "The engine was closed."
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._running)
 
     def _abandon(self, error: BaseException) -> None:
-        """End all requests with an error; the caller holds the lock."""
         texts = (*self._running, *self._waiting)
         self._waiting.clear()
+        self._running = []
         _fail(texts, error)
 
-    def _run(self) -> None:
-        try:
-            while texts := self._next():
-                begin = time.perf_counter()
-                inputs = _inputs([text.tokens for text in texts])
-                try:
-                    vectors = self._model.step(inputs)
-                except (CallError, InputError) as error:  # no rank has computed it
-                    failure = EngineError(f"The ranks refused a step of this request: {error}")
-                    failure.__cause__ = error
-                    self._done(texts)
-                    _fail(texts, failure)
-                    continue
-                between = time.perf_counter()
-                ends = np.cumsum([len(text.tokens) for text in texts])
-                for text, part in zip(texts, np.split(vectors, ends[:-1]), strict=True):
-                    vector = self.pooling(part)
-                    if np.isfinite(vector).all():
-                        _give(text, vector)
-                    else:
-                        _fail([text], EngineError("The model computed no finite numbers for a text."))
-                with self._changed:
-                    self._steps += 1
-                    self._tokens += int(ends[-1])
-                    self._model_seconds += between - begin
-                    self._other_seconds += time.perf_counter() - between
-                self._done(texts)
-        except BaseException as error:
-            with self._changed:
-                if self._status != "closed":
-                    self._status = "failed"
-                    self._failure = error
-                failure = EngineError(f"The model failed: {error}. Start the server again.")
-                failure.__cause__ = error
-                self._abandon(failure)
-                self._running = []
-                self._changed.notify_all()
-            if self._failure is not None and self._on_failure is not None:
-                self._on_failure(self._failure)
+    def _inputs(self, work: list[_Text]) -> StepInputs:
+        return _inputs([text.tokens for text in work])
 
-    def _next(self) -> list[_Text]:
-        """Wait for texts, and take as many as a step has room for, in the order in which they came."""
+    def _note(self, work: list[_Text], results: NDArray[np.float32]) -> None:
+        """Take the vectors of a step's tokens, and give each text its own."""
+        ends = np.cumsum([len(text.tokens) for text in work])
+        for text, part in zip(work, np.split(results, ends[:-1]), strict=True):
+            vector = self.pooling(part)
+            if np.isfinite(vector).all():
+                _give(text, vector)
+            else:
+                _fail([text], EngineError("The model computed no finite numbers for a text."))
         with self._changed:
-            while self._status not in {"closed", "failed"}:
-                taken: list[_Text] = []
-                left = self._step_tokens
-                while self._waiting and len(taken) < self.sizes.states:
-                    text = self._waiting[0]
-                    if text.asked.future.done():  # it was cancelled, or another text of it failed
-                        self._waiting.popleft()
-                        continue
-                    if len(text.tokens) > left:
-                        break
-                    left -= len(text.tokens)
-                    taken.append(self._waiting.popleft())
-                if taken:
-                    self._running = taken
-                    return taken
-                self._changed.notify_all()  # whoever waits for the end of what was cancelled
-                self._changed.wait()
-        return []
+            self._steps += 1
+            self._tokens += int(ends[-1])
+            self._done(work)
+
+    def _refuse(self, work: list[_Text], error: EngineError) -> None:
+        with self._changed:
+            self._done(work)
+        _fail(work, error)
+
+    def _plan(self) -> list[_Text] | None:
+        """Take as many texts as a step has room for, in the order in which they came; None if none waits."""
+        taken: list[_Text] = []
+        left = self._step_tokens
+        while self._waiting and len(taken) < self.sizes.states:
+            text = self._waiting[0]
+            if text.asked.future.done():  # it was cancelled, or another text of it failed
+                self._waiting.popleft()
+                continue
+            if len(text.tokens) > left:
+                break
+            left -= len(text.tokens)
+            taken.append(self._waiting.popleft())
+        if taken:
+            self._running = taken
+            return taken
+        self._changed.notify_all()  # whoever waits for the end of what was cancelled
+        return None
 
     def _done(self, texts: list[_Text]) -> None:
-        with self._changed:
-            if self._running is texts:
-                self._running = []
-            self._changed.notify_all()
+        """End a step; the caller holds the lock."""
+        if self._running is texts:
+            self._running = []
+        self._changed.notify_all()
 
 
 def _inputs(texts: Sequence[Integers]) -> StepInputs:

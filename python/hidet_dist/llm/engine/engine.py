@@ -7,7 +7,6 @@ tokens, and gives each request what is new of its answers.
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,15 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hidet_dist.errors import CallError, ConfigError, EngineError, InputError
+from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.engine.detokenize import TextStream
 from hidet_dist.llm.engine.request import Request
 from hidet_dist.llm.engine.sampling import Sampler, Scored, scored
 from hidet_dist.llm.engine.scheduler import Part, Scheduler, Step
 from hidet_dist.llm.engine.sequence import Sequence
+from hidet_dist.llm.engine.stepping import Stepping
 from hidet_dist.llm.engine.stream import Event, Stream
 from hidet_dist.llm.engine.structured import Grammars, Matcher
-from hidet_dist.llm.step import StepModel
+from hidet_dist.llm.step import StepInputs, StepModel
 from hidet_dist.llm.text import Tokenizer
 
 
@@ -110,7 +110,7 @@ class _Answer:
         return len(self.sequence.tokens) - self.sequence.prompt
 
 
-class Engine:
+class Engine(Stepping[Step]):
     """Generates tokens for many requests with one model.
 
     Parameters
@@ -139,31 +139,12 @@ class Engine:
     ):
         options = options or EngineOptions()
         options.check()
-        self.sizes = model.sizes
-        self.tokenizer = tokenizer
-        self._model = model
-        self._on_failure = on_failure
-        step_tokens = min(options.step_tokens or self.sizes.tokens, self.sizes.tokens)
-        self._scheduler = Scheduler(self.sizes, step_tokens, options.prompt_logits, options.queue)
-        self._grammars = Grammars(tokenizer, self.sizes.vocabulary)
-        self._changed = threading.Condition()
+        step_tokens = min(options.step_tokens or model.sizes.tokens, model.sizes.tokens)
+        self._scheduler = Scheduler(model.sizes, step_tokens, options.prompt_logits, options.queue)
+        self._grammars = Grammars(tokenizer, model.sizes.vocabulary)
         self._answers: dict[Sequence, _Answer] = {}
-        self._status = "ready"
-        self._failure: BaseException | None = None
         self._steps = self._prompt_tokens = self._generated = 0
-        self._model_seconds = self._other_seconds = 0.0
-        self._thread = threading.Thread(target=self._run, name="hidet_dist engine", daemon=True)
-        self._thread.start()
-
-    @property
-    def status(self) -> str:
-        """``ready``, ``draining``, ``failed`` or ``closed``."""
-        return self._status
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What the model failed with, if it did."""
-        return self._failure
+        super().__init__(model, tokenizer, on_failure)
 
     def submit(self, request: Request) -> Stream:
         """Start a request, and return its events.
@@ -200,8 +181,7 @@ class Engine:
             )
             answers.append(answer)
         with self._changed:
-            if self._status != "ready":
-                raise EngineError(self._why_not())
+            self._check_ready()
             self._scheduler.check_room(len(answers))
             for answer in answers:
                 self._answers[answer.sequence] = answer
@@ -228,51 +208,6 @@ class Engine:
                 self._other_seconds,
             )
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Take no more requests, and wait until the open ones ended. Those that are left then get an error.
-
-        Returns
-        -------
-        bool
-            Whether all ended in time.
-        """
-        end = time.monotonic() + timeout_seconds
-        with self._changed:
-            if self._status == "ready":
-                self._status = "draining"
-            while self._answers and self._status == "draining" and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
-            drained = not self._answers
-            self._abandon(
-                EngineError("The server stops, and the answer was not complete in time. Make the request again.")
-            )
-        return drained
-
-    def close(self) -> None:
-        """End open requests with an error, stop the thread, and close the model. It may be called twice."""
-        with self._changed:
-            if self._status != "failed":
-                self._status = "closed"
-            self._abandon(EngineError("The engine was closed before the answer was complete."))
-            self._changed.notify_all()
-        self._thread.join()
-        self._model.close()
-
-    def __enter__(self) -> Engine:
-        """Return the engine; it is closed at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the engine."""
-        self.close()
-
-    def _why_not(self) -> str:
-        if self._status == "draining":
-            return "The server stops, and takes no more requests. Make the request again elsewhere, or later."
-        if self._failure is not None:
-            return f"The model failed: {self._failure}. Start the server again."
-        return "The engine was closed."
-
     def _cancel(self, stream: Stream) -> None:
         with self._changed:
             self._remove([answer for answer in self._answers.values() if answer.stream is stream])
@@ -293,54 +228,25 @@ class Engine:
         for stream in {answer.stream for answer in answers}:
             stream.fail(error)
 
-    def _run(self) -> None:
-        try:
-            while (step := self._next()) is not None:
-                begin = time.perf_counter()
-                try:
-                    logits = self._model.step(step.inputs)
-                except (CallError, InputError) as error:  # nothing was written, on no rank
-                    self._refused(step, error)
-                    continue
-                between = time.perf_counter()
-                self._note(step, logits)
-                with self._changed:
-                    self._model_seconds += between - begin
-                    self._other_seconds += time.perf_counter() - between
-        except BaseException as error:
-            with self._changed:
-                if self._status != "closed":
-                    self._status = "failed"
-                    self._failure = error
-                failure = EngineError(f"The model failed: {error}. Start the server again.")
-                failure.__cause__ = error
-                self._abandon(failure)
-                self._changed.notify_all()
-            if self._failure is not None and self._on_failure is not None:
-                self._on_failure(self._failure)
+    def _is_busy(self) -> bool:
+        return bool(self._answers)
 
-    def _next(self) -> Step | None:
-        with self._changed:
-            while self._status not in {"closed", "failed"}:
-                begin = time.perf_counter()
-                step = self._scheduler.plan()
-                if step is not None:
-                    self._other_seconds += time.perf_counter() - begin
-                    return step
-                self._changed.wait()
-        return None
+    def _plan(self) -> Step | None:
+        return self._scheduler.plan()
 
-    def _refused(self, step: Step, error: Exception) -> None:
-        failure = EngineError(f"The ranks refused a step of this request: {error}")
-        failure.__cause__ = error
+    def _inputs(self, work: Step) -> StepInputs:
+        return work.inputs
+
+    def _refuse(self, work: Step, error: EngineError) -> None:
         with self._changed:
-            streams = {self._answers[part.sequence].stream for part in step.parts if part.sequence in self._answers}
+            streams = {self._answers[part.sequence].stream for part in work.parts if part.sequence in self._answers}
             self._remove([answer for answer in self._answers.values() if answer.stream in streams])
         for stream in streams:
-            stream.fail(failure)
+            stream.fail(error)
 
-    def _note(self, step: Step, logits: NDArray[np.float32]) -> None:
-        """Take the results of a step: choose tokens, give them out, and end the answers that are complete."""
+    def _note(self, work: Step, results: NDArray[np.float32]) -> None:
+        """Take the logits of a step: choose tokens, give them out, and end the answers that are complete."""
+        step, logits = work, results
         if logits.shape != (len(step.inputs.wanted), self.sizes.vocabulary):
             raise EngineError(
                 f"The model gave logits {list(logits.shape)} where {len(step.inputs.wanted)} rows of "
