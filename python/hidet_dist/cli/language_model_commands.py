@@ -5,13 +5,19 @@ They are apart from the others, so that a model that was built is served without
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hidet_dist.cli.failures import errors
+from hidet_dist.cli.parameters import taking
+
+if TYPE_CHECKING:
+    from hidet_dist.cli.language_models import Loading
 
 LanguageModelPath = Annotated[
     Path,
@@ -89,12 +95,19 @@ def serve(
         raise typer.Exit(command(loading, name, host, port, drain, queue))
 
 
-def generate(
+@dataclass(frozen=True)
+class Answering:
+    """What commands that answer take: how the model is loaded, how tokens are chosen, and how many at most."""
+
+    loading: Loading
+    choosing: dict[str, Any]
+    max_tokens: int | None
+
+
+def _answering(
     model: LanguageModelPath,
-    prompt: Annotated[str, typer.Argument(help="What to answer.", metavar="PROMPT")],
     ranks: Ranks = None,
     stages: Stages = 1,
-    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")] = False,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -103,39 +116,43 @@ def generate(
     dtype: ElementType = None,
     machine: Machine = None,
     cache: Cache = None,
+) -> Answering:
+    from hidet_dist.cli.language_models import Loading
+
+    given = {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}
+    choosing = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    return Answering(Loading(model, cache, given, machine), choosing, max_tokens)
+
+
+_answers = taking(
+    inspect.signature(_answering, eval_str=True).parameters.values(),
+    lambda values: _answering(**values),
+)
+
+
+@_answers
+def generate(
+    answering: Answering,
+    prompt: Annotated[str, typer.Argument(help="What to answer.", metavar="PROMPT")],
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")] = False,
 ) -> None:
     """Answer a prompt with a language model, and print tokens as they come."""
     with errors():
-        from hidet_dist.cli.language_models import Loading
         from hidet_dist.cli.language_models import generate as command
 
-        loading = Loading(model, cache, {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}, machine)
-        choosing = {"temperature": temperature, "top_p": top_p, "seed": seed}
-        command(loading, prompt, raw, choosing, max_tokens)
+        command(answering.loading, prompt, raw, answering.choosing, answering.max_tokens)
 
 
+@_answers
 def chat(
-    model: LanguageModelPath,
-    ranks: Ranks = None,
-    stages: Stages = 1,
+    answering: Answering,
     system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    context: Context = None,
-    dtype: ElementType = None,
-    machine: Machine = None,
-    cache: Cache = None,
 ) -> None:
     """Answer messages, one a line of the standard input, until it ends."""
     with errors():
-        from hidet_dist.cli.language_models import Loading
         from hidet_dist.cli.language_models import chat as command
 
-        loading = Loading(model, cache, {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}, machine)
-        choosing = {"temperature": temperature, "top_p": top_p, "seed": seed}
-        command(loading, system, choosing, max_tokens)
+        command(answering.loading, system, answering.choosing, answering.max_tokens)
 
 
 COMMANDS: Mapping[str, Callable[..., None]] = {"serve": serve, "generate": generate, "chat": chat}
