@@ -63,18 +63,18 @@ def _integer_power(v: Expr, d: DataType, exponent: int) -> Expr:
 
 
 def _integer_power_of(v: Expr, d: DataType, *squares: int) -> Expr:
-    """The power of an integer by its square, the square of that, and so on; a negative one is that of its inverse."""
+    """The power of an integer by its square, the square of that, and so on."""
     result: Expr = d.one
     for place, square in enumerate(squares):
         if square != 1:
             result = result * if_then_else(BitwiseAnd(v, d(1 << place)) == d.zero, d.one, d(square))
-    if not d.signedness():
-        return result
-    base = squares[0]
-    negative = (
-        d.one if base == 1 else if_then_else(BitwiseAnd(v, d.one) == d.zero, d.one, d(-1)) if base == -1 else d.zero
-    )
-    return if_then_else(v < d.zero, negative, result)
+    return if_then_else(v < d.zero, _inverse_power(d(squares[0]), v, d), result) if d.signedness() else result
+
+
+def _inverse_power(a: Expr, b: Expr, d: DataType) -> Expr:
+    """The power of an integer by a negative one: that of its inverse, an integer if the base is 1 or -1, or else 0."""
+    odd = if_then_else(BitwiseAnd(b, d.one) == d.zero, d.one, a)
+    return if_then_else(a == d.one, a, if_then_else(a == d(-1), odd, d.zero))
 
 
 def _integer_power_of_bits(a: Expr, b: Expr, d: DataType) -> Expr:
@@ -230,6 +230,7 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
         ir.logical_and(a, ir.logical_not(b)), ir.logical_and(ir.logical_not(a), b)
     ),
     "integer_power_of_bits": _integer_power_of_bits,
+    "inverse_power": _inverse_power,
     "bitwise_and": lambda a, b, d: BitwiseAnd(a, b),
     "bitwise_or": lambda a, b, d: BitwiseOr(a, b),
     "bitwise_xor": lambda a, b, d: BitwiseXor(a, b),
@@ -434,9 +435,7 @@ def _integer_powers(x: Tensor, y: Tensor) -> Tensor:
     assert result is not None
     if not x.dtype.signedness():
         return result
-    odd = where(eq(bitwise_and(y, 1), 0), 1, x)
-    inverse = where(eq(x, 1), 1, where(eq(x, -1), odd, 0))
-    return where(lt(y, 0), to_dtype(inverse, x.dtype), result)
+    return where(lt(y, 0), CombineOp(x, y, "inverse_power").outputs[0], result)
 
 
 _POWER_BITS = 6
