@@ -348,6 +348,17 @@ def test_a_model_with_one_other_byte_is_refused_by_name(built_for_two: Path, tmp
         load(folder)
 
 
+def test_files_that_were_opened_ahead_are_closed_where_loading_fails(built_for_two: Path):
+    stored = StoredModel.open(built_for_two)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ImportError), stored.verifying(0) as opened:
+        assert opened is not None and set(os.listdir("/proc/self/fd")) > before
+        raise ImportError
+    with stored.verifying(2) as opened:
+        assert opened is None  # there is no such rank, which loading says
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_model_that_was_built_is_served_without_what_planning_needs(built_for_two: Path):
     code = """
 import sys

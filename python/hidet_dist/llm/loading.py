@@ -310,11 +310,11 @@ class LanguageModel:
 
     def _part(self, stored: StoredModel) -> StepModel:
         """Load rank 0's part of the model."""
-        opened = stored.verifying(0)
-        # What loads it, and NumPy, is imported once all else has started: it takes as long as that.
-        from hidet_dist.llm.partition_model import PartitionModel
+        with stored.verifying(0) as opened:
+            # What loads it, and NumPy, is imported once all else has started: it takes as long as that.
+            from hidet_dist.llm.partition_model import PartitionModel
 
-        return PartitionModel(stored, led=self._ranks > 1, opened=opened)
+            return PartitionModel(stored, led=self._ranks > 1, opened=opened)
 
     def _start(self, stored: StoredModel, timeout_seconds: float, place: Place) -> None:
         """Become rank 0, and start the other ranks of this host."""

@@ -30,7 +30,7 @@ class PartitionModel:
         Whether rank 0 checks the inputs of each step and tells them to the others, as
         :class:`hidet_dist.llm.ranks.LeadingModel` does: the ranks then need not compare them again.
     opened: OpenedArtifacts, optional
-        What :meth:`StoredModel.verifying` returned; the model closes it.
+        What :meth:`StoredModel.verifying` gives; the model closes it.
 
     Raises
     ------

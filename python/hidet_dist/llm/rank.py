@@ -27,11 +27,12 @@ def main(folder: str, timeout_seconds: str) -> int:
         settings = session.current()
         assert settings is not None
         stored = StoredModel.open(folder)
-        opened = stored.verifying(settings.rank)
-        from hidet_dist.llm.partition_model import PartitionModel  # imported while files are verified, with NumPy
-        from hidet_dist.llm.ranks import follow
+        with stored.verifying(settings.rank) as opened:
+            from hidet_dist.llm.partition_model import PartitionModel  # imported while files are verified, with NumPy
+            from hidet_dist.llm.ranks import follow
 
-        follow(PartitionModel(stored, led=True, opened=opened), stored.manifest.world_size)
+            model = PartitionModel(stored, led=True, opened=opened)
+        follow(model, stored.manifest.world_size)
     except HidetDistError as error:
         print(f"rank {os.environ.get('RANK')}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

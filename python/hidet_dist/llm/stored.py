@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,21 +126,19 @@ class StoredModel:
         """The folder of the artifacts."""
         return self.artifacts_in(self.folder)
 
-    def verifying(self, rank: int) -> OpenedArtifacts | None:
-        """Open the artifacts, and start to verify a rank's files in other threads.
+    @contextmanager
+    def verifying(self, rank: int) -> Iterator[OpenedArtifacts | None]:
+        """While the block runs, have the artifacts open, and verify a rank's files in other threads.
 
         None where they cannot be opened, which loading them then says, to all ranks.
         """
-        try:
-            opened = OpenedArtifacts(self.artifacts)
-        except ArtifactError:
-            return None
-        try:
-            opened.start_to_verify(opened.manifest.files_of(rank))
-        except (ArtifactError, ValueError):  # a file is missing, or there is no such rank
-            opened.close()
-            return None
-        return opened
+        with ExitStack() as stack:
+            opened: OpenedArtifacts | None = None
+            with suppress(ArtifactError, ValueError):  # a file is missing, or there is no such rank
+                made = stack.enter_context(OpenedArtifacts(self.artifacts))
+                made.start_to_verify(made.manifest.files_of(rank))
+                opened = made
+            yield opened
 
     @staticmethod
     def tokenizer_in(folder: Path, process: Confined | None = None) -> CheckpointTokenizer:

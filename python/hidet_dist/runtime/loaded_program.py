@@ -18,6 +18,7 @@ from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.runner import Runner, StageRunner
 from hidet_dist.runtime.states import States
 from hidet_dist.spec.interface import Interface
 
@@ -79,9 +80,10 @@ class LoadedProgram:
         self.rank, self.world_size = ranks
         self._number = number
         self._stage_number = stage_number
-        self._program, self._pipelined = program, pipelined
+        own, self._communicator = communicators
+        self._pipelined = pipelined
+        self._runner: Runner = pipelined or StageRunner(program, own, self._communicator)
         self._calls = calls
-        self._own, self._communicator = communicators
         self._resident = resident
         self._states = states
 
@@ -105,8 +107,10 @@ class LoadedProgram:
         positional, a single output is returned bare, and several outputs as a list. Tensors are the rank's shards;
         :meth:`run` documents their types and the errors raised.
         """
-        outputs = self._execute(number, lambda: self._prepare(self._inputs_of(args, kwargs), None), Purpose.RUN)[0]
-        if self._pipelined is not None and not self._pipelined.gives_results:
+        outputs = self._execute(number, lambda: self._runner.prepare(self._inputs_of(args, kwargs), None), Purpose.RUN)[
+            0
+        ]
+        if not self._runner.gives_results:
             return None
         if self.interface is not None:
             return self.interface.nest(outputs)
@@ -159,7 +163,7 @@ class LoadedProgram:
 
     @numbered
     def _run_batch(self, number: int, inputs: Sequence[Any]) -> list[Any]:
-        return self._execute(number, lambda: self._prepare(inputs, None), Purpose.BATCH)[0]
+        return self._execute(number, lambda: self._runner.prepare(inputs, None), Purpose.BATCH)[0]
 
     @numbered
     def _begin_stream(self, number: int, pipelined: PipelinedProgram, batches: Iterable[Any]) -> Iterator[Any]:
@@ -214,7 +218,7 @@ class LoadedProgram:
             When the partition is closed, or may not be called from this thread. Other ranks are not notified until the
             next call, which fails on all of them, unless they too have made a call that was refused in this way.
         """
-        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
+        return self._execute(number, lambda: self._runner.prepare(inputs, outputs), Purpose.RUN)[0]
 
     @numbered
     def run_agreed(self, number: int, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
@@ -229,7 +233,7 @@ class LoadedProgram:
         InputError, CommunicationError, ArtifactError, ForkError, HidetDistError
             As :meth:`run`, with these consequences.
         """
-        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN, agreed=True)[0]
+        return self._execute(number, lambda: self._runner.prepare(inputs, outputs), Purpose.RUN, agreed=True)[0]
 
     @numbered
     def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
@@ -249,8 +253,7 @@ class LoadedProgram:
             When a name is not one of the program's symbolic dims, or a size does not fit it; on all ranks, as for
             :meth:`run`.
         """
-        program = self._pipelined or self._program
-        self._execute(number, lambda: program.prepare_zeros(sizes or {}), Purpose.WARM_UP, keeps_states=True)
+        self._execute(number, lambda: self._runner.prepare_zeros(sizes or {}), Purpose.WARM_UP, keeps_states=True)
 
     @numbered
     def profile(
@@ -283,7 +286,7 @@ class LoadedProgram:
         def prepare() -> tuple[Any, Mapping[str, int]]:
             if repeats < 1:
                 raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
-            return self._prepare(self._inputs_of(args, kwargs) if kwargs else args, outputs)
+            return self._runner.prepare(self._inputs_of(args, kwargs) if kwargs else args, outputs)
 
         profiles = [self._profile(number, prepare)]
         profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]
@@ -341,10 +344,6 @@ class LoadedProgram:
             "results": (name, kernels + 2, "outputs of the graph", "messages from other stages"),
         }[name]
 
-    def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Any, Mapping[str, int]]:
-        """Prepare a run, or a call of a pipeline. Returns it with the sizes of symbolic dims."""
-        return (self._pipelined or self._program).prepare(inputs, outputs)
-
     def _execute(
         self,
         number: int,
@@ -361,14 +360,8 @@ class LoadedProgram:
         """
 
         def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
-            if self._pipelined is not None:
-                with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
-                    return self._pipelined.run(prepared, number, record)
-            if self._own is not self._communicator:  # another program of the rank is a pipeline
-                self._own.begin_call(number)
-                self._own.bind()
             with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
-                return self._program.run(prepared, self._own, record)
+                return self._runner.run(prepared, number, record)
 
         return self._calls.make(number, purpose, prepare, run, self._number, agreed)
 

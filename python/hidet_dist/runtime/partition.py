@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist import native
-from hidet_dist.artifacts.coherence import check_description
 from hidet_dist.artifacts.manifest import (
-    COORDINATE,
     ProgramManifest,
     StageManifest,
     StateSignature,
     chosen_program,
-    weights_file,
 )
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import is_whole, shown
@@ -29,43 +24,16 @@ from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.device import Device, HostDevice
-from hidet_dist.runtime.launcher import Launcher
-from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.loaded_program import LoadedProgram
+from hidet_dist.runtime.parts import LoadedParts, Part
 from hidet_dist.runtime.process import resident_bytes
-from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import Profile
-from hidet_dist.runtime.program import Program
-from hidet_dist.runtime.states import States
-from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import device_kind
 from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
-from hidet_dist.weights.header import Layout
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.pipeline.program import PipelinedProgram
-
-_sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
-
-
-def _forked() -> None:
-    """Make a new lock in a forked child: the thread that holds the old one may not exist there."""
-    global _sizes_lock  # noqa: PLW0603
-    _sizes_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One rank's part of one program: its stage, the launcher, and the addresses of each kernel's candidates."""
-
-    stage: StageManifest
-    launcher: Launcher
-    kernels: Sequence[Sequence[int]]
 
 
 class LoadedPartition:
@@ -113,55 +81,47 @@ class LoadedPartition:
         opened: OpenedArtifacts | None = None,
     ):
         resident = resident_bytes()
-        self._device: Device = HostDevice()
-        self._parts: list[_Part] = []
-        self._libraries = Libraries()
-        self._states = States((), {}, self._device.memory)
+        loaded: LoadedParts | None = None
         try:
-            with session.loading(lambda: self.manifest.identity, timeout_seconds):
-                with _open(folder, rank, timeout_seconds, opened) as artifacts:
-                    self.manifest = artifacts.manifest
-                    settings = session.current()
-                    self.rank = settings.rank if settings is not None else (rank or 0)
-                    self.world_size = self.manifest.world_size
-                    first = self.manifest.programs[0]  # the stages of all programs have the same ranks
-                    self._stage_number = first.stage_of(self.rank)
-                    self._ranks = first.ranks_of(self._stage_number)
-                    self._parts = self._load(artifacts)
-                memory = self._device.memory
-                with self._sizes_lock():
-                    loaded = [
-                        Program(part.stage, part.launcher, memory, self._runtime, self._sizes_of(part.stage))
-                        for part in self._parts
-                    ]
+            with (
+                session.loading(lambda: self.manifest.identity, timeout_seconds),
+                _open(folder, rank, timeout_seconds, opened) as artifacts,
+            ):
+                self.manifest = artifacts.manifest
+                settings = session.current()
+                self.rank = settings.rank if settings is not None else (rank or 0)
+                self.world_size = self.manifest.world_size
+                self._loaded = loaded = LoadedParts(artifacts, self.rank)
+            self._states, self._memory = loaded.states, loaded.device.memory
             self._communicators = self._communicate(rank, timeout_seconds)
             for communicator in self._communicators:
-                communicator.rely_on(memory.files)
+                communicator.rely_on(self._memory.files)
             self._stage_communicator, self._communicator = self._communicators[0], self._communicators[-1]
-            self._pipelined = list(map(self._part_of_pipeline, self.manifest.programs, loaded))
-            self._calls = Calls(self._communicator, self._agreement(), self._sizes_lock(), self._ready)
+            self._pipelined = list(map(self._part_of_pipeline, self.manifest.programs, loaded.parts))
+            self._calls = Calls(self._communicator, self._agreement(), loaded.sizes_lock(), self._ready)
             ranks, ends = (self.rank, self.world_size), (self._stage_communicator, self._communicator)
             self._programs = {
                 program.name: LoadedProgram(
                     program.name,
                     number,
                     part.stage,
-                    self._stage_number,
+                    loaded.stage_number,
                     ranks,
-                    one,
+                    part.program,
                     pipelined,
                     self._calls,
                     ends,
                     resident,
                     self._states,
                 )
-                for number, (program, part, one, pipelined) in enumerate(
-                    zip(self.manifest.programs, self._parts, loaded, self._pipelined, strict=True)
+                for number, (program, part, pipelined) in enumerate(
+                    zip(self.manifest.programs, loaded.parts, self._pipelined, strict=True)
                 )
             }
-            self._prepare_device(loaded, folder)
+            self._prepare_device()
         except BaseException:
-            self._free()
+            if loaded is not None:
+                loaded.close()
             raise
 
     @property
@@ -172,35 +132,34 @@ class LoadedPartition:
         """Make the exchange before each call; None if no program communicates."""
         # A call that one rank refuses must leave the states of all ranks as they are.
         communicates = any(
-            part.stage.size > 1 and (part.stage.communications or part.stage.states) for part in self._parts
+            part.stage.size > 1 and (part.stage.communications or part.stage.states) for part in self._loaded.parts
         )
         if not communicates and not (self._pipelines and self.world_size > 1):
             return None
-        symbols = dict.fromkeys(symbol.name for part in self._parts for symbol in part.stage.symbols)
+        symbols = dict.fromkeys(symbol.name for part in self._loaded.parts for symbol in part.stage.symbols)
         names = [program.name for program in self.manifest.programs]
-        return Agreement(self._communicator, self._device.memory, list(symbols), names)
+        return Agreement(self._communicator, self._memory, list(symbols), names)
 
     def _communicate(self, rank: int | None, timeout_seconds: float | None) -> list[Communicator]:
         """Make this rank's communicators, which all programs use: its stage's first, then those of all ranks.
 
         Pipelines have communicators of all ranks; the last one is for calls.
         """
-        target, device = self.manifest.target, self._device.number
+        target, device = self.manifest.target, self._loaded.device.number
 
         def make(mesh_shape: tuple[int, ...], first: int, stream: int | None = None) -> Communicator:
             return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first, stream)
 
         count = max((1 + one.exchanges_results for one in self._pipelines), default=0)
         # The communicators of all ranks are made first, because all ranks must make them in the same order.
-        memory = self._device.memory
-        of_all_ranks = [make((self.world_size,), 0, memory.new_stream()) for _ in range(count)]
-        own = make(self._parts[0].stage.mesh_shape, self._ranks.start)
-        with memory.active():
+        of_all_ranks = [make((self.world_size,), 0, self._memory.new_stream()) for _ in range(count)]
+        own = make(self._loaded.parts[0].stage.mesh_shape, self._loaded.ranks.start)
+        with self._memory.active():
             for communicator in of_all_ranks:
                 communicator.warm_up(())  # not all ranks have messages at the same program points
         return [own, *of_all_ranks]
 
-    def _part_of_pipeline(self, program: ProgramManifest, own: Program) -> PipelinedProgram | None:
+    def _part_of_pipeline(self, program: ProgramManifest, own: Part) -> PipelinedProgram | None:
         """Make the rank's stage a part of the program's pipeline, if it is one."""
         if program.pipeline is None:
             return None
@@ -208,24 +167,14 @@ class LoadedPartition:
 
         of_stage, *of_all_ranks = self._communicators
         backward = of_all_ranks[0] if program.pipeline.exchanges_results else None
-        return PipelinedProgram(program, self.rank, own, self._device.memory, of_all_ranks[-1], of_stage, backward)
+        return PipelinedProgram(program, self.rank, own.program, self._memory, of_all_ranks[-1], of_stage, backward)
 
-    def _prepare_device(self, programs: Sequence[Program], folder: Path) -> None:
+    def _prepare_device(self) -> None:
         """Choose the fastest candidate of each kernel, where there are several; prepare a pipeline's device."""
         try:
-            for part, program in zip(self._parts, programs, strict=True):
-                with self._sizes_lock(), self._states.aside(self._communicator.give_up):
-                    self._device.choose_candidates(
-                        part.stage,
-                        program,
-                        part.launcher,
-                        part.kernels,
-                        self._stage_communicator,
-                        folder.resolve(),
-                        f"{self.manifest.identity}/{part.stage.folder}",
-                    )
+            self._loaded.choose_candidates(self._stage_communicator, self._communicator.give_up)
             for pipelined in filter(None, self._pipelined):
-                with self._device.memory.active(), self._states.aside(self._communicator.give_up):
+                with self._memory.active(), self._states.aside(self._communicator.give_up):
                     pipelined.run_alone()
         except BaseException as error:
             # The other ranks may be waiting for this one.
@@ -233,89 +182,10 @@ class LoadedPartition:
                 communicator.give_up(f"it failed before the first call: {describe(error)}")
             raise
 
-    def _sizes_lock(self) -> AbstractContextManager[Any]:
-        """Return the lock of hidet's table of sizes, if a program has symbolic extents."""
-        symbolic = any(part.stage.symbols or part.stage.parts for part in self._parts)
-        return _sizes_lock if symbolic else nullcontext()
-
-    def _sizes_of(self, stage: StageManifest) -> Mapping[str, int]:
-        """Return this rank's unequal parts in a program, by the names of their symbols."""
-        return stage.part_sizes(self._group_rank)
-
-    @property
-    def _group_rank(self) -> int:
-        """This rank's number within its stage, from 0."""
-        return self._ranks.index(self.rank)
-
     @property
     def device_bytes(self) -> int:
         """Bytes now allocated on a CUDA device for weights, workspace and staging; 0 on the CPU."""
-        return self._device.allocated_bytes
-
-    def _load(self, artifacts: OpenedArtifacts) -> list[_Part]:
-        """Load this rank's part of each program: its libraries, and the weights that all programs share, once."""
-        manifest, number, folder = self.manifest, self._stage_number, artifacts.folder
-        stages = [program.stages[number].at(self._group_rank) for program in manifest.programs]
-        self._device = device_kind(manifest.target).open(manifest, stages[0], self.rank)
-        check_features(manifest.arch, manifest.cpu_features)
-        load_needed((), folder)  # the libraries that every launcher links against
-        self._runtime = hidet_runtime()
-        libraries, layouts = [], []
-        for place, stage in enumerate(stages):
-            library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
-            try:
-                layouts.append(check_description(manifest, place, number, description, self._sizes_of(stage)))
-            except ValueError as error:
-                raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
-            libraries.append(library)
-        addresses = self._load_weights(artifacts, stages, layouts)
-        self._states = States(_states_of(stages, folder), addresses, self._device.memory)
-        parts, loaded = [], dict[str, list[int]]()  # equal kernels have one library
-        for place, (stage, library) in enumerate(zip(stages, libraries, strict=True)):
-            load_needed(stage.libraries, folder)
-            for name, candidates in zip(stage.kernel_files(), stage.candidates, strict=True):
-                if name not in loaded:
-                    loaded[name] = self._libraries.load_kernel(artifacts.take(name), candidates)
-            kernels = [loaded[name] for name in stage.kernel_files()]
-            own = {**addresses, **self._load_constants(artifacts, stage, layouts[place])}
-            names = [state.name for state in stage.states]
-            data = [own[name] for name in stage.data]
-            launcher = self._device.launcher(library, kernels, data, stage, self._states.addresses(names))
-            self._states.lend(names, launcher.take_states)
-            parts.append(_Part(stage, launcher, kernels))
-            if not stage.symbols and not stage.parts and launcher.workspaces() != stage.workspace_bytes:
-                raise ArtifactError(
-                    f"{folder}: programs[{place}].stages[{number}].workspace_bytes is {stage.workspace_bytes}, but the "
-                    f"launcher needs {launcher.workspaces()}. Build the artifacts again."
-                )
-        return parts
-
-    def _load_weights(
-        self, artifacts: OpenedArtifacts, stages: Sequence[StageManifest], layouts: Sequence[Mapping[str, Layout]]
-    ) -> dict[str, int]:
-        """Load the rank's storage, which has each weight once; return the addresses by name."""
-        held: dict[str, Layout] = {}
-        for place, (stage, of_stage) in enumerate(zip(stages, layouts, strict=True)):
-            for name, layout in of_stage.items():
-                if name not in stage.constants and held.setdefault(name, layout) != layout:
-                    raise ArtifactError(
-                        f"{artifacts.folder}: programs[{place}] has {name!r} as {layout}, and another program has it "
-                        f"as {held[name]}. Build the artifacts again."
-                    )
-        file = artifacts.take(weights_file(self.rank))
-        places = places_in(file, held)
-        if COORDINATE in places:
-            check_coordinate(file, places[COORDINATE], stages[0].mesh.coordinate(self._group_rank))
-        return self._device.memory.load(file, places)
-
-    def _load_constants(
-        self, artifacts: OpenedArtifacts, stage: StageManifest, layouts: Mapping[str, Layout]
-    ) -> dict[str, int]:
-        """Load the constants of a program, which all of its ranks have; return their addresses by name."""
-        if not stage.constants:
-            return {}
-        file = artifacts.take(stage.constants_file)
-        return self._device.memory.load(file, places_in(file, {name: layouts[name] for name in stage.constants}))
+        return self._loaded.device.allocated_bytes
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -423,7 +293,7 @@ class LoadedPartition:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Make the device current, and check before and after that the weights are unchanged."""
-        with self._device.memory.active(), self._checking_weights():
+        with self._memory.active(), self._checking_weights():
             yield
 
     @contextmanager
@@ -440,7 +310,7 @@ class LoadedPartition:
     def _check_weights(self) -> None:
         """Raise ArtifactError if the weights were changed, after the other ranks have been notified."""
         try:
-            self._device.memory.check()
+            self._memory.check()
         except ArtifactError as error:
             self._communicator.give_up(str(error))
             raise
@@ -462,14 +332,7 @@ class LoadedPartition:
                 native.bind(None)
                 for communicator in self._communicators:
                     communicator.close()
-                self._free()
-
-    def _free(self) -> None:
-        for part in self._parts:
-            part.launcher.close()
-        self._libraries.close()
-        self._states.close()
-        self._device.memory.close()
+                self._loaded.close()
 
     def __enter__(self) -> LoadedPartition:
         return self
@@ -544,19 +407,6 @@ def _open(
             raise
         else:
             return artifacts
-
-
-def _states_of(stages: Sequence[StageManifest], folder: Path) -> list[StateSignature]:
-    """List the states of a rank's programs, each once. Raises ArtifactError where programs have one in two forms."""
-    found: dict[str, StateSignature] = {}
-    for place, stage in enumerate(stages):
-        for state in stage.states:
-            if found.setdefault(state.name, state) != state:
-                raise ArtifactError(
-                    f"{folder}: programs[{place}] has the state {state.name!r} as {state}, and another program has it "
-                    f"as {found[state.name]}. Build the artifacts again."
-                )
-    return list(found.values())
 
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +56,28 @@ class Transport(Protocol):
 
     def destroy(self) -> None:
         """Free native resources, after the communicator has been destroyed."""
+
+
+class Blocking:
+    """What transports have in common whose collectives block until they are done: there is nothing to wait for."""
+
+    overlap = None
+
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Do nothing: groups are set up when they are first used."""
+
+    def grouped(self) -> AbstractContextManager[None]:
+        """Return an empty context: each message blocks until it is done."""
+        return nullcontext()
+
+    def wait(self, stream: int | None = None) -> None:
+        """Do nothing: collectives block until they are done."""
+
+    def wait_event(self, event: int) -> None:
+        """Do nothing: collectives block until they are done."""
+
+    def destroy(self) -> None:
+        """Do nothing, for transports without native resources."""
 
 
 class Failures:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +18,7 @@ from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.rendezvous import local_address
 from hidet_dist.runtime.store.torch_store import TorchStore
-from hidet_dist.runtime.transports.base import Setup
+from hidet_dist.runtime.transports.base import Blocking, Setup
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's all-reduce
 # takes twice as many steps; measured on one host with 2 and 4 processes, a step costs more than these bytes.
@@ -58,7 +57,7 @@ class _Group:
         return len(self.ranks)
 
 
-class GlooTransport:
+class GlooTransport(Blocking):
     """The implementation of a communicator's collectives between processes on CPUs by Gloo.
 
     A process group is made for each group of ranks when it is first used, and for each pair of ranks that exchange
@@ -91,35 +90,14 @@ class GlooTransport:
         self._scratch: dict[str, torch.Tensor] = {}
 
     @property
-    def overlap(self) -> None:
-        """Always None: collectives block until they are done."""
-        return None
-
-    @property
     def failed_by_peer(self) -> bool:
         """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer
-
-    def warm_up(self, groups: Iterable[int]) -> None:
-        """Do nothing: groups are set up when they are first used."""
-
-    def grouped(self) -> AbstractContextManager[None]:
-        """Return an empty context: each message blocks until it is done."""
-        return nullcontext()
-
-    def wait(self, stream: int | None = None) -> None:
-        """Do nothing: collectives block until they are done."""
-
-    def wait_event(self, event: int) -> None:
-        """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:
         """Close all connections. Collectives of other ranks that wait for this one fail then."""
         self._groups.clear()
         self._scratch.clear()
-
-    def destroy(self) -> None:
-        """Do nothing: this transport has no native resources."""
 
     # The functions that the native library calls, with checked arguments: counts are positive, and groups have two
     # ranks or more.

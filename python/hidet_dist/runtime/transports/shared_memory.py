@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 
 from hidet_dist import native
 from hidet_dist.files import parse_json
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
-from hidet_dist.runtime.transports.base import Setup, Transport
+from hidet_dist.runtime.transports.base import Blocking, Setup, Transport
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(Blocking):
     """The implementation of a communicator's collectives between processes on CPUs by shared memory.
 
     When a group of ranks is first used, one of them makes a segment, and the others try to open it. If one of them
@@ -57,27 +56,9 @@ class SharedMemoryTransport:
         return self._shared.table
 
     @property
-    def overlap(self) -> None:
-        """Always None: collectives block until they are done."""
-        return None
-
-    @property
     def failed_by_peer(self) -> bool:
         """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer or self._shared.failed_by_peer
-
-    def warm_up(self, groups: Iterable[int]) -> None:
-        """Do nothing: groups are set up when they are first used."""
-
-    def grouped(self) -> AbstractContextManager[None]:
-        """Return an empty context: each message blocks until it is done."""
-        return nullcontext()
-
-    def wait(self, stream: int | None = None) -> None:
-        """Do nothing: collectives block until they are done."""
-
-    def wait_event(self, event: int) -> None:
-        """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:
         """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""
