@@ -175,9 +175,10 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
         one_of(tuple(TARGETS))("optimization_config['target']", self.target)
         chosen = TARGETS[self.target]
         if self.precision is not None and self.precision not in chosen.precisions:
+            able = ", ".join(name for name, target in TARGETS.items() if self.precision in target.precisions)
             raise ConfigError(
-                f"optimization_config['precision'] = {self.precision!r} is for the target "
-                f"{targets_with('precisions')!r}; the target is {self.target!r}."
+                f"optimization_config['precision'] = {self.precision!r} is for the target {able!r}; the target is "
+                f"{self.target!r}."
             )
         if self.arch is None:
             return

@@ -77,6 +77,7 @@ TARGETS: dict[str, Target] = {
             device="hidet_dist.runtime.device:HOST",
             transport="hidet_dist.runtime.transports.choose:open_for_host",
             machine="cpu",
+            precisions=("bfloat16",),
             stored_precisions=("float16", "bfloat16", "int8", "int4", "uint4", "stored"),
             shares=True,
             symbolic_pipelines=True,

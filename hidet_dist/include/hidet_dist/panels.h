@@ -9,6 +9,10 @@
  * An element of a product is the sum over blocks of depth, each summed from its first product to its last. Neither
  * rows, nor columns, nor threads, nor the layout change this order, so a row's result does not depend on the rows beside
  * it.
+ *
+ * Products of bfloat16 rows by bfloat16 panels at the level x86-64-v4 are dot products of pairs where the processor has
+ * instructions for these (AVX512_BF16). Each block is summed pair by pair then, and subnormal numbers count as 0, so that
+ * the last bits are not those of other processors.
  */
 #ifndef HIDET_DIST_PANELS_H
 #define HIDET_DIST_PANELS_H

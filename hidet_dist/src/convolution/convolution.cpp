@@ -184,5 +184,5 @@ extern "C" int32_t hidet_dist_convolve(int32_t level, const hidet_dist_convoluti
   product.right_dtype = v->filters_dtype;
   product.result = part->result;
   product.result_step = part->result_step;
-  return found->multiply(product);
+  return hidet_dist::panels::multiply_at(level, product);
 }

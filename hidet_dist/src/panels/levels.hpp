@@ -20,6 +20,12 @@ struct Level {
 /* Null for an unknown level. */
 const Level *level_of(int32_t level);
 
+/* Computes a part of a product; HIDET_DIST_INVALID_ARGUMENT for an unknown level, dtype or layout. */
+int32_t multiply_at(int32_t level, const hidet_dist_panel_product &product);
+
+/* Of bfloat16 rows by bfloat16 panels, where the processor has dot products of these. */
+void multiply_by_dots(const hidet_dist_panel_product &product);
+
 extern const Level kBaseline, kThird, kFourth;
 
 /* Products by panels of few bits. */

@@ -18,6 +18,18 @@ const hidet_dist::panels::Level *hidet_dist::panels::level_of(int32_t level) {
   }
 }
 
+int32_t hidet_dist::panels::multiply_at(int32_t level, const hidet_dist_panel_product &product) {
+  static const bool has_dots = __builtin_cpu_supports("avx512bf16") != 0;
+  const auto *found = level_of(level);
+  if (found == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
+  const bool brains = product.left_dtype == HIDET_DIST_BF16 && product.right_dtype == HIDET_DIST_BF16;
+  if (!has_dots || level != HIDET_DIST_X86_64_V4 || !brains || product.layout != HIDET_DIST_IN_PANELS) {
+    return found->multiply(product);
+  }
+  multiply_by_dots(product);
+  return HIDET_DIST_OK;
+}
+
 extern "C" int64_t hidet_dist_panel_width(int32_t level) {
   const auto *found = level_of(level);
   return found == nullptr ? 0 : found->width;
@@ -29,9 +41,7 @@ extern "C" int64_t hidet_dist_panels_scratch(int32_t level) {
 }
 
 extern "C" int32_t hidet_dist_multiply_panels(int32_t level, const hidet_dist_panel_product *product) {
-  const auto *found = level_of(level);
-  if (found == nullptr || product == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
-  return found->multiply(*product);
+  return product == nullptr ? HIDET_DIST_INVALID_ARGUMENT : hidet_dist::panels::multiply_at(level, *product);
 }
 
 namespace {

@@ -95,8 +95,8 @@ class TargetOptions:
         None,
         "str, optional",
         "``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is safe, with weights "
-        "stored in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target "
-        "``cuda``.",
+        "stored in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. ``float16`` is "
+        "for the target ``cuda``.",
         or_none(one_of(_PRECISIONS)),
         flag=Flag(f"The dtype in which a float32 model is computed where that is safe: {' or '.join(_PRECISIONS)}."),
     )
