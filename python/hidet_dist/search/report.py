@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.formulation.devices import DeviceHeld
 from hidet_dist.search.formulation.formulate import Formulation
@@ -105,7 +106,8 @@ class Alternatives:
         free = Prices([0.0] * problem.activations.points)
         try:
             limits.check()
-            self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
+            every = [list(range(len(costs))) for costs in problem.cost]
+            self.least = marginals(Instance(problem, every, Tables(limits), free))
         except OutOfTimeError:
             self.least = None
         self.alone = _alone(problem, picks)

@@ -8,6 +8,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
 from hidet_dist.search.budget.state import Probe, State
 from hidet_dist.search.elimination.eliminate import eliminate
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
@@ -95,5 +96,5 @@ def _replan(
     prices = Prices(window.prices(second_per_byte))
     tables = Tables(state.limits)
     kept = window.kept(state.kept)
-    solved = eliminate(window.problem, kept, tables, prices, state.options.solver_gap / 4, True)
+    solved = eliminate(Instance(window.problem, kept, tables, prices), state.options.solver_gap / 4, True)
     return state.record(window.planned(solved.choices))

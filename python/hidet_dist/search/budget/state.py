@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.errors import HidetDistError
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import eliminate, marginals
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve, Reduction
 from hidet_dist.search.elimination.problem_network import network_of
@@ -139,7 +140,7 @@ class State:
         """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
         paired = self.problem.sharing.paired or 0
         try:
-            network, _ = network_of(self.problem, kept, tables, prices, (), readers_limit, paired)
+            network, _ = network_of(Instance(self.problem, kept, tables, prices), (), readers_limit, paired)
         except TooWide:
             return math.inf
         return network.most_work()
@@ -157,7 +158,7 @@ class State:
         kept = self.reduction(prices).kept if reduced else self.kept
         # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
         gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.solver_gap / 4
-        solved = eliminate(self.problem, kept, tables, prices, gap, coarse)
+        solved = eliminate(Instance(self.problem, kept, tables, prices), gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> Probe:
@@ -245,7 +246,7 @@ def bound_choices(state: State, tables: Tables, prices: Prices) -> list[Table] |
     """Bound the priced cost of plans with each choice of each entity from below; None if that would take long."""
     state.limits.check()
     reduction = state.reduction(prices)
-    left = marginals(state.problem, reduction.kept, tables, prices)
+    left = marginals(Instance(state.problem, reduction.kept, tables, prices))
     if left is None:
         return None
     bounds = reduction.extend(state.problem, left)

@@ -23,6 +23,7 @@ from itertools import repeat
 import numpy as np
 
 from hidet_dist.search import tuning
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
 from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
@@ -30,7 +31,6 @@ from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tightening import tighten
 from hidet_dist.search.problem import Edge, Problem, readers
 from hidet_dist.search.problem.equal_parts import EqualTensor
-from hidet_dist.search.problem.prices import Prices
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,8 @@ class Eliminated:
         return self.seconds - self.bound - gap * abs(self.seconds)
 
 
-def eliminate(
-    problem: Problem,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    gap: float = 0.0,
-    coarse: bool = False,
-) -> Eliminated:
-    """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
+def eliminate(instance: Instance, gap: float = 0.0, coarse: bool = False) -> Eliminated:
+    """Minimise the cost over the choices left of each entity, with priced memory and without a budget.
 
     Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``;
     then those that leave the gap are relaxed less (:mod:`hidet_dist.search.elimination.tightening`). With ``coarse``
@@ -81,10 +74,10 @@ def eliminate(
     for limit in tuning.READERS_LIMITS:
         if limit < most:
             continue  # with more tensors relaxed, the bound is no greater
-        result = _eliminate(problem, kept, tables, prices, limit, gap, coarse)
-        if result is None and limit == tuning.READERS_LIMITS[0] and narrow(problem, kept, tables, prices):
-            problem.sharing.paired = None
-            result = _eliminate(problem, kept, tables, prices, limit, gap, coarse)
+        result = _eliminate(instance, limit, gap, coarse)
+        if result is None and limit == tuning.READERS_LIMITS[0] and narrow(instance):
+            instance.problem.sharing.paired = None
+            result = _eliminate(instance, limit, gap, coarse)
         if result is None:
             continue
         most = limit
@@ -94,36 +87,34 @@ def eliminate(
     if best is None:
         raise TooWide
     while best.lacks(gap) > 0:
-        last = minimized(problem, kept, tables, prices, (), most)
-        if not tighten(last, kept, tables, prices, most, best.lacks(gap)):
+        last = minimized(instance, (), most)
+        if not tighten(last, instance, most, best.lacks(gap)):
             break
-        result = _eliminate(problem, kept, tables, prices, most, gap, coarse)
+        result = _eliminate(instance, most, gap, coarse)
         if result is None:
             break
         best = best.joined(result)
     return best
 
 
-def boundary_table(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, ends: Sequence[int]
-) -> Table:
+def boundary_table(instance: Instance, ends: Sequence[int]) -> Table:
     """Tabulate a lower bound of the cost for all choices of the entities ``ends``, one dim each, in their order.
 
     It is exact unless a tensor of many readers had to be relaxed. Raises TooWide when the graph is too densely
     connected.
     """
     for limit in sorted(tuning.READERS_LIMITS, reverse=True):
-        tables.make_room()
+        instance.tables.make_room()
         try:
-            network, _ = network_of(problem, kept, tables, prices, (), limit)
+            network, _ = network_of(instance, (), limit)
             return network.least_over(ends)
         except TooWide:
             continue
     raise TooWide
 
 
-def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
-    """Bound the cost of plans with each choice ``kept`` of each entity from below: the min-marginals.
+def marginals(instance: Instance) -> list[Table] | None:
+    """Bound the cost of plans with each choice left of each entity from below: the min-marginals.
 
     None when the graph is too densely connected.
     """
@@ -132,24 +123,17 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
         if limit > too_wide:
             continue  # with fewer tensors relaxed, the graph is no narrower
         try:
-            return minimized(problem, kept, tables, prices, (), limit).network.marginals(len(kept))
+            return minimized(instance, (), limit).network.marginals(len(instance.kept))
         except TooWide:
             too_wide = limit
     return None
 
 
-def _eliminate(
-    problem: Problem,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    limit: int,
-    gap: float,
-    coarse: bool,
-) -> Eliminated | None:
+def _eliminate(instance: Instance, limit: int, gap: float, coarse: bool) -> Eliminated | None:
     """Eliminate with one limit of readers; None where the graph is too wide."""
+    problem, prices = instance.problem, instance.prices
     try:
-        bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+        bound, choices, relaxed = _solve(instance, (), limit)
     except TooWide:
         return None
     if math.isinf(bound):
@@ -168,7 +152,7 @@ def _eliminate(
             left = seconds - bound
             if left <= gap * abs(seconds) or not share_by_plan(problem, relaxed, choices):
                 break
-            other_bound, choices, _ = _solve(problem, kept, tables, prices, (), limit)
+            other_bound, choices, _ = _solve(instance, (), limit)
             bound = max(bound, other_bound)
             if cost(choices) < seconds:
                 best, seconds = choices, cost(choices)
@@ -177,20 +161,20 @@ def _eliminate(
                 break
         if coarse or seconds - bound <= gap * abs(seconds):
             break
-        if not pair_more(problem, kept, tables, prices, limit, relaxed):
+        if not pair_more(instance, limit, relaxed):
             break
-        other_bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+        other_bound, choices, relaxed = _solve(instance, (), limit)
         bound = max(bound, other_bound)
         if cost(choices) < seconds:
             best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():
         if seconds - bound <= gap * abs(seconds):
             break
-        narrowed = [list(entity_choices) for entity_choices in kept]
+        narrowed = [list(entity_choices) for entity_choices in instance.kept]
         for tensor in relaxed:
             fix_required(groups[tensor], choices, narrowed, same)
         try:
-            _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
+            _, other, _ = _solve(instance._replace(kept=narrowed), relaxed, limit)
         except TooWide:
             break
         if cost(other) < seconds:
@@ -242,12 +226,14 @@ def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]
                 break
 
 
-def _solve(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
-) -> tuple[float, list[int], dict[int, bool]]:
+def _solve(instance: Instance, exact: Collection[int], limit: int) -> tuple[float, list[int], dict[int, bool]]:
     """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
-    solved = minimized(problem, kept, tables, prices, exact, limit)
-    return solved.bound, [choices[solved.values[entity]] for entity, choices in enumerate(kept)], solved.relaxed
+    solved = minimized(instance, exact, limit)
+    return (
+        solved.bound,
+        [choices[solved.values[entity]] for entity, choices in enumerate(instance.kept)],
+        solved.relaxed,
+    )
 
 
 @dataclass(frozen=True)
@@ -266,18 +252,17 @@ class Solved:
     values: list[int]
 
 
-def minimized(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
-) -> Solved:
+def minimized(instance: Instance, exact: Collection[int], limit: int) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
+    problem, kept, tables, prices = instance
     sharing = problem.sharing
     key = prices.key, sharing.version, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last
     tables.make_room()
-    paired = readers_in_pairs(problem, kept, tables, prices, exact, limit)
-    network, relaxed = network_of(problem, kept, tables, prices, exact, limit, paired)
+    paired = readers_in_pairs(instance, exact, limit)
+    network, relaxed = network_of(instance, exact, limit, paired)
     try:
         bound, values = _minimum(tables, network)
     except TooWide:
@@ -285,7 +270,7 @@ def minimized(
             raise
         sharing.relax_most()
         key, paired = (*key[:1], sharing.version, *key[2:]), 0
-        network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
+        network, relaxed = network_of(instance, exact, limit)
         bound, values = _minimum(tables, network)
     solved = Solved(problem, key, network, relaxed, paired, bound, values)
     if not exact:

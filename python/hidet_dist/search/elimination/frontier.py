@@ -23,10 +23,9 @@ import numpy as np
 from hidet_dist.native.search.frontier import LabelLimits
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import minimized
-from hidet_dist.search.elimination.network import Tables, TooWide
+from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.point_bytes import PointBytes, paid_network
-from hidet_dist.search.problem import Problem
-from hidet_dist.search.problem.prices import Prices
 
 
 class Bounded:
@@ -39,15 +38,8 @@ class Bounded:
     relaxed: the tensors of many readers that had to be relaxed.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        kept: Sequence[Sequence[int]],
-        tables: Tables,
-        prices: Prices,
-        exact: Collection[int] = (),
-    ):
-        """Eliminate all variables, among the choices ``kept``; tensors in ``exact`` are never relaxed.
+    def __init__(self, instance: Instance, exact: Collection[int] = ()):
+        """Eliminate all variables; tensors in ``exact`` are never relaxed.
 
         Raises
         ------
@@ -56,18 +48,18 @@ class Bounded:
         OutOfTimeError
             When the time limit is reached.
         """
-        self.kept = kept
-        self.budget = prices.total * problem.budget
+        self.kept = instance.kept
+        self.budget = instance.prices.total * instance.problem.budget
         # With other limits, other tensors than those in ``exact`` would be relaxed.
         for readers_limit in tuning.READERS_LIMITS[:1] if exact else tuning.READERS_LIMITS:
             try:
-                solved = minimized(problem, kept, tables, prices, exact, readers_limit)
-                solved.network.marginals(len(kept))
+                solved = minimized(instance, exact, readers_limit)
+                solved.network.marginals(len(instance.kept))
             except TooWide:
                 continue
             self.network, self.relaxed = solved.network, solved.relaxed
-            paid = paid_network(problem, kept, tables, prices, exact, readers_limit, solved.paired)
-            self.bytes = PointBytes(problem, kept, self.network, self.relaxed, paid)
+            paid = paid_network(instance, exact, readers_limit, solved.paired)
+            self.bytes = PointBytes(instance.problem, instance.kept, self.network, self.relaxed, paid)
             return
         raise TooWide
 

@@ -9,21 +9,18 @@ least work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.network import Tables, TooWide
+from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.problem_network import network_of
-from hidet_dist.search.problem import Problem
-from hidet_dist.search.problem.prices import Prices
 
 
-def narrow(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> bool:
-    """Choose the tensors of ``problem.narrowing``, once; tell whether the graph is narrow enough with them relaxed.
+def narrow(instance: Instance) -> bool:
+    """Choose the tensors of the problem's narrowing, once; tell whether the graph is narrow enough with them relaxed.
 
     Without such tensors, none is relaxed.
     """
-    narrowing, limit = problem.narrowing, tuning.READERS_LIMITS[0]
+    problem, narrowing, limit = instance.problem, instance.problem.narrowing, tuning.READERS_LIMITS[0]
     if narrowing.done:
         return False
     narrowing.done = True
@@ -35,10 +32,10 @@ def narrow(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, pric
     for _ in range(tuning.NARROWINGS):
         found: tuple[float, float, int] | None = None
         for kind, tensors in kinds.items():
-            tables.limits.check()
+            instance.tables.limits.check()
             narrowing.tensors = chosen.union(tensors)
             try:
-                work, most = network_of(problem, kept, tables, prices, (), limit)[0].least_work()
+                work, most = network_of(instance, (), limit)[0].least_work()
             except TooWide:
                 continue
             if found is None or (work, most) < found[:2]:

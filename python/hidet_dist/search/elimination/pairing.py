@@ -8,65 +8,45 @@ keys and values, and far for a mask that all layers read, which is shared from t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.problem_network import network_of
-from hidet_dist.search.problem import Problem
-from hidet_dist.search.problem.prices import Prices
 
 
-def readers_in_pairs(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Collection[int], limit: int
-) -> int:
+def readers_in_pairs(instance: Instance, exact: Collection[int], limit: int) -> int:
     """Choose up to how many readers share conversions from each spec, in little work; once for a problem."""
-    sharing = problem.sharing
+    sharing = instance.problem.sharing
     if sharing.paired is None:
-        network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
+        network, relaxed = network_of(instance, exact, limit)
         if not relaxed:
             return 0
         work, _ = network.least_work()
         enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work)
-        sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, 0, enough)
+        sharing.paired = _most_readers(instance, limit, relaxed, 0, enough)
     return sharing.paired
 
 
-def pair_more(
-    problem: Problem,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    limit: int,
-    relaxed: Collection[int],
-) -> bool:
+def pair_more(instance: Instance, limit: int, relaxed: Collection[int]) -> bool:
     """Let more readers share conversions from each spec, in more work; tell whether any do. At most once a problem."""
-    sharing = problem.sharing
+    sharing = instance.problem.sharing
     if sharing.wide or sharing.paired is None:
         return False
     sharing.wide, before = True, sharing.paired
-    sharing.paired = _most_readers(problem, kept, tables, prices, limit, relaxed, before, tuning.PAIRED_MOST)
+    sharing.paired = _most_readers(instance, limit, relaxed, before, tuning.PAIRED_MOST)
     return sharing.paired > before
 
 
-def _most_readers(
-    problem: Problem,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    limit: int,
-    relaxed: Collection[int],
-    least: int,
-    most_work: float,
-) -> int:
+def _most_readers(instance: Instance, limit: int, relaxed: Collection[int], least: int, most_work: float) -> int:
     """Find the most readers with which an elimination has so little work; ``least`` if there are none."""
     best = least
     # More readers in pairs only add tables, and so work.
-    for readers in sorted({len(problem.groups[tensor]) for tensor in relaxed}):
+    for readers in sorted({len(instance.problem.groups[tensor]) for tensor in relaxed}):
         if readers <= least:
             continue
-        tables.limits.check()
-        work, most = network_of(problem, kept, tables, prices, (), limit, readers)[0].least_work()
+        instance.tables.limits.check()
+        work, most = network_of(instance, (), limit, readers)[0].least_work()
         if most > tuning.WORK_LIMIT or work > most_work:
             break
         best = readers

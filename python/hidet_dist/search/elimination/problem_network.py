@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from hidet_dist.search import tuning
+from hidet_dist.search.elimination.instance import Instance
 from hidet_dist.search.elimination.layout import Layout, TensorTable
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
 from hidet_dist.search.elimination.tensor_tables import (
@@ -24,13 +25,7 @@ from hidet_dist.search.problem.prices import Prices
 
 
 def network_of(
-    problem: Problem,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    exact: Collection[int],
-    limit: int,
-    paired: int = 0,
+    instance: Instance, exact: Collection[int], limit: int, paired: int = 0
 ) -> tuple[Network, dict[int, bool]]:
     """Make the tables of a problem with priced memory; entities are the first variables.
 
@@ -40,6 +35,7 @@ def network_of(
     table, and those in ``exact`` never. Up to ``paired`` readers of a relaxed tensor, and those of ``pairs``, share the
     conversions from each spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
     """
+    problem, kept, tables, prices = instance
     if not tables.quantum:
         tables.quantum = _quantum(problem)
     equal, sharing = problem.equal_parts, problem.sharing

@@ -9,27 +9,25 @@ the weights of the tokens are such a tensor: four operators read it, which no ot
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.network import Tables, TooWide
+from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tensor_tables import tensor_tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.equal_parts import EqualTensor
-from hidet_dist.search.problem.prices import Prices
 
 if TYPE_CHECKING:
     from hidet_dist.search.elimination.eliminate import Solved
 
 
-def tighten(
-    solved: Solved, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, enough: float
-) -> bool:
+def tighten(solved: Solved, instance: Instance, limit: int, enough: float) -> bool:
     """Relax tensors less in the eliminations to come, until what they lack is ``enough``; tell whether any are.
 
-    ``solved`` is an elimination with these choices, prices, and limit of readers; what its tensors lack is its gap, in
+    ``solved`` is an elimination with this limit of readers; what its tensors lack is its gap, in
     seconds. The problem's sharing says how they are relaxed.
     """
     sharing = solved.problem.sharing
@@ -37,38 +35,31 @@ def tighten(
         return False
     sharing.tightenings += 1
     lacking, equal = dict[int, float](), dict[int, list[int]]()
-    plan = [[choices[k]] for choices, k in zip(kept, solved.values, strict=False)]
+    plan = [[choices[k]] for choices, k in zip(instance.kept, solved.values, strict=False)]
     for position, tensor in enumerate(solved.problem.equal_parts.tensors):
         if tensor.tensor in solved.relaxed:
-            lack = _cost(tables, plan, tensor, prices) - solved.network.paid(position, solved.values)
+            lack = _cost(instance._replace(kept=plan), tensor) - solved.network.paid(position, solved.values)
             lacking[tensor.kind] = lacking.get(tensor.kind, 0.0) + lack
             equal.setdefault(tensor.kind, []).append(tensor.tensor)
     changed, least = False, enough * tuning.TIGHT_SHARE
     for kind in sorted(lacking, key=lambda kind: -lacking[kind]):
         if enough <= 0 or lacking[kind] <= least:
             break
-        if _relax_less(solved, kept, tables, prices, limit, frozenset(equal[kind])):
+        if _relax_less(solved, instance, limit, frozenset(equal[kind])):
             enough -= lacking[kind]
             changed = True
     sharing.version += changed
     return changed
 
 
-def _cost(tables: Tables, plan: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices) -> float:
+def _cost(plan: Instance, tensor: EqualTensor) -> float:
     """Compute the cost of a tensor's conversions in a plan, which leaves each entity one choice, with priced memory."""
-    recipe = tensor_tables(tables, plan, tensor, prices, math.inf)
+    recipe = tensor_tables(plan.tables, plan.kept, tensor, plan.prices, math.inf)
     assert recipe is not None  # without a limit none is relaxed
-    return sum(float(tables.tables[table.table].item()) for table in recipe)
+    return sum(float(plan.tables.tables[table.table].item()) for table in recipe)
 
 
-def _relax_less(
-    solved: Solved,
-    kept: Sequence[Sequence[int]],
-    tables: Tables,
-    prices: Prices,
-    limit: int,
-    tensors: frozenset[int],
-) -> bool:
+def _relax_less(solved: Solved, instance: Instance, limit: int, tensors: frozenset[int]) -> bool:
     """Relax tensors less, if there is a way that leaves an elimination little work; tell whether there is.
 
     They are kept whole; or they are shared from each spec; or so they are together with others beside them, which were
@@ -79,10 +70,10 @@ def _relax_less(
 
     def work(more_whole: frozenset[int], more_pairs: frozenset[int]) -> float:
         """Compute the additions of an elimination; infinite if they are too many, or the tensors no less relaxed."""
-        tables.limits.check()
+        instance.tables.limits.check()
         sharing.whole, sharing.pairs = more_whole, more_pairs
         try:
-            network, still = network_of(problem, kept, tables, prices, (), limit, sharing.paired or 0)
+            network, still = network_of(instance, (), limit, sharing.paired or 0)
             total, most = network.least_work()
         except TooWide:
             return math.inf
