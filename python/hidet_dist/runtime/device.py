@@ -15,6 +15,24 @@ from hidet_dist.runtime.memory import HostMemory, Memory
 from hidet_dist.runtime.program import Program
 
 
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of one program.
+
+    Attributes
+    ----------
+    stage: the rank's stage.
+    launcher: its launcher.
+    kernels: the addresses of each kernel's candidates.
+    program: the program, made of them.
+    """
+
+    stage: StageManifest
+    launcher: Launcher
+    kernels: Sequence[Sequence[int]]
+    program: Program
+
+
 class Device(Protocol):
     """The device of one rank, for one stage."""
 
@@ -40,23 +58,12 @@ class Device(Protocol):
     ) -> Launcher:
         """Make the launcher of a stage from its library and the addresses of kernels' candidates, data and states."""
 
-    def choose_candidates(
-        self,
-        stage: StageManifest,
-        program: Program,
-        launcher: Launcher,
-        kernels: Sequence[Sequence[int]],
-        communicator: Communicator,
-        folder: Path,
-        build: str,
-    ) -> None:
+    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
         """Choose the fastest candidate of each kernel. All ranks of the stage call this together, and choose the same.
 
         Parameters
         ----------
-        stage, program: the stage and its program.
-        launcher: the launcher that :meth:`launcher` made.
-        kernels: the addresses of each kernel's candidates.
+        part: the rank's part of a program, with the launcher that :meth:`launcher` made.
         communicator: the communicator of the stage's ranks.
         folder: the artifact folder, where choices are remembered.
         build: the identity of this build of the stage.
@@ -106,16 +113,7 @@ class HostDevice:
         first = [candidates[0] for candidates in kernels]
         return Launcher(library, first, data, tensors, len(stage.launches), self.memory, states)
 
-    def choose_candidates(
-        self,
-        stage: StageManifest,
-        program: Program,
-        launcher: Launcher,
-        kernels: Sequence[Sequence[int]],
-        communicator: Communicator,
-        folder: Path,
-        build: str,
-    ) -> None:
+    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
         """Keep the first candidate of each kernel."""
 
 

@@ -24,8 +24,9 @@ from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.device import Part
 from hidet_dist.runtime.loaded_program import LoadedProgram
-from hidet_dist.runtime.parts import LoadedParts, Part
+from hidet_dist.runtime.parts import LoadedParts
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import Profile
 from hidet_dist.runtime.targets import device_kind

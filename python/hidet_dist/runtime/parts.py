@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hidet_dist.artifacts.manifest import COORDINATE, StageManifest, StateSignat
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.device import Device
+from hidet_dist.runtime.device import Device, Part
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.processor import check_features
@@ -39,24 +38,6 @@ os.register_at_fork(after_in_child=_forked)
 
 def _lock_of(stages: Iterable[StageManifest]) -> AbstractContextManager[Any]:
     return _sizes_lock if any(stage.symbols or stage.parts for stage in stages) else nullcontext()
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's part of one program.
-
-    Attributes
-    ----------
-    stage: the rank's stage.
-    launcher: its launcher.
-    kernels: the addresses of each kernel's candidates.
-    program: the program, made of them.
-    """
-
-    stage: StageManifest
-    launcher: Launcher
-    kernels: Sequence[Sequence[int]]
-    program: Program
 
 
 class LoadedParts:
@@ -120,15 +101,8 @@ class LoadedParts:
         """
         for part in self.parts:
             with self.sizes_lock(), self.states.aside(give_up):
-                self.device.choose_candidates(
-                    part.stage,
-                    part.program,
-                    part.launcher,
-                    part.kernels,
-                    communicator,
-                    self._folder.resolve(),
-                    f"{self._manifest.identity}/{part.stage.folder}",
-                )
+                build = f"{self._manifest.identity}/{part.stage.folder}"
+                self.device.choose_candidates(part, communicator, self._folder.resolve(), build)
 
     def close(self) -> None:
         """Free the memory, and unload the libraries."""

@@ -14,9 +14,7 @@ from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, devi
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.cuda.tuning import CandidateTuning
-from hidet_dist.runtime.device import DeviceKind
-from hidet_dist.runtime.launcher import Launcher
-from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.device import DeviceKind, Part
 
 
 def open_cuda_device(manifest: Manifest, stage: StageManifest, rank: int) -> CudaDevice:
@@ -72,20 +70,9 @@ class CudaDevice:
             states,
         )
 
-    def choose_candidates(
-        self,
-        stage: StageManifest,
-        program: Program,
-        launcher: Launcher,
-        kernels: Sequence[Sequence[int]],
-        communicator: Communicator,
-        folder: Path,
-        build: str,
-    ) -> None:
+    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
         """Time the candidates on this device, unless the choice is remembered."""
-        assert isinstance(launcher, CudaLauncher)
-        version, reason = self._cublas_version, self._without_cublas
-        tuning = CandidateTuning(stage, program, launcher, kernels, self.memory, communicator, version, reason)
+        tuning = CandidateTuning(part, self.memory, communicator, self._cublas_version, self._without_cublas)
         tuning.choose(folder, build)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.program import Prepared, Program
+from hidet_dist.runtime.device import Part
+from hidet_dist.runtime.program import Prepared
 
 _TIMED_RUNS = 4  # the number of timed runs of a candidate, of which the fastest counts
 
@@ -23,14 +23,8 @@ class CandidateTuning:
 
     Parameters
     ----------
-    stage: StageManifest
-        The stage.
-    program: Program
-        Its program.
-    launcher: CudaLauncher
-        The program's launcher.
-    kernels: sequence of sequence of int
-        The addresses of each kernel's candidates, in the order of the manifest.
+    part: Part
+        The rank's part of a program, on a CUDA device.
     memory: CudaMemory
         The program's memory.
     communicator: Communicator
@@ -43,19 +37,15 @@ class CandidateTuning:
 
     def __init__(
         self,
-        stage: StageManifest,
-        program: Program,
-        launcher: CudaLauncher,
-        kernels: Sequence[Sequence[int]],
+        part: Part,
         memory: CudaMemory,
         communicator: Communicator,
         cublas_version: int,
         without_cublas: str,
     ):
-        self._stage = stage
-        self._program = program
-        self._launcher = launcher
-        self._kernels = kernels
+        assert isinstance(part.launcher, CudaLauncher)
+        self._stage, self._program, self._kernels = part.stage, part.program, part.kernels
+        self._launcher = part.launcher
         self._memory = memory
         self._communicator = communicator
         self._cublas_version = cublas_version
