@@ -301,13 +301,13 @@ def attention_over_rows(
     table: Tensor,
     sequences: Tensor,
     lengths: Tensor,
-    *,
     scale: float,
     page: int = 1,
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     value_size: int = 0,
+    *,
     once: Once = lambda _, make: make(),
 ) -> Tensor:
     """Attention of tokens to rows of a pool: [tokens, heads, size_v], of the dtype of the queries.

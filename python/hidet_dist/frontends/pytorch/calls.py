@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -130,6 +130,17 @@ def lowers(*names: str, numbers: bool = False) -> Callable[[Lowering], Lowering]
         return lowering
 
     return register
+
+
+def plain(function: Callable[..., Any]) -> Lowering:
+    """Make a lowering of a function that has the arguments of an operator."""
+    return lambda call, *args, **options: function(*args, **options)
+
+
+def lower_plainly(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Register functions, each with the arguments of the ATen operator of its name."""
+    for name, function in functions.items():
+        lowers(name)(plain(function))
 
 
 def lowering_of(name: str) -> Lowering | None:

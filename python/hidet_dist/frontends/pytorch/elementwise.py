@@ -8,7 +8,7 @@ from typing import Any
 from hidet.graph import Tensor, ops
 from hidet.ir.expr import Expr
 
-from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lowers
+from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lower_plainly, lowers, plain
 from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import elementwise, to_dtype
 from hidet_dist.operators.elementwise import CombineScalarOp
@@ -72,10 +72,6 @@ _OF_SIZES = (
 _OTHER_NAMES = {"_prelu_kernel": "prelu", "clip": "clamp", "sgn": "sign"}
 
 
-def _plain(function: Callable[..., Tensor]) -> Lowering:
-    return lambda call, *args, **options: function(*args, **options)
-
-
 def _of_numbers(function: Callable[..., Tensor]) -> Lowering:
     """Lower a function that takes numbers; one computed from symbolic dims is passed as a tensor without dims."""
 
@@ -111,10 +107,9 @@ def _register() -> None:
     for entry in _UNARY:
         name, _, overload = entry.partition(".")
         numbers = name in _OF_NUMBERS
-        lowering = (_of_numbers if numbers else _plain)(getattr(elementwise, name))
+        lowering = (_of_numbers if numbers else plain)(getattr(elementwise, name))
         lowers(f"{name}.{overload or 'default'}", numbers=numbers)(lowering)
-    for other, name in _OTHER_NAMES.items():
-        lowers(f"{other}.default")(_plain(getattr(elementwise, name)))
+    lower_plainly({f"{other}.default": getattr(elementwise, name) for other, name in _OTHER_NAMES.items()})
     for name, overloads in _BINARY.items():
         lowers(*overloads, numbers=True)(_binary(name, getattr(elementwise, name)))
 

@@ -9,7 +9,7 @@ import numpy as np
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, lower_plainly, lowers, static
 from hidet_dist.frontends.refusals import Invalid, Refused
 from hidet_dist.operators import elementwise, reductions, to_dtype
 from hidet_dist.operators.dtypes import constant
@@ -67,16 +67,6 @@ def _embedding_bag(
     return reduced, None, None, None
 
 
-@lowers("index_select.default")
-def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    return operators.index_select(x, dim, index)
-
-
-@lowers("gather.default")
-def _gather(call: Call, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    return operators.gather(x, dim, index)
-
-
 @lowers("index.Tensor", "_unsafe_index.Tensor")
 def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     indexed = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -85,23 +75,6 @@ def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if len(indexed) == 1:
         return ops.take(x, indexed[0][1], indexed[0][0])
     return operators.index(x, list(indices))
-
-
-@lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
-def _scatter(call: Call, x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str | None = None) -> Tensor:
-    return operators.scatter(x, dim, index, source, reduce)
-
-
-@lowers("scatter_add.default")
-def _scatter_add(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return operators.scatter_add(x, dim, index, source)
-
-
-@lowers("scatter_reduce.two")
-def _scatter_reduce(
-    call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    return operators.scatter_reduce(x, dim, index, source, reduce, include_self)
 
 
 @lowers("index_put.default", "_unsafe_index_put.default")
@@ -114,16 +87,6 @@ def _index_put(
 @lowers("masked_scatter.default")
 def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return operators.masked_scatter(expanded(x, call.shape), mask, source)
-
-
-@lowers("index_add.default")
-def _index_add(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    return operators.index_add(x, dim, index, source, alpha)
-
-
-@lowers("index_copy.default")
-def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return operators.index_copy(x, dim, index, source)
 
 
 @lowers("one_hot.default")
@@ -163,3 +126,19 @@ def _bucketize(call: Call, a: Tensor, b: Tensor, *, out_int32: bool = False, rig
     last = len(extents_of(values))
     below = (elementwise.le if right else elementwise.lt)(bounds, ops.unsqueeze(values, [last]))
     return reductions.sum(to_dtype(below, call.dtype), [last], dtype=call.dtype)
+
+
+lower_plainly(
+    {
+        "index_select.default": operators.index_select,
+        "gather.default": operators.gather,
+        "scatter.src": operators.scatter,
+        "scatter.value": operators.scatter,
+        "scatter.reduce": operators.scatter,
+        "scatter.value_reduce": operators.scatter,
+        "scatter_add.default": operators.scatter_add,
+        "scatter_reduce.two": operators.scatter_reduce,
+        "index_add.default": operators.index_add,
+        "index_copy.default": operators.index_copy,
+    }
+)

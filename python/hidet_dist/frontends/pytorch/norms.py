@@ -7,7 +7,7 @@ from typing import Any
 
 from hidet.graph import Tensor
 
-from hidet_dist.frontends.pytorch.calls import Call, lowers
+from hidet_dist.frontends.pytorch.calls import Call, lower_plainly, lowers
 from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
@@ -30,13 +30,6 @@ def _native_layer_norm(
     call: Call, x: Tensor, normalized_shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, None, None]:
     return layer_norm(x, normalized_shape, weight, bias, eps), None, None
-
-
-@lowers("rms_norm.default")
-def _rms_norm(
-    call: Call, x: Tensor, normalized_shape: Sequence[Any], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
-    return rms_norm(x, normalized_shape, weight, eps)
 
 
 @lowers("_fused_rms_norm.default")
@@ -114,3 +107,6 @@ def _native_batch_norm(
     eps: float,
 ) -> tuple[Tensor, None, None]:
     return batch_norm(x, weight, bias, running_mean, running_var, eps), None, None
+
+
+lower_plainly({"rms_norm.default": rms_norm})

@@ -9,17 +9,12 @@ from typing import Any
 from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, lower_plainly, lowers, static
 from hidet_dist.frontends.pytorch.experts import by_gathered
 from hidet_dist.frontends.refusals import Refused
 from hidet_dist.operators import attention, elementwise
 from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of
-
-
-@lowers("linear.default")
-def _linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return operators.linear(x, weight, bias)
 
 
 @lowers("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
@@ -52,11 +47,6 @@ def _trilinear(
         for without in (expand1, expand2, expand3, sumdim)
     )
     return operators.einsum(f"{','.join(terms)}->{result}", [a, b, c])
-
-
-@lowers("addmm.default", "baddbmm.default", "addmv.default")
-def _addmm(call: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return operators.addmm(x, a, b, beta, alpha)
 
 
 @lowers("outer.default")
@@ -192,3 +182,13 @@ def _cosine_similarity(call: Call, a: Tensor, b: Tensor, dim: int = 1, eps: floa
         return elementwise.clamp_min(ops.sqrt(ops.sum(ops.square(x), [dim])), eps)
 
     return ops.sum(a * b, [dim]) / (length(a) * length(b))
+
+
+lower_plainly(
+    {
+        "linear.default": operators.linear,
+        "addmm.default": operators.addmm,
+        "baddbmm.default": operators.addmm,
+        "addmv.default": operators.addmm,
+    }
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hidet.graph import Tensor, ops
 
-from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lowers
+from hidet_dist.frontends.pytorch.calls import Call, Lowering, constant, lower_plainly, lowers
 from hidet_dist.operators import log_softmax, logsumexp, reductions, softmax, to_dtype
 from hidet_dist.spec.extents import extents_of
 
@@ -123,11 +123,6 @@ def _log_softmax(call: Call, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     return log_softmax(x, dim, call.dtype)
 
 
-@lowers("logsumexp.default")
-def _logsumexp(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    return logsumexp(x, dim, keepdim)
-
-
 @lowers("cumsum.default", "cumprod.default")
 def _cumulative(call: Call, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     function = reductions.cumsum if call.name == "aten.cumsum.default" else reductions.cumprod
@@ -142,3 +137,6 @@ def _cumulative_extremes(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tenso
 @lowers("count_nonzero.default", "count_nonzero.dim_IntList")
 def _count_nonzero(call: Call, x: Tensor, dim: Any = None) -> Tensor:
     return reductions.sum(to_dtype(to_dtype(x, "bool"), call.dtype), dim)
+
+
+lower_plainly({"logsumexp.default": logsumexp})

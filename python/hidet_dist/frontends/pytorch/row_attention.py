@@ -130,28 +130,5 @@ def attention_over_rows(
 
 
 @lowers("hidet_dist.attention_over_rows.default")
-def _lowered(
-    call: Call,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor | None,
-    table: Tensor,
-    sequences: Tensor,
-    lengths: Tensor,
-    scale: float,
-    page: int = 1,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    value_size: int = 0,
-) -> Any:
-    return operators.attention_over_rows(
-        *(query, keys, values, table, sequences, lengths),
-        scale=scale,
-        page=page,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        value_size=value_size,
-        once=call.once,
-    )
+def _lowered(call: Call, *args: Any, **options: Any) -> Tensor:
+    return operators.attention_over_rows(*args, **options, once=call.once)

@@ -10,7 +10,7 @@ from hidet.graph.ops.transform import StridedSliceOp, StridedSliceTask
 from hidet.graph.ops.utils import input_like
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, constant, lowers, operand, static, whole_dims
+from hidet_dist.frontends.pytorch.calls import Call, constant, lower_plainly, lowers, operand, static, whole_dims
 from hidet_dist.operators import shaping, to_dtype
 from hidet_dist.operators.shaping import expanded, permuted, reshaped
 from hidet_dist.spec.extents import extents_of, same_extent
@@ -199,16 +199,6 @@ def _repeat_interleave(call: Call, x: Tensor, repeats: Any, dim: int | None = No
     return reshaped(repeated, call.shape)
 
 
-@lowers("flip.default")
-def _flip(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return shaping.flip(x, dims)
-
-
-@lowers("roll.default")
-def _roll(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    return shaping.roll(x, shifts, dims)
-
-
 @lowers("constant_pad_nd.default")
 def _constant_pad(call: Call, x: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
     return shaping.constant_pad_nd(x, [static(size, "padding") for size in pad], value)
@@ -223,16 +213,6 @@ def _pad(call: Call, x: Tensor, pad: Sequence[Any], mode: str = "constant", valu
 def _continued_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
     mode = "reflect" if "reflection" in call.name else "replicate"
     return shaping.pad(x, [static(size, "padding") for size in padding], mode)
-
-
-@lowers("tril.default")
-def _tril(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
-    return shaping.tril(x, diagonal)
-
-
-@lowers("triu.default")
-def _triu(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
-    return shaping.triu(x, diagonal)
 
 
 @lowers("meshgrid.indexing", "meshgrid.default")
@@ -269,26 +249,6 @@ def _select_scatter(call: Call, x: Tensor, source: Tensor, dim: int, index: Any)
 @lowers("copy.default", "fill.Tensor", "fill.Scalar", numbers=True)
 def _copy(call: Call, x: Tensor, source: Any, *_: Any) -> Tensor:
     return filled(call, source)
-
-
-@lowers("diagonal.default")
-def _diagonal(call: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    return shaping.diagonal(x, offset, dim1, dim2)
-
-
-@lowers("pixel_shuffle.default")
-def _pixel_shuffle(call: Call, x: Tensor, upscale_factor: int) -> Tensor:
-    return shaping.pixel_shuffle(x, upscale_factor)
-
-
-@lowers("pixel_unshuffle.default")
-def _pixel_unshuffle(call: Call, x: Tensor, downscale_factor: int) -> Tensor:
-    return shaping.pixel_unshuffle(x, downscale_factor)
-
-
-@lowers("channel_shuffle.default", "native_channel_shuffle.default")
-def _channel_shuffle(call: Call, x: Tensor, groups: int) -> Tensor:
-    return shaping.channel_shuffle(x, groups)
 
 
 @lowers("full.default", "full_like.default", "new_full.default")
@@ -346,3 +306,18 @@ def _eye(call: Call, *_: Any, **__: Any) -> Tensor:
     rows, columns = call.shape
     ones = ops.full([rows, columns], constant(1, call.dtype), call.dtype)
     return ops.tril(ops.triu(ones))
+
+
+lower_plainly(
+    {
+        "flip.default": shaping.flip,
+        "roll.default": shaping.roll,
+        "tril.default": shaping.tril,
+        "triu.default": shaping.triu,
+        "diagonal.default": shaping.diagonal,
+        "pixel_shuffle.default": shaping.pixel_shuffle,
+        "pixel_unshuffle.default": shaping.pixel_unshuffle,
+        "channel_shuffle.default": shaping.channel_shuffle,
+        "native_channel_shuffle.default": shaping.channel_shuffle,
+    }
+)

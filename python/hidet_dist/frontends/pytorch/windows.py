@@ -7,7 +7,7 @@ from typing import Any
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, lowers
+from hidet_dist.frontends.pytorch.calls import Call, lower_plainly, lowers
 from hidet_dist.operators import reductions
 from hidet_dist.operators.resampling import upsample_antialiased
 from hidet_dist.operators.sampling import MODES, PADDINGS
@@ -123,11 +123,9 @@ def _resized(call: Call, x: Tensor, mode: str, align_corners: bool, scales: list
     return operators.interpolate(x, output_sizes, mode, align_corners, factors)
 
 
-@lowers("unfold.default")
-def _unfold(call: Call, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    return operators.unfold(x, dimension, size, step)
-
-
-@lowers("im2col.default")
-def _im2col(call: Call, x: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    return operators.im2col(x, kernel_size, dilation, padding, stride)
+lower_plainly(
+    {
+        "unfold.default": operators.unfold,
+        "im2col.default": operators.im2col,
+    }
+)
