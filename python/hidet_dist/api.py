@@ -389,7 +389,7 @@ def recost(
 def search_family(
     graphs: Sequence[FlowGraph],
     cluster: Cluster,
-    weights: Sequence[float] | None = None,
+    frequencies: Sequence[float] | None = None,
     options: SearchOptions | None = None,
     *,
     names: Sequence[Any] | Any = None,
@@ -410,7 +410,7 @@ def search_family(
         The graphs as traced.
     cluster: Cluster
         The machine, with the mesh to plan for.
-    weights: sequence of float, optional
+    frequencies: sequence of float, optional
         The factor of each graph's time in the sum, above 0; 1 each when not given.
     options: SearchOptions, optional
         As for :func:`hidet_dist.search.search`; ``mem_budget`` is for the weights of all graphs together. Names, pins
@@ -443,9 +443,11 @@ def search_family(
     """
     options = SearchOptions.of(options, changes)
     count = len(graphs)
-    factors = [1.0] * count if weights is None else list(map(float, weights))
-    if len(factors) != count or not all(factor > 0 and math.isfinite(factor) for factor in factors):
-        raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
+    each = [1.0] * count if frequencies is None else list(map(float, frequencies))
+    if len(each) != count or not all(factor > 0 and math.isfinite(factor) for factor in each):
+        raise ConfigError(
+            f"frequencies must have a number above 0 for each of the {count} graphs; got {frequencies!r}."
+        )
     one_for_all = names is None or isinstance(names, Mapping | hidet.nn.Module)
     names_of_graphs = [names] * count if one_for_all else _one_per_graph("names", names, count)
     # The same graph twice is normalized once, so that its weights are shared.
@@ -454,7 +456,7 @@ def search_family(
         FamilyMember(normal[id(graph)], factor, *given)
         for graph, factor, *given in zip(
             graphs,
-            factors,
+            each,
             names_of_graphs,
             _one_per_graph("pins", pins, count),
             _one_per_graph("input_specs", input_specs, count),

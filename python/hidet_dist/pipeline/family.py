@@ -161,7 +161,7 @@ class _FamilySearch:
         count = len(self.members)  # what follows has as much time as one of the graphs
         alone = [self._search(g, self.pipeline, self.limits.part(1 / (count - g + 1))) for g in range(count)]
         bound = math.fsum(
-            member.weight * result.bound_seconds for member, result in zip(self.members, alone, strict=True)
+            member.frequency * result.bound_seconds for member, result in zip(self.members, alone, strict=True)
         )
         best: Family | None = None
         for candidate in self._candidates(alone):
@@ -265,7 +265,7 @@ class _FamilySearch:
             replace(one, bound_seconds=min(one.value, result.bound_seconds))
             for one, result in zip(made, results, strict=True)
         ]
-        seconds = math.fsum(member.weight * one.value for member, one in zip(self.members, made, strict=True))
+        seconds = math.fsum(member.frequency * one.value for member, one in zip(self.members, made, strict=True))
         gap = max(0.0, 1 - bound / seconds) if seconds else 0.0
         plans = tuple(one.plan(self.cluster, self.pipeline) for one in made)
         return Family(plans, seconds, gap, min(bound, seconds), specs, self.limits.time_reached)
@@ -299,7 +299,7 @@ class _FamilySearch:
             members.append(
                 FamilyMember(
                     part.graph,
-                    self.members[g].weight,
+                    self.members[g].frequency,
                     self.named[g],
                     own.pins,
                     own.input_specs,

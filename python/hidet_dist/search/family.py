@@ -68,7 +68,7 @@ class FamilyMember:
     Attributes
     ----------
     graph: the graph in normal form.
-    weight: the factor of its predicted time in the sum, above 0.
+    frequency: the factor of its predicted time in the sum, above 0.
     names: the user's names of its tensors: a hidet Module, or a mapping of names to tensors.
     pins, input_specs, output_specs: as for :func:`hidet_dist.search.search`.
     same: weights of the graph that are equal to weights of other members, by tensor; see
@@ -77,7 +77,7 @@ class FamilyMember:
     """
 
     graph: NormalGraph
-    weight: float = 1.0
+    frequency: float = 1.0
     names: Any = None
     pins: Mapping[str, Any] | None = None
     input_specs: Specs = None
@@ -86,8 +86,8 @@ class FamilyMember:
     symbols: Mapping[str, SymbolSize] | None = None
 
     def __post_init__(self) -> None:
-        if not (self.weight > 0 and math.isfinite(self.weight)):
-            raise ConfigError(f"The weight of a graph must be a number above 0; got {self.weight!r}.")
+        if not (self.frequency > 0 and math.isfinite(self.frequency)):
+            raise ConfigError(f"The frequency of a graph must be a number above 0; got {self.frequency!r}.")
 
 
 @quick_hidet()
@@ -145,7 +145,7 @@ def search_family(
                 own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
                 given = view, cluster, model, own, pins
                 formulations.append(formulate(*given, None, part, parted, choice_set, offered))
-            return _Joint(views, formulations, [member.weight for member in members], sharing)
+            return _Joint(views, formulations, [member.frequency for member in members], sharing)
 
         operators, kinds = sum(len(view.operators) for view in views), sum(view.kinds for view in views)
         solver = options.solve_options(limits)
@@ -167,7 +167,7 @@ def search_family(
     for g, stage in enumerate(stages):
         for tensor in (*stage.weights, *stage.states):
             specs.setdefault(tensor.label or f"{g}:{tensor.name}", tensor.spec)
-    seconds = math.fsum(member.weight * stage.seconds for member, stage in zip(members, stages, strict=True))
+    seconds = math.fsum(member.frequency * stage.seconds for member, stage in zip(members, stages, strict=True))
     if warns:
         warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)

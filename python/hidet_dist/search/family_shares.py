@@ -27,7 +27,7 @@ def search_family_shares(
     for member in members:
         declared = options.symbols if member.symbols is None else member.symbols
         symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
-        divided.append(DividedGraph(member.graph, symbols, member.weight))
+        divided.append(DividedGraph(member.graph, symbols, member.frequency))
 
     def search_on(on: Cluster, part: Limits) -> Family:
         return search_family(members, on, options, rules=rules, limits=part)

@@ -41,11 +41,11 @@ _NO_LINK = Link(0.0, 1.0)  # of a mesh of one device, over which nothing is sent
 
 @dataclass(frozen=True)
 class DividedGraph:
-    """A graph whose work is divided, with the sizes of its symbolic dims, and the weight of its seconds."""
+    """A graph whose work is divided: with the sizes of its symbolic dims, and its frequency, the factor of its time."""
 
     graph: NormalGraph
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
-    weight: float = 1.0
+    frequency: float = 1.0
 
 
 def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ...], ...]:
@@ -159,7 +159,7 @@ def proposed_shares(
     mesh = DeviceMesh((1,))
     views = [planning_view(one.graph, one.symbols, mesh) for one in graphs]
     tables = [rule_table(view, mesh, rules) for view in views]
-    weighted = list(zip(views, tables, (one.weight for one in graphs), strict=True))
+    weighted = list(zip(views, tables, (one.frequency for one in graphs), strict=True))
     rates = [
         1 / math.fsum(weight * _seconds(view, table, device) for view, table, weight in weighted) for device in devices
     ]
