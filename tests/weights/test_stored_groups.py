@@ -16,7 +16,7 @@ import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ConfigError
 from hidet_dist.weights.combined import Joined, Part, Stacked
-from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted
+from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Reordered
 from hidet_dist.weights.named import part_of_weight, weight_of
 from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import FEW_BITS, Panels
@@ -80,7 +80,7 @@ def test_groups_have_the_values_of_the_reference(tmp_path: Path, kind: Q) -> Non
     region = [slice(3, 17), slice(96, 320)]
     assert torch.equal(read_groups(tensor, region).values(), values[3:17, 96:320])
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(Permuted(tensor, order).groups(region).values(), values[order][3:17, 96:320])
+    assert torch.equal(Reordered(tensor, order).groups(region).values(), values[order][3:17, 96:320])
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)

@@ -20,7 +20,7 @@ from hidet.graph import Tensor
 from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.weights.combined import Joined
-from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Permuted, Shifted
+from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Reordered, Shifted
 from hidet_dist.weights.named import weight_of
 
 Fields = dict[str, Any]
@@ -247,7 +247,7 @@ def weights_of(file: GgufFile) -> dict[str, Tensor]:
         if architecture.is_permuted and part in ("attn_q", "attn_k"):
             heads = "head_count" if part == "attn_q" else "head_count_kv"
             count = file.value(f"{name}.attention.{heads}", int) or file.value(f"{name}.attention.head_count", int)
-            data = Permuted(tensor, _pairs_apart(file, tensor, count))
+            data = Reordered(tensor, _pairs_apart(file, tensor, count))
         elif architecture.norm_offset and part.endswith("norm"):
             data, dtype = Shifted(tensor, -architecture.norm_offset), "float32"
         weights[known] = weight_of(known, data, shape, dtype)

@@ -16,7 +16,7 @@ from hidet_dist.runtime.program import Program
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """One rank's part of one program.
 
     Attributes
@@ -58,7 +58,7 @@ class Device(Protocol):
     ) -> Launcher:
         """Make the launcher of a stage from its library and the addresses of kernels' candidates, data and states."""
 
-    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
+    def choose_candidates(self, part: RankPart, communicator: Communicator, folder: Path, build: str) -> None:
         """Choose the fastest candidate of each kernel. All ranks of the stage call this together, and choose the same.
 
         Parameters
@@ -113,7 +113,7 @@ class HostDevice:
         first = [candidates[0] for candidates in kernels]
         return Launcher(library, first, data, tensors, len(stage.launches), self.memory, states)
 
-    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
+    def choose_candidates(self, part: RankPart, communicator: Communicator, folder: Path, build: str) -> None:
         """Keep the first candidate of each kernel."""
 
 

@@ -24,7 +24,7 @@ from hidet_dist.runtime import session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.device import Part
+from hidet_dist.runtime.device import RankPart
 from hidet_dist.runtime.loaded_program import LoadedProgram
 from hidet_dist.runtime.parts import LoadedParts
 from hidet_dist.runtime.process import resident_bytes
@@ -160,7 +160,7 @@ class LoadedPartition:
                 communicator.warm_up(())  # not all ranks have messages at the same program points
         return [own, *of_all_ranks]
 
-    def _part_of_pipeline(self, program: ProgramManifest, own: Part) -> PipelinedProgram | None:
+    def _part_of_pipeline(self, program: ProgramManifest, own: RankPart) -> PipelinedProgram | None:
         """Make the rank's stage a part of the program's pipeline, if it is one."""
         if program.pipeline is None:
             return None

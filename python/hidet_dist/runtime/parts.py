@@ -14,7 +14,7 @@ from hidet_dist.artifacts.manifest import COORDINATE, StageManifest, StateSignat
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.device import Device, Part
+from hidet_dist.runtime.device import Device, RankPart
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.processor import check_features
@@ -60,7 +60,7 @@ class LoadedParts:
         The rank's device.
     states: States
         The states of all programs.
-    parts: list of Part
+    parts: list of RankPart
         The part of each program.
 
     Raises
@@ -78,7 +78,7 @@ class LoadedParts:
         self.stage_number = first.stage_of(rank)
         self.ranks = first.ranks_of(self.stage_number)
         self._group_rank = self.ranks.index(rank)
-        self.parts: list[Part] = []
+        self.parts: list[RankPart] = []
         self._libraries = Libraries()
         self._launchers: list[Launcher] = []
         stages = [program.stages[self.stage_number].at(self._group_rank) for program in manifest.programs]
@@ -150,7 +150,7 @@ class LoadedParts:
                 )
             with _lock_of(stages):
                 program = Program(stage, launcher, memory, runtime, stage.part_sizes(self._group_rank))
-            self.parts.append(Part(stage, launcher, kernels, program))
+            self.parts.append(RankPart(stage, launcher, kernels, program))
 
     def _load_weights(
         self,

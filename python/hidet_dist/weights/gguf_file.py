@@ -467,7 +467,7 @@ def _once(known: Mapping[str, Any], name: str, kind: str) -> None:
 
 
 @dataclass(frozen=True)
-class Permuted:
+class Reordered:
     """Another tensor with its slowest dim in another order: element ``i`` of it is element ``order[i]`` there."""
 
     tensor: GgufTensor

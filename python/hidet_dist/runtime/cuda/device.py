@@ -14,7 +14,7 @@ from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, devi
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.cuda.tuning import CandidateTuning
-from hidet_dist.runtime.device import DeviceKind, Part
+from hidet_dist.runtime.device import DeviceKind, RankPart
 
 
 def open_cuda_device(manifest: Manifest, stage: StageManifest, rank: int) -> CudaDevice:
@@ -70,7 +70,7 @@ class CudaDevice:
             states,
         )
 
-    def choose_candidates(self, part: Part, communicator: Communicator, folder: Path, build: str) -> None:
+    def choose_candidates(self, part: RankPart, communicator: Communicator, folder: Path, build: str) -> None:
         """Time the candidates on this device, unless the choice is remembered."""
         tuning = CandidateTuning(part, self.memory, communicator, self._cublas_version, self._without_cublas)
         tuning.choose(folder, build)

@@ -12,7 +12,7 @@ from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.device import Part
+from hidet_dist.runtime.device import RankPart
 from hidet_dist.runtime.program import Prepared
 
 _TIMED_RUNS = 4  # the number of timed runs of a candidate, of which the fastest counts
@@ -23,7 +23,7 @@ class CandidateTuning:
 
     Parameters
     ----------
-    part: Part
+    part: RankPart
         The rank's part of a program, on a CUDA device.
     memory: CudaMemory
         The program's memory.
@@ -37,7 +37,7 @@ class CandidateTuning:
 
     def __init__(
         self,
-        part: Part,
+        part: RankPart,
         memory: CudaMemory,
         communicator: Communicator,
         cublas_version: int,
