@@ -94,10 +94,6 @@ class Transfer:
         """Compute the part of the whole tensor that a rank of the second mesh receives; it may be empty."""
         return _part(self.target.box(self.shape, rank), self.target.mesh, rank, self.gather(rank))
 
-    def crossing_elements(self) -> int:
-        """Count the elements of all messages, which are as many as the tensor's."""
-        return sum(volume(message.box) for message in self.messages)
-
 
 def volume(box: Box) -> int:
     """Count the elements of a part of a tensor."""

@@ -18,7 +18,7 @@ from hidet_dist.search.budget.relaxation import probe_without_activations, relax
 from hidet_dist.search.budget.state import State
 from hidet_dist.search.elimination.eliminate import Tables, eliminate, fix_required, marginals, minimized
 from hidet_dist.search.elimination.instance import Instance
-from hidet_dist.search.elimination.presolve import Presolve, undominated
+from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.planner import formulate_problem
@@ -80,7 +80,8 @@ def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price
     own = Prices([price] + [0.0] * (problem.activations.points - 1))
     every = [list(range(len(c))) for c in problem.cost]
     best = eliminate(Instance(problem, every, Tables(), own)).seconds
-    assert eliminate(Instance(problem, undominated(problem), Tables(), own)).seconds == pytest.approx(best)
+    undominated = Presolve(problem).reduce(every).kept
+    assert eliminate(Instance(problem, undominated, Tables(), own)).seconds == pytest.approx(best)
 
 
 @settings(max_examples=80, deadline=None)

@@ -355,11 +355,6 @@ class Presolve:
         return rise, np.array([place[spec] for spec in consumed])
 
 
-def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
-    """List the undominated choices of each entity, ignoring activations; they contain one of the best plans."""
-    return Presolve(problem).reduce([range(len(costs)) for costs in problem.cost], limits=limits).kept
-
-
 def _nothing(numbers: Sequence[int]) -> Hashable:
     """The numbers of no entities."""
     return ()
