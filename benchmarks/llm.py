@@ -7,8 +7,9 @@ prefill of 128 and 1024 tokens up to the next token, and greedy decoding behind 
 and of 8 together. Ways take turns, one call at a time; medians are shown, and their ratios to the best peer. The first
 token is that of a short prompt, from the start of the process on, with files in the system's cache and artifacts built.
 transformers computes in float32 alone. OpenVINO GenAI reads float16 files and the shipped one of 4 bits; beside float32
-it is given the file of float16, and told to compute in float32. A peer that cannot be run is named with the reason. The
-last line is JSON.
+and bfloat16 it is given the file of float16. Beside float32 it is told to compute in float32; else it computes as it
+does by default, which is in bfloat16 where the processor has products of it. A peer that cannot be run is named with the
+reason. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FILES = ROOT / "build" / "bench-llm"
 PACKAGES = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai", "transformers": "transformers"}
 PROMPT, LONG, BATCH = 128, 1024, 8
 MODELS = ("smollm2", "random")
-PRECISIONS = ("float32", "float16", "int4")
+PRECISIONS = ("float32", "float16", "bfloat16", "int4")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def file_of(model: str, variant: Variant, precision: str, parameters: float) -> 
             staging = source.with_suffix(".part")
             write_random(staging, parameters, smollm2())
             staging.rename(source)
-    if variant.way == "openvino" and precision == "float32":
+    if variant.way == "openvino" and precision in ("float32", "bfloat16"):
         precision = "float16"
     if precision == "int4" and model == "smollm2":  # the shipped file has 4 bits
         return source

@@ -17,11 +17,13 @@ _FLOAT32 = gguf.GGMLQuantizationType.F32
 _STORED = {
     "float32": _FLOAT32,
     "float16": gguf.GGMLQuantizationType.F16,
+    "bfloat16": gguf.GGMLQuantizationType.BF16,
     "int4": gguf.GGMLQuantizationType.Q4_1,  # as SmolLM2's file, but for its table of tokens
 }
 _FILE_TYPES = {
     "float32": gguf.LlamaFileType.ALL_F32,
     "float16": gguf.LlamaFileType.MOSTLY_F16,
+    "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
     "int4": gguf.LlamaFileType.MOSTLY_Q4_1,
 }
 

@@ -45,6 +45,7 @@ class Ours:
         precision: dict[str, dict[str, Any]] = {
             "float32": {},
             "float16": {"weights": {"precision": "float16"}},
+            "bfloat16": {"precision": "bfloat16"},
             "int4": {"weights": {"precision": "stored"}},  # the file's own 4 bits, as the others read them
         }
         self._model = load(
