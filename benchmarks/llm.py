@@ -8,8 +8,8 @@ and of 8 together. Ways take turns, one call at a time; medians are shown, and t
 token is that of a short prompt, from the start of the process on, with files in the system's cache and artifacts built.
 transformers computes in float32 alone. OpenVINO GenAI reads float16 files and the shipped one of 4 bits; beside float32
 and bfloat16 it is given the file of float16. Beside float32 it is told to compute in float32; else it computes as it
-does by default, which is in bfloat16 where the processor has products of it. A peer that cannot be run is named with the
-reason. The last line is JSON.
+does by default, which is in bfloat16 where the processor has products of it. A peer that cannot be run is named with
+the reason. The last line is JSON.
 """
 
 from __future__ import annotations
