@@ -36,7 +36,7 @@ NAME = "hidet_dist_rows"
 """The name of this attention in transformers' configurations."""
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-HARMLESS = {
+_HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "past_key_values", "past_key_value", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "layer_idx", "output_router_logits"),
 }
@@ -176,7 +176,7 @@ def prepare(config: Any, context: int | None = None) -> None:
         When the configuration has layers of other kinds than attention, or frequencies that depend on the longest
         sequence of a step.
     """
-    _register()
+    register(NAME, _attention, _mask)
     text = config.get_text_config()
     if others := sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES):
         raise TraceError(
@@ -307,15 +307,9 @@ def _attention(
         When it is asked for what it does not know.
     """
     layer, step = _layer_of(module), _STEP.get()
-    where = f"The attention of {type(module).__name__}"
-    if unknown := sorted(name for name, x in others.items() if x is not None and name not in HARMLESS):
-        raise TraceError(f"{where} has the argument {unknown[0]!r}, which attention over rows does not know.")
-    if dropout:
-        raise TraceError(f"{where} drops weights with a probability of {dropout}: call module.eval() first.")
+    where = named_attention(module, mask, _Mask, dropout, others)
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise TraceError(f"{where} is not causal: a token would see those behind it.")
-    if not isinstance(mask, _Mask):
-        raise TraceError(f"{where} has a mask of its own, {shown(type(mask).__name__)}, which is not supported.")
     if sliding_window is not None and mask.window != sliding_window:
         raise TraceError(f"{where} has a window of {sliding_window} tokens, and its mask one of {mask.window}.")
     if layer in step.seen:
@@ -339,6 +333,21 @@ def _attention(
         sinks=s_aux,
     )
     return y[None], None
+
+
+def named_attention(module: Any, mask: Any, kind: type, dropout: float, others: Mapping[str, Any]) -> str:
+    """Return what errors call an attention. Raises TraceError for arguments that none over rows can have.
+
+    ``kind`` is that of the masks that it is given, and ``others`` are the arguments that it does not use.
+    """
+    where = f"The attention of {type(module).__name__}"
+    if unknown := sorted(name for name, x in others.items() if x is not None and name not in _HARMLESS):
+        raise TraceError(f"{where} has the argument {unknown[0]!r}, which attention over rows does not know.")
+    if dropout:
+        raise TraceError(f"{where} drops weights with a probability of {dropout}: call module.eval() first.")
+    if not isinstance(mask, kind):
+        raise TraceError(f"{where} has a mask of its own, {shown(type(mask).__name__)}, which is not supported.")
+    return where
 
 
 def _layer_of(module: Any) -> int:
@@ -396,13 +405,12 @@ def _says(mask_function: Callable[..., Any], queries: torch.Tensor, keys: torch.
     return isinstance(seen, torch.Tensor) and seen.dtype == torch.bool and torch.equal(seen, expected)
 
 
-def _register() -> None:
-    """Register attention over rows in transformers, once."""
-    attention = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
-    masks = importlib.import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
-    if NAME not in attention.valid_keys():
-        attention.register(NAME, _attention)
-        masks.register(NAME, _mask)
+def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Register functions of attention and of its masks in transformers under a name, once."""
+    known = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    if name not in known.valid_keys():
+        known.register(name, attention)
+        importlib.import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
 
 
 def _cache() -> Any:

@@ -8,7 +8,6 @@ configuration, and what attention does beside that is checked: what is not known
 from __future__ import annotations
 
 import contextvars
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hidet_dist.checks import shown
 from hidet_dist.errors import HidetDistError, TraceError
 from hidet_dist.frontends.pytorch.row_attention import attention_over_rows
-from hidet_dist.llm.ragged import HARMLESS
+from hidet_dist.llm.ragged import named_attention, register
 
 NAME = "hidet_dist_texts"
 """The name of this attention in transformers' configurations."""
@@ -134,11 +133,7 @@ def prepare(config: Any) -> None:
     TraceError
         When the configuration is of a model that attends in one direction, or of an encoder with a decoder.
     """
-    attention = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
-    masks = importlib.import_module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
-    if NAME not in attention.valid_keys():
-        attention.register(NAME, _attention)
-        masks.register(NAME, _mask)
+    register(NAME, _attention, _mask)
     if getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
         raise TraceError(f"{config.model_type} is configured as a decoder: only encoders give vectors of texts.")
     config._attn_implementation = NAME
@@ -163,15 +158,9 @@ def _attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend to the tokens of a text, as transformers calls a function of attention. Raises TraceError."""
-    where = f"The attention of {type(module).__name__}"
-    if unknown := sorted(name for name, x in others.items() if x is not None and name not in HARMLESS):
-        raise TraceError(f"{where} has the argument {unknown[0]!r}, which attention over texts does not know.")
-    if dropout:
-        raise TraceError(f"{where} drops weights with a probability of {dropout}: call module.eval() first.")
+    where = named_attention(module, mask, _Everything, dropout, others)
     if is_causal or (is_causal is None and getattr(module, "is_causal", False)):
         raise TraceError(f"{where} is causal: a token would not see those behind it.")
-    if not isinstance(mask, _Everything):
-        raise TraceError(f"{where} has a mask of its own, {shown(type(mask).__name__)}, which is not supported.")
     step = _STEP.get()
     step.layers += 1
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
