@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from hidet_dist.cli.facts import Facts
 from hidet_dist.cli.quantities import bytes_text, seconds_text
 from hidet_dist.cli.quiet import quiet
 from hidet_dist.cli.request import PlanRequest
@@ -45,12 +43,8 @@ def plan(request: PlanRequest, sizes: Mapping[str, int | None], files: Mapping[s
         told = {name: value for name, value in vars(found).items() if name != "plans"}
         print(json.dumps({**told, "dtype": options.dtype}, indent=1))
         return
-    console = report_console()
     devices = f"{found.devices} x {found.device}" if found.devices > 1 else found.device
-    console.print(Text(f"{found.name}, {options.dtype}, served on {devices}", style="bold"))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    facts = Facts(f"{found.name}, {options.dtype}, served on {devices}")
     whole = found.weight_bytes + found.cache_bytes + found.other_bytes
     rows = {
         "memory a device": f"{bytes_text(whole)} of {bytes_text(found.memory_bytes)}",
@@ -68,5 +62,5 @@ def plan(request: PlanRequest, sizes: Mapping[str, int | None], files: Mapping[s
         "distance from bound": f"at most {found.gap:.2%}",
     }
     for name, text in rows.items():
-        table.add_row(Text(name), Text(text))
-    console.print(table)
+        facts.add(name, text)
+    facts.print(report_console())

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from hidet_dist.cli.facts import Facts
 from hidet_dist.cli.quantities import bytes_text, count_text, seconds_text
 from hidet_dist.cli.summary import communication_text, mesh_text, print_summary, summarize
 from hidet_dist.codec import encode
@@ -75,17 +74,10 @@ def buffer_bytes(pipeline: Pipeline, stage: StagePlan) -> int:
 def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], console: Console) -> None:
     """Print the summary of a pipeline as text."""
     summary = summarize_pipeline(plan, pipeline, reports)
-    console.print(Text(f"{summary['title'] or 'Plan'} in {count_text(len(plan.stages), 'stage')}", style="bold"))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def line(name: str, text: str) -> None:
-        table.add_row(Text(name), Text(text))
-
+    facts = Facts(f"{summary['title'] or 'Plan'} in {count_text(len(plan.stages), 'stage')}")
     count = pipeline.micro_batches
     calls = f"a call of {count} micro-batches" if count > 1 else "a call"
-    line(
+    facts.add(
         "predicted time",
         f"{seconds_text(summary['seconds'])} for {calls}; a call every "
         f"{seconds_text(summary['interval_seconds'])} while the pipeline is full",
@@ -93,14 +85,14 @@ def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], con
     if pipeline.search is not None:
         bound = seconds_text(pipeline.search.bound_seconds)
         serially = "" if plan.seconds == plan.makespan_seconds else ", without overlap"
-        line(
+        facts.add(
             "distance from the bound",
             f"at most {pipeline.search.gap:.2%} by {pipeline.search.objective}; no pipeline takes less than {bound}"
             f"{serially}",
         )
     sent = sum(one.nbytes for one in pipeline.boundaries)
     if pipeline.boundaries:
-        line(
+        facts.add(
             "between stages",
             f"{count_text(len(pipeline.boundaries), 'tensor')} ({bytes_text(sent)}) a micro-batch",
         )
@@ -109,13 +101,13 @@ def show_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report], con
         first, last = ranks.ranks[0], ranks.ranks[-1]
         where = f"rank {first}" if first == last else f"ranks {first} to {last}"
         memory = stage["memory"]
-        line(f"stage {number}", f"{where}: {mesh_text(stage)}, {count_text(len(ranks.operators), 'operator')}")
-        line(
+        facts.add(f"stage {number}", f"{where}: {mesh_text(stage)}, {count_text(len(ranks.operators), 'operator')}")
+        facts.add(
             "",
             f"busy {seconds_text(stage['period_seconds'])} a micro-batch, idle "
             f"{1 - stage['period_seconds'] / interval if interval else 0:.0%}; peak "
             f"{bytes_text(memory['peak_bytes'] + stage['buffer_bytes'])} of {bytes_text(memory['budget_bytes'])}"
             + (f", {bytes_text(stage['buffer_bytes'])} for the next micro-batch" if stage["buffer_bytes"] else ""),
         )
-        line("", f"communication: {communication_text(stage)}")
-    console.print(table)
+        facts.add("", f"communication: {communication_text(stage)}")
+    facts.print(console)

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from hidet_dist.cli.facts import Facts
 from hidet_dist.cli.quantities import bytes_text, seconds_text
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
@@ -99,18 +98,11 @@ def show(report: Report, console: Console) -> None:
     """Print the summary of a report as text."""
     summary = summarize(report)
     memory = summary["memory"]
-    console.print(Text(f"{report.title or 'Plan'} on {mesh_text(summary)}", style="bold"))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-
-    def line(name: str, text: str) -> None:
-        table.add_row(Text(name), Text(text))
-
+    facts = Facts(f"{report.title or 'Plan'} on {mesh_text(summary)}")
     overlap = ""
     if (sequential := seconds_text(summary["seconds_without_overlap"])) != seconds_text(summary["seconds"]):
         overlap = f" ({sequential} without overlap)"
-    line("predicted time", f"{seconds_text(summary['seconds'])} per run{overlap}")
+    facts.add("predicted time", f"{seconds_text(summary['seconds'])} per run{overlap}")
     if summary["bound_seconds"] is not None:
         distance = f"at most {summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "none: the plan is optimal"
         least = f"no plan takes less than {seconds_text(summary['bound_seconds'])}"
@@ -118,13 +110,13 @@ def show(report: Report, console: Console) -> None:
             distance = f"{summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "nothing"
             distance = f"the least time without overlap that was found is at most {distance} above the bound"
             least += " without overlap; times with overlap have no bound"
-        line("distance from the bound", f"{distance}; {least}")
+        facts.add("distance from the bound", f"{distance}; {least}")
     if summary["time_limit_reached"]:
-        line("", "the search was cut short by its time limit")
-    line("communication", communication_text(summary))
-    line("memory of a device", _memory_text(memory))
-    line("runner-up", _runner_up_text(summary["runner_up"], report.seconds))
-    console.print(table)
+        facts.add("", "the search was cut short by its time limit")
+    facts.add("communication", communication_text(summary))
+    facts.add("memory of a device", _memory_text(memory))
+    facts.add("runner-up", _runner_up_text(summary["runner_up"], report.seconds))
+    facts.print(console)
 
 
 def mesh_text(summary: dict[str, Any]) -> str:

@@ -81,21 +81,17 @@ def parse_pins(given: Mapping[str, Any] | None, what: str = "pins") -> tuple[Pin
 
 
 def _pattern(value: Any, operator: bool) -> SpecPattern | OpSpecPattern:
-    if operator:
-        if isinstance(value, str):
-            return OpSpecPattern.parse(value)
-        if isinstance(value, OpShardSpec):
-            return OpSpecPattern.of(value)
-        if isinstance(value, OpSpecPattern):
-            return value
+    pattern: Any = OpSpecPattern if operator else SpecPattern
+    made: SpecPattern | OpSpecPattern
+    if isinstance(value, str):
+        made = pattern.parse(value)
+    elif isinstance(value, OpShardSpec if operator else TensorShardSpec):
+        made = pattern.of(value)
+    elif isinstance(value, pattern):
+        made = value
     else:
-        if isinstance(value, str):
-            return SpecPattern.parse(value)
-        if isinstance(value, TensorShardSpec):
-            return SpecPattern.of(value)
-        if isinstance(value, SpecPattern):
-            return value
-    raise TypeError
+        raise TypeError
+    return made
 
 
 class Pins:
