@@ -124,7 +124,19 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
     return module
 
 
-class NativeCallTask(Task):
+class UnfusedTask(Task):
+    """A task whose kernel is fixed, and reads and writes memory: nothing is fused with it."""
+
+    def allow_prologue(self) -> bool:
+        """No operator before it is part of its kernel."""
+        return False
+
+    def allow_epilogue(self) -> bool:
+        """No operator behind it is part of its kernel."""
+        return False
+
+
+class NativeCallTask(UnfusedTask):
     """The task of such an operator. hidet caches kernels by task name and shapes, so the name identifies the call."""
 
     def __init__(
@@ -137,14 +149,6 @@ class NativeCallTask(Task):
     ):
         self.call = call
         super().__init__(name, list(inputs), list(outputs), attributes={"is_opaque": True}, share_map=share_map)
-
-    def allow_prologue(self) -> bool:
-        """No fusion: the statement is fixed."""
-        return False
-
-    def allow_epilogue(self) -> bool:
-        """No fusion: the statement is fixed."""
-        return False
 
     def implement_cpu(self, working_dir: str) -> IRModule:
         """Build the launch function with the statement."""

@@ -14,18 +14,19 @@ import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.transform import StridedSliceOp
-from hidet.graph.ops.utils import Task, input_like, tensor_input
+from hidet.graph.ops.utils import input_like, tensor_input
 from hidet.ir.builders import FunctionBuilder
 from hidet.ir.expr import Var, is_constant
 from hidet.ir.module import IRModule
 from hidet.ir.type import void_p
 
+from hidet_dist.compat.native_call import UnfusedTask
 from hidet_dist.compile.states import UpdateInPlaceOp
 from hidet_dist.rewriting import Uses, rewrite, uses_of
 from hidet_dist.spec.extents import extents_of, same_extent
 
 
-class BlockTask(Task):
+class BlockTask(UnfusedTask):
     """The task of a :class:`BlockOp`. Its kernel does nothing, and is the same for all blocks of these shapes."""
 
     def __init__(self, x: Any, shape: list[int]):
@@ -36,14 +37,6 @@ class BlockTask(Task):
             attributes={"is_opaque": True},
             share_map={0: 0},
         )
-
-    def allow_prologue(self) -> bool:
-        """No fusion: the input must be in memory."""
-        return False
-
-    def allow_epilogue(self) -> bool:
-        """No fusion: the output is the input's memory."""
-        return False
 
     def implement_cuda(self, working_dir: str) -> IRModule:
         """Build the same launch function, which runs on the host."""

@@ -39,6 +39,16 @@ class Prepared:
     addresses: list[int]
 
 
+def with_planned(planned: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the planned sizes of symbolic dims, with some others. Raises InputError for dims that there are not."""
+    unknown = sorted(set(sizes) - set(planned))
+    if unknown:
+        raise InputError(
+            f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(planned) or 'none'}."
+        )
+    return {**planned, **sizes}
+
+
 class Program:
     """One stage's program on one rank.
 
@@ -124,13 +134,7 @@ class Program:
         ``sizes`` has global sizes of symbolic dims, by name; the others have the sizes that the plan was made for.
         """
         stage = self._stage
-        whole = {symbol.name: symbol.size for symbol in stage.symbols}
-        unknown = sorted(set(sizes) - set(whole))
-        if unknown:
-            raise InputError(
-                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
-            )
-        whole.update(sizes)
+        whole = with_planned({symbol.name: symbol.size for symbol in stage.symbols}, sizes)
         arguments = self._signature.zeros(
             {each.name: whole[each.symbol] // each.shards for each in stage.local_symbols}
         )

@@ -34,7 +34,7 @@ from hidet_dist.runtime.pipeline.ends import Ends, RankEnds, dtype_name
 from hidet_dist.runtime.pipeline.exchange import Computed, Exchange
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype
 from hidet_dist.runtime.pipeline.sizes import Sizes
-from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.program import Program, with_planned
 from hidet_dist.runtime.tensors import NUMPY, Buffer
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import LocalSymbol, check_sizes, local_sizes
@@ -263,13 +263,7 @@ class PipelinedProgram:
 
         ``sizes`` has whole sizes of symbolic dims, by name; the others have the sizes that the plan was made for.
         """
-        whole = self._sizes.planned
-        unknown = sorted(set(sizes) - set(whole))
-        if unknown:
-            raise InputError(
-                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
-            )
-        whole.update(sizes)
+        whole = with_planned(self._sizes.planned, sizes)
         check_sizes(self._stage.symbols, whole)
         buffers = self._signature.zeros(local_sizes(self._stage.local_symbols, whole))
         prepared = PreparedCall(buffers, whole, self._arrays.device, None, [], discards=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
-from hidet.graph.ops.utils import Task, input_like, tensor_input
+from hidet.graph.ops.utils import input_like, tensor_input
 from hidet.ir.builders import FunctionBuilder
 from hidet.ir.dtypes import int64
 from hidet.ir.expr import Expr, Var
@@ -19,6 +19,7 @@ from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import void_p
 
 from hidet_dist import native
+from hidet_dist.compat.native_call import UnfusedTask
 
 _FUNCTION = "hidet_dist_kernel"
 _HEADER = "hidet_dist/kernels/functions.h"
@@ -48,7 +49,7 @@ def function_name() -> str:
     return _FUNCTION
 
 
-class KernelTask(Task):
+class KernelTask(UnfusedTask):
     """The task of a kernel operator. hidet caches kernels by task name and shapes: the name has the text's digest."""
 
     def __init__(self, kernel: Kernel, inputs: Sequence[Tensor], shape: Sequence[int], dtype: str):
@@ -59,14 +60,6 @@ class KernelTask(Task):
             [tensor_input("y", dtype, list(shape))],
             attributes={"is_opaque": True},
         )
-
-    def allow_prologue(self) -> bool:
-        """No fusion: the kernel's text is fixed."""
-        return False
-
-    def allow_epilogue(self) -> bool:
-        """No fusion: the kernel's text is fixed."""
-        return False
 
     def implement_cpu(self, working_dir: str) -> IRModule:
         """Make a launch function that calls the kernel, whose text is in a separate file."""
