@@ -34,8 +34,12 @@ struct Call {
   int32_t from = HIDET_DIST_NOBODY;
   const hidet_dist_blocks *sent = nullptr;  // null for contiguous blocks
   const hidet_dist_blocks *received = nullptr;
+  const int64_t *split = nullptr;  // sizes by group rank, in units; null for parts of equal size
+  const int64_t *joined = nullptr;
+  int64_t unit = 0;
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
+  bool has_parts() const { return split != nullptr || joined != nullptr; }
 
   hidet_dist_envelope envelope(int64_t program_call, int64_t elements) const {
     return {program_call,
@@ -69,6 +73,21 @@ std::string check_blocks(const Call &call, const hidet_dist_transport &transport
     }
   }
   if (call.has_blocks() && transport.copy != nullptr) return "blocks side by side are for host memory only";
+  return "";
+}
+
+// Sets the count of a call on parts to that of the whole tensor within the group. Returns the error, or an empty string.
+std::string count_parts(Call *call, int64_t group_size) {
+  call->count = call->unit;
+  for (const int64_t *sizes : {call->split, call->joined}) {
+    if (sizes == nullptr) continue;
+    int64_t sum = 0;
+    for (int64_t group_rank = 0; group_rank < group_size; ++group_rank) {
+      if (sizes[group_rank] < 0) return "a part of negative size " + std::to_string(sizes[group_rank]);
+      if (__builtin_add_overflow(sum, sizes[group_rank], &sum)) return "the parts are too large";
+    }
+    if (__builtin_mul_overflow(call->count, sum, &call->count)) return "the parts are too large";
+  }
   return "";
 }
 
@@ -152,6 +171,23 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
   }
 }
 
+// A collective on parts of unequal size.
+int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call) {
+  void *context = transport.context;
+  switch (call.kind) {
+    case Kind::kAllGather:
+      return transport.all_gather_parts(context, call.send, call.recv, call.joined, call.unit, call.dtype, call.group);
+    case Kind::kReduceScatter:
+      return transport.reduce_scatter_parts(context, call.send, call.recv, call.split, call.unit, call.dtype,
+                                            call.reduce_op, call.group);
+    case Kind::kAllToAll:
+      return transport.all_to_all_parts(context, call.send, call.recv, call.split, call.joined, call.unit, call.dtype,
+                                        call.group);
+    default:
+      return HIDET_DIST_FAILED;
+  }
+}
+
 // The collectives that all ranks of the group take part in.
 int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
   communicator.begin(call.group, call.envelope(communicator.call(), call.count));
@@ -159,6 +195,7 @@ int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, in
   if (call.count == 0) return HIDET_DIST_OK;
   if (call.has_blocks()) return run_on_blocks(transport, call, group_size);
   if (group_size == 1) return copy(transport, call);
+  if (call.has_parts()) return run_on_parts(transport, call);
   void *context = transport.context;
   switch (call.kind) {
     case Kind::kAllReduce:
@@ -197,7 +234,7 @@ int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call,
                              receives ? call.recv_count : 0, static_cast<int32_t>(from), call.dtype);
 }
 
-int32_t run(const Call &call) {
+int32_t run(Call call) {
   hidet_dist_communicator *communicator = hidet_dist::current();
   if (communicator == nullptr) {
     hidet_dist::set_last_error(std::string(call.name) + ": this thread has no current communicator");
@@ -209,7 +246,8 @@ int32_t run(const Call &call) {
   }
   const int64_t group_size = communicator->mesh().group_size(call.group);
   const int64_t group_rank = communicator->mesh().group_rank(call.group);
-  const std::string problem = check(call, communicator->transport(), group_rank, group_size);
+  std::string problem = call.has_parts() ? count_parts(&call, group_size) : "";
+  if (problem.empty()) problem = check(call, communicator->transport(), group_rank, group_size);
   if (!problem.empty()) {
     // Kernels may ignore the status of a collective, so this error must be recorded on the communicator too.
     communicator->fail(std::string(call.name) + ": " + problem);
@@ -227,20 +265,34 @@ int32_t run(const Call &call) {
   return HIDET_DIST_FAILED;
 }
 
+int32_t refuse(const char *name, const char *problem) {
+  const std::string message = std::string(name) + ": " + problem;
+  if (hidet_dist_communicator *communicator = hidet_dist::current()) communicator->fail(message);
+  hidet_dist::set_last_error(message);
+  return HIDET_DIST_INVALID_ARGUMENT;
+}
+
 int32_t run_on_blocks(Kind kind, const char *name, const void *send, const hidet_dist_blocks *sent, void *recv,
                       const hidet_dist_blocks *received, int32_t dtype, int32_t reduce_op, int32_t group) {
   const hidet_dist_blocks *const known = sent != nullptr ? sent : received;
-  if (known == nullptr) {
-    hidet_dist_communicator *communicator = hidet_dist::current();
-    if (communicator != nullptr) communicator->fail(std::string(name) + ": null blocks");
-    hidet_dist::set_last_error(std::string(name) + ": null blocks");
-    return HIDET_DIST_INVALID_ARGUMENT;
-  }
+  if (known == nullptr) return refuse(name, "null blocks");
   // The check of the blocks detects a product that is too large.
   const int64_t count = static_cast<int64_t>(static_cast<uint64_t>(known->rows) * static_cast<uint64_t>(known->row));
   Call call{kind, name, send, recv, count, dtype, reduce_op, group};
   call.sent = sent;
   call.received = received;
+  return run(call);
+}
+
+int32_t run_on_parts(Kind kind, const char *name, const void *send, void *recv, const int64_t *split,
+                     const int64_t *joined, int64_t unit, int32_t dtype, int32_t reduce_op, int32_t group) {
+  const bool splits = kind != Kind::kAllGather;
+  const bool joins = kind != Kind::kReduceScatter;
+  if (splits != (split != nullptr) || joins != (joined != nullptr)) return refuse(name, "null sizes of parts");
+  Call call{kind, name, send, recv, 0, dtype, reduce_op, group};
+  call.split = split;
+  call.joined = joined;
+  call.unit = unit;
   return run(call);
 }
 
@@ -310,6 +362,24 @@ int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *recv, const hid
 int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                      const hidet_dist_blocks *received, int32_t dtype, int32_t group) {
   return run_on_blocks(Kind::kAllToAll, "all_to_all_blocks", send, sent, recv, received, dtype, HIDET_DIST_SUM, group);
+}
+
+int32_t hidet_dist_all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit, int32_t dtype,
+                                    int32_t group) {
+  return run_on_parts(Kind::kAllGather, "all_gather_parts", send, recv, nullptr, joined, unit, dtype, HIDET_DIST_SUM,
+                      group);
+}
+
+int32_t hidet_dist_reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
+                                        int32_t reduce_op, int32_t group) {
+  return run_on_parts(Kind::kReduceScatter, "reduce_scatter_parts", send, recv, split, nullptr, unit, dtype, reduce_op,
+                      group);
+}
+
+int32_t hidet_dist_all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined,
+                                    int64_t unit, int32_t dtype, int32_t group) {
+  return run_on_parts(Kind::kAllToAll, "all_to_all_parts", send, recv, split, joined, unit, dtype, HIDET_DIST_SUM,
+                      group);
 }
 
 int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {

@@ -186,7 +186,9 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
   if (problem.empty() && transport != nullptr) {
     table = *transport;
     if (table.all_reduce == nullptr || table.all_gather == nullptr || table.reduce_scatter == nullptr ||
-        table.all_to_all == nullptr || table.broadcast == nullptr || table.send_recv == nullptr) {
+        table.all_to_all == nullptr || table.broadcast == nullptr || table.send_recv == nullptr ||
+        table.all_gather_parts == nullptr || table.reduce_scatter_parts == nullptr ||
+        table.all_to_all_parts == nullptr) {
       problem = "the transport lacks a function";
     }
   } else if (problem.empty() && size != 1) {

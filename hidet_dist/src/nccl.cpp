@@ -34,6 +34,9 @@ constexpr auto kSpin = std::chrono::microseconds(100);   // how long a waiting t
 constexpr auto kPause = std::chrono::microseconds(20);  // how long it then sleeps at a time: short against a collective
 constexpr auto kClosing = std::chrono::seconds(5);  // the time for communicators to be freed or aborted
 constexpr int kWarmUpBytesARank = 8;
+constexpr const char *kMessages = "ncclSend and ncclRecv";
+constexpr const char *kBroadcasts = "a group of ncclBroadcast";
+constexpr const char *kReductions = "a group of ncclReduce";
 
 struct DataType {
   nccl::DataType type;
@@ -187,7 +190,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
         library_.all_reduce(send, recv, kWarmUpBytesARank, nccl::kUint8, nccl::kMax, comm, internal_stream_);
     const int32_t status = settle(comm, result, "ncclAllReduce");
     if (status != HIDET_DIST_OK) return status;
-    return exchange(comm, [&](auto enqueue) {
+    return exchange(comm, kMessages, [&](auto enqueue) {
       for (size_t group_rank = 0; group_rank < ranks; ++group_rank) {
         const int peer = static_cast<int>(group_rank);
         const size_t offset = group_rank * kWarmUpBytesARank;
@@ -240,11 +243,56 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     const Stream stream = here();
     const DataType type = data_type(dtype);
     const auto elements = static_cast<size_t>(count);
-    return exchange(comm, [&](auto enqueue) {
+    return exchange(comm, kMessages, [&](auto enqueue) {
       for (int64_t group_rank = 0; group_rank < mesh_.group_size(group); ++group_rank) {
         const size_t offset = static_cast<size_t>(group_rank) * elements * type.bytes;
         enqueue(library_.send(at(send, offset), elements, type.type, static_cast<int>(group_rank), comm, stream));
         enqueue(library_.recv(at(recv, offset), elements, type.type, static_cast<int>(group_rank), comm, stream));
+      }
+    });
+  }
+
+  // A broadcast for each part: each byte passes each link of NCCL's ring once.
+  int32_t all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit, int32_t dtype,
+                           int32_t group) override {
+    const auto own = static_cast<int>(mesh_.group_rank(group));
+    return on_parts(group, joined, unit, dtype, kBroadcasts,
+                    [&](int rank, size_t offset, size_t count, nccl::DataType type, Comm comm, Stream stream) {
+                      char *part = at(recv, offset);
+                      return library_.broadcast(rank == own ? send : part, part, count, type, rank, comm, stream);
+                    });
+  }
+
+  // A reduction to each rank: each byte passes each link of NCCL's ring once.
+  int32_t reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
+                               int32_t op, int32_t group) override {
+    const nccl::RedOp reduce_op = reduce_op_of(op, dtype);
+    return on_parts(group, split, unit, dtype, kReductions,
+                    [&](int rank, size_t offset, size_t count, nccl::DataType type, Comm comm, Stream stream) {
+                      return library_.reduce(at(send, offset), recv, count, type, reduce_op, rank, comm, stream);
+                    });
+  }
+
+  int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined, int64_t unit,
+                           int32_t dtype, int32_t group) override {
+    const Comm comm = comm_of(group);
+    if (comm == nullptr) return HIDET_DIST_FAILED;
+    const Stream stream = here();
+    const DataType type = data_type(dtype);
+    const int64_t own = mesh_.group_rank(group);
+    const auto counts = [&](const int64_t *sizes, int64_t rank, int64_t of_own) {
+      return static_cast<size_t>(sizes[rank] * of_own * unit);
+    };
+    return exchange(comm, kMessages, [&](auto enqueue) {
+      size_t sent = 0, received = 0;
+      for (int64_t group_rank = 0; group_rank < mesh_.group_size(group); ++group_rank) {
+        const auto peer = static_cast<int>(group_rank);
+        const size_t out = counts(split, group_rank, joined[own]);
+        const size_t in = counts(joined, group_rank, split[own]);
+        if (out > 0) enqueue(library_.send(at(send, sent), out, type.type, peer, comm, stream));
+        if (in > 0) enqueue(library_.recv(at(recv, received), in, type.type, peer, comm, stream));
+        sent += out * type.bytes;
+        received += in * type.bytes;
       }
     });
   }
@@ -255,7 +303,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     if (comm == nullptr) return HIDET_DIST_FAILED;
     const Stream stream = here();
     const nccl::DataType type = data_type(dtype).type;
-    return exchange(comm, [&](auto enqueue) {
+    return exchange(comm, kMessages, [&](auto enqueue) {
       if (to != HIDET_DIST_NOBODY)
         enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
       if (from != HIDET_DIST_NOBODY) {
@@ -288,7 +336,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
       abort();
       return HIDET_DIST_FAILED;
     }
-    return settle(comms_[whole_]->comm, result, "ncclSend and ncclRecv");
+    return settle(comms_[whole_]->comm, result, kMessages);
   }
 
   Stream internal_stream() const { return internal_stream_; }
@@ -452,15 +500,32 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return HIDET_DIST_OK;
   }
 
-  // Runs sends and receives as one operation of NCCL.
+  // Runs calls as one operation of NCCL.
   template <typename Calls>
-  int32_t exchange(Comm comm, Calls calls) {
+  int32_t exchange(Comm comm, const char *what, Calls calls) {
     Result first = library_.group_start();
     calls([&](Result result) {
       if (first == nccl::kSuccess && result != nccl::kInProgress) first = result;
     });
     const Result end = library_.group_end();
-    return settle(comm, first == nccl::kSuccess ? end : first, "ncclSend and ncclRecv");
+    return settle(comm, first == nccl::kSuccess ? end : first, what);
+  }
+
+  // Runs a collective for each part, as one operation of NCCL: call(group rank, offset in bytes, elements, ...).
+  template <typename Call>
+  int32_t on_parts(int32_t group, const int64_t *sizes, int64_t unit, int32_t dtype, const char *what, Call call) {
+    const Comm comm = comm_of(group);
+    if (comm == nullptr) return HIDET_DIST_FAILED;
+    const Stream stream = here();
+    const DataType type = data_type(dtype);
+    return exchange(comm, what, [&](auto enqueue) {
+      size_t offset = 0;
+      for (int64_t group_rank = 0; group_rank < mesh_.group_size(group); ++group_rank) {
+        const auto count = static_cast<size_t>(sizes[group_rank] * unit);
+        if (count > 0) enqueue(call(static_cast<int>(group_rank), offset, count, type.type, comm, stream));
+        offset += count * type.bytes;
+      }
+    });
   }
 
   // Waits until NCCL has enqueued an operation on its stream, so that later work cannot overtake it.

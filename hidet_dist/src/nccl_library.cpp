@@ -72,6 +72,7 @@ int load(const std::string &nccl_path, const std::string &driver_path, std::stri
   nccl.find("ncclAllGather", &library.all_gather);
   nccl.find("ncclReduceScatter", &library.reduce_scatter);
   nccl.find("ncclBroadcast", &library.broadcast);
+  nccl.find("ncclReduce", &library.reduce);
   nccl.find("ncclSend", &library.send);
   nccl.find("ncclRecv", &library.recv);
   nccl.find("ncclGroupStart", &library.group_start);

@@ -72,6 +72,7 @@ struct Library {
   Result (*all_gather)(const void *send, void *recv, size_t send_count, DataType, Comm, Stream);
   Result (*reduce_scatter)(const void *send, void *recv, size_t recv_count, DataType, RedOp, Comm, Stream);
   Result (*broadcast)(const void *send, void *recv, size_t count, DataType, int root, Comm, Stream);
+  Result (*reduce)(const void *send, void *recv, size_t count, DataType, RedOp, int root, Comm, Stream);
   Result (*send)(const void *buffer, size_t count, DataType, int peer, Comm, Stream);
   Result (*recv)(void *buffer, size_t count, DataType, int peer, Comm, Stream);
   Result (*group_start)();

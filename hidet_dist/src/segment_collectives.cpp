@@ -34,6 +34,25 @@ void write_stretches(Segment &segment, const void *send, const Blocks &sent, int
   segment.exchange();
 }
 
+// Visits the stretches behind the first `done` bytes of parts that lie one after the other, of up to `most` bytes each:
+// visit(group rank, offset in the tensor, bytes).
+template <class Visit>
+void stretches(const std::vector<int64_t> &parts, int64_t done, int64_t most, Visit visit) {
+  int64_t begin = 0;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank] > done) visit(static_cast<int32_t>(rank), begin + done, std::min(most, parts[rank] - done));
+    begin += parts[rank];
+  }
+}
+
+// Writes a stretch of `room` bytes at most for each rank.
+void write_parts(Segment &segment, const void *send, const std::vector<int64_t> &sent, int64_t done, int64_t room) {
+  char *slot = segment.begin_turn();
+  stretches(sent, done, room,
+            [&](int32_t rank, int64_t offset, int64_t size) { copy(slot + rank * room, at(send, offset), size); });
+  segment.exchange();
+}
+
 }  // namespace
 
 namespace hidet_dist {
@@ -77,6 +96,44 @@ void all_gather(Segment &segment, const void *send, void *recv, const Blocks &re
       received.put(recv, rank, done, size, source);
     }
     done += size;
+  }
+}
+
+void all_gather_parts(Segment &segment, const void *send, void *recv, const std::vector<int64_t> &received) {
+  const int32_t own = segment.group_rank();
+  const int64_t most = *std::max_element(received.begin(), received.end());
+  for (int64_t done = 0; done < most; done += Segment::kSlotBytes) {
+    char *slot = segment.begin_turn();
+    const int64_t left = received[static_cast<size_t>(own)] - done;
+    if (left > 0) copy(slot, at(send, done), std::min(Segment::kSlotBytes, left));
+    segment.exchange();
+    stretches(received, done, Segment::kSlotBytes, [&](int32_t rank, int64_t offset, int64_t size) {
+      copy(at(recv, offset), rank == own ? at(send, done) : segment.slot(rank), size);
+    });
+  }
+}
+
+void reduce_scatter_parts(Segment &segment, const void *send, void *recv, const std::vector<int64_t> &sent,
+                          int32_t dtype, int32_t op) {
+  const int64_t element = hidet_dist_dtype_size(dtype);
+  const int64_t room = stretch(segment, element) * element;
+  const int64_t most = *std::max_element(sent.begin(), sent.end());
+  for (int64_t done = 0; done < most; done += room) {
+    write_parts(segment, send, sent, done, room);
+    const int64_t left = sent[static_cast<size_t>(segment.group_rank())] - done;
+    if (left <= 0) continue;
+    reduce_slots(segment, segment.group_rank() * room, at(recv, done), std::min(room, left) / element, dtype, op);
+  }
+}
+
+void all_to_all_parts(Segment &segment, const void *send, const std::vector<int64_t> &sent, void *recv,
+                      const std::vector<int64_t> &received, int64_t most) {
+  const int64_t room = stretch(segment, 1);
+  for (int64_t done = 0; done < most; done += room) {
+    write_parts(segment, send, sent, done, room);
+    stretches(received, done, room, [&](int32_t rank, int64_t offset, int64_t size) {
+      copy(at(recv, offset), segment.slot(rank) + segment.group_rank() * room, size);
+    });
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "blocks.hpp"
 #include "segment.hpp"
@@ -16,6 +17,16 @@ void reduce_scatter(Segment &segment, const void *send, void *recv, const Blocks
                     int32_t reduce_op);
 
 void all_to_all(Segment &segment, const void *send, const Blocks &sent, void *recv, const Blocks &received);
+
+// The same for parts of unequal size, whose bytes are given by group rank.
+void all_gather_parts(Segment &segment, const void *send, void *recv, const std::vector<int64_t> &received);
+
+void reduce_scatter_parts(Segment &segment, const void *send, void *recv, const std::vector<int64_t> &sent,
+                          int32_t dtype, int32_t reduce_op);
+
+// `most` are the bytes of the largest part that a rank sends to another one.
+void all_to_all_parts(Segment &segment, const void *send, const std::vector<int64_t> &sent, void *recv,
+                      const std::vector<int64_t> &received, int64_t most);
 
 void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, int32_t root);
 

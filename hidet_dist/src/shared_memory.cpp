@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "blocks.hpp"
 #include "communicator.hpp"
@@ -36,6 +37,13 @@ int64_t size_of(int32_t group) { return hidet_dist::current()->mesh().group_size
 // Contiguous blocks of so many elements, for the ranks of a group.
 Blocks behind(const Segment &segment, int64_t count, int32_t dtype) {
   return Blocks::behind(count, dtype, segment.ranks());
+}
+
+// The bytes of the parts of a group's ranks, of so many units of elements.
+std::vector<int64_t> part_bytes(const Segment &segment, const int64_t *sizes, int64_t unit, int32_t dtype) {
+  std::vector<int64_t> bytes(sizes, sizes + segment.ranks());
+  for (int64_t &each : bytes) each *= unit * hidet_dist_dtype_size(dtype);
+  return bytes;
 }
 
 }  // namespace
@@ -113,6 +121,40 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
         [&] {
           return hidet_dist::all_to_all_blocks(fallback_, size_of(group), send, sent, recv, received, dtype, group);
         });
+  }
+
+  int32_t all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit, int32_t dtype,
+                           int32_t group) override {
+    return run(
+        group,
+        [&](Segment &segment) {
+          hidet_dist::all_gather_parts(segment, send, recv, part_bytes(segment, joined, unit, dtype));
+        },
+        [&] { return fallback_.all_gather_parts(fallback_.context, send, recv, joined, unit, dtype, group); });
+  }
+
+  int32_t reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
+                               int32_t op, int32_t group) override {
+    return run(
+        group,
+        [&](Segment &segment) {
+          hidet_dist::reduce_scatter_parts(segment, send, recv, part_bytes(segment, split, unit, dtype), dtype, op);
+        },
+        [&] { return fallback_.reduce_scatter_parts(fallback_.context, send, recv, split, unit, dtype, op, group); });
+  }
+
+  int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined, int64_t unit,
+                           int32_t dtype, int32_t group) override {
+    return run(
+        group,
+        [&](Segment &segment) {
+          const auto own = static_cast<size_t>(segment.group_rank());
+          const auto most = [&](const int64_t *sizes) { return *std::max_element(sizes, sizes + segment.ranks()); };
+          hidet_dist::all_to_all_parts(segment, send, part_bytes(segment, split, joined[own] * unit, dtype), recv,
+                                       part_bytes(segment, joined, split[own] * unit, dtype),
+                                       most(split) * most(joined) * unit * hidet_dist_dtype_size(dtype));
+        },
+        [&] { return fallback_.all_to_all_parts(fallback_.context, send, recv, split, joined, unit, dtype, group); });
   }
 
   int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) override {

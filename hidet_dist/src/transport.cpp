@@ -54,6 +54,9 @@ hidet_dist_transport Transport::table() {
   table.all_to_all = kEntry<&Transport::all_to_all>;
   table.broadcast = kEntry<&Transport::broadcast>;
   table.send_recv = kEntry<&Transport::send_recv>;
+  table.all_gather_parts = kEntry<&Transport::all_gather_parts>;
+  table.reduce_scatter_parts = kEntry<&Transport::reduce_scatter_parts>;
+  table.all_to_all_parts = kEntry<&Transport::all_to_all_parts>;
   return table;
 }
 

@@ -42,6 +42,12 @@ class Transport {
                             int32_t group) = 0;
   virtual int32_t send_recv(const void *send, int64_t send_count, int32_t to_rank, void *recv, int64_t recv_count,
                             int32_t from_rank, int32_t dtype) = 0;
+  virtual int32_t all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit, int32_t dtype,
+                                   int32_t group) = 0;
+  virtual int32_t reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
+                                       int32_t reduce_op, int32_t group) = 0;
+  virtual int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined,
+                                   int64_t unit, int32_t dtype, int32_t group) = 0;
 
   // The table to make a communicator with, whose context is this object.
   virtual hidet_dist_transport table();

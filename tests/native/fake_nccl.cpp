@@ -2,7 +2,8 @@
 // which exchange data through files in a folder (FAKE_NCCL_DIR). Like NCCL with non-blocking communicators, it makes
 // communicators, and sets connections up at the first operation, in threads of its own, and says kInProgress meanwhile.
 //
-// Each rank appends what it is told to do with communicators to the file log.RANK. FAKE_NCCL_VERSION is the version that
+// Each rank appends what it is told to do with communicators to the file log.RANK, and the collectives and messages that
+// it is told to enqueue, with their bytes, to the file calls.RANK. FAKE_NCCL_VERSION is the version that
 // it claims to be. A message blocks its sender's stream until it is received. With FAKE_NCCL_ERROR_AT=RANK:N, the N-th operation of that rank ends in an asynchronous error.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -65,8 +66,8 @@ struct ncclComm {
 
 namespace {
 
-void record(const ncclComm &comm, const std::string &line) {
-  const std::string path = folder() + "/log." + std::to_string(comm.world_rank);
+void record(const ncclComm &comm, const std::string &line, const char *file_name = "log") {
+  const std::string path = folder() + "/" + file_name + "." + std::to_string(comm.world_rank);
   const std::string text = line + "\n";
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   if (file < 0 || write(file, text.data(), text.size()) < 0) std::abort();
@@ -107,6 +108,7 @@ void in_background(const std::function<void()> &work) {
 thread_local int group_depth = 0;
 thread_local ncclComm *group_comm = nullptr;
 thread_local Stream group_stream = nullptr;
+thread_local std::vector<std::function<void()>> group_collectives;
 thread_local std::vector<std::function<void()>> group_sends;
 thread_local std::vector<std::function<void()>> group_receives;
 thread_local std::vector<std::function<void()>> group_ends;  // that messages are received
@@ -222,12 +224,20 @@ void reduce(std::vector<const char *> sources, void *result, size_t count, DataT
                      dtypes.at(type), ops.at(op));
 }
 
+// Whether an operation may be part of the current group, which is one of this communicator and stream.
+Result join_group(ncclComm *comm, Stream stream) {
+  if (group_comm != nullptr && (group_comm != comm || group_stream != stream)) return kInvalidUsage;
+  group_comm = comm;
+  group_stream = stream;
+  return kSuccess;
+}
+
 // Every rank tells all others all that it has, and takes what it needs.
 Result collective(ncclComm *comm, Stream stream, const std::string &signature, const void *send, size_t bytes,
                   const std::function<void(const std::vector<const char *> &)> &take) {
   if (const Result result = refuse(comm); result != kSuccess) return result;
-  if (group_depth > 0) return kInvalidUsage;  // not needed
-  return enqueue(comm, stream, [=] {
+  record(*comm, signature + (group_depth > 0 ? " grouped" : ""), "calls");
+  const std::function<void()> operation = [=] {
     const std::string number = "operation" + std::to_string(comm->operations++);
     const std::string head = signature + std::string(64 - signature.size(), ' ');
     const std::vector<std::string> said = share(*comm, number, head + std::string(static_cast<const char *>(send), bytes));
@@ -240,7 +250,11 @@ Result collective(ncclComm *comm, Stream stream, const std::string &signature, c
       data.push_back(each.data() + 64);
     }
     take(data);
-  });
+  };
+  if (group_depth == 0) return enqueue(comm, stream, operation);
+  if (const Result result = join_group(comm, stream); result != kSuccess) return result;
+  group_collectives.push_back(operation);
+  return kSuccess;
 }
 
 std::string sign(const char *what, size_t count, int type, int more = 0) {
@@ -249,10 +263,7 @@ std::string sign(const char *what, size_t count, int type, int more = 0) {
 
 Result message(ncclComm *comm, Stream stream) {
   if (const Result result = refuse(comm); result != kSuccess) return result;
-  if (group_depth == 0 || (group_comm != nullptr && (group_comm != comm || group_stream != stream))) return kInvalidUsage;
-  group_comm = comm;
-  group_stream = stream;
-  return kSuccess;
+  return group_depth == 0 ? kInvalidUsage : join_group(comm, stream);
 }
 
 std::string message_name(ncclComm *comm, int from, int to, bool sends) {
@@ -375,8 +386,17 @@ API Result ncclBroadcast(const void *send, void *recv, size_t count, DataType ty
                     });
 }
 
+API Result ncclReduce(const void *send, void *recv, size_t count, DataType type, RedOp op, int root, Comm comm,
+                      Stream stream) {
+  return collective(comm, stream, sign("reduce", count, type, root), send, count * size_of(type),
+                    [=](const std::vector<const char *> &data) {
+                      if (comm->rank == root) reduce(data, recv, count, type, op);
+                    });
+}
+
 API Result ncclSend(const void *send, size_t count, DataType type, int peer, Comm comm, Stream stream) {
   if (const Result result = message(comm, stream); result != kSuccess) return result;
+  record(*comm, sign("send", count, type, peer) + " grouped", "calls");
   const auto name = std::make_shared<std::string>();
   group_sends.push_back([=] {
     *name = message_name(comm, comm->rank, peer, true);
@@ -404,7 +424,8 @@ API Result ncclGroupStart() {
 
 API Result ncclGroupEnd() {
   if (--group_depth > 0) return kSuccess;
-  std::vector<std::function<void()>> operations = std::exchange(group_sends, {});
+  std::vector<std::function<void()>> operations = std::exchange(group_collectives, {});
+  for (auto &send : std::exchange(group_sends, {})) operations.push_back(std::move(send));
   for (auto &receive : std::exchange(group_receives, {})) operations.push_back(std::move(receive));
   for (auto &end : std::exchange(group_ends, {})) operations.push_back(std::move(end));
   ncclComm *comm = std::exchange(group_comm, nullptr);

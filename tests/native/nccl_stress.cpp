@@ -105,6 +105,20 @@ void run_rank(int rank) {
     require(hidet_dist_all_to_all(send.data(), recv.data(), 1, HIDET_DIST_F32, group) == 0, "all_to_all");
     wait();
     for (int32_t other = 0; other < size; ++other) require(recv[static_cast<size_t>(other)] == of(other), "all_to_all's result");
+    // Group rank p has 1 + p elements of the gathered ones, and of the scattered ones.
+    std::vector<int64_t> sizes;
+    for (int32_t p = 0; p < size; ++p) sizes.push_back(1 + p);
+    std::vector<float> whole(static_cast<size_t>(size * (size + 1) / 2)), part(static_cast<size_t>(size));
+    std::vector<float> sent(whole.size(), static_cast<float>(rank));
+    require(hidet_dist_all_gather_parts(sent.data(), whole.data(), sizes.data(), 1, HIDET_DIST_F32, group) == 0,
+            "all_gather_parts");
+    wait();
+    require(whole.front() == of(0) && whole.back() == of(size - 1), "all_gather_parts's result");
+    require(hidet_dist_reduce_scatter_parts(sent.data(), part.data(), sizes.data(), 1, HIDET_DIST_F32, HIDET_DIST_MAX,
+                                            group) == 0,
+            "reduce_scatter_parts");
+    wait();
+    require(part[0] == of(size - 1), "reduce_scatter_parts's result");
     const int32_t from = (group_rank + size - 1) % size;
     require(hidet_dist_send_recv(send.data(), 4, (group_rank + 1) % size, recv.data(), 4, from, HIDET_DIST_F32, group) == 0,
             "send_recv");

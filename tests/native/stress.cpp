@@ -144,6 +144,34 @@ void run_rank(int rank) {
       const float expected = value(ranks[static_cast<size_t>(column / half)], there, round);
       require(gathered[static_cast<size_t>(i)] == expected, "all_to_all_blocks's result");
     }
+    // Parts of unequal size: group rank p has 1 + p units, or none.
+    std::vector<int64_t> sizes, begins{0};
+    for (int64_t p = 0; p < size; ++p) sizes.push_back(round % 7 == p ? 0 : 1 + p);
+    for (const int64_t each : sizes) begins.push_back(begins.back() + each);
+    const int64_t unit = std::max<int64_t>(1, count / (2 * size * size)), own = sizes[static_cast<size_t>(group_rank)];
+    require(hidet_dist_all_gather_parts(send.data(), recv.data(), sizes.data(), unit, HIDET_DIST_F32, group) == 0,
+            "all_gather_parts");
+    require(hidet_dist_reduce_scatter_parts(send.data(), part.data(), sizes.data(), unit, HIDET_DIST_F32,
+                                            HIDET_DIST_SUM, group) == 0,
+            "reduce_scatter_parts");
+    std::vector<float> exchanged(static_cast<size_t>(begins.back() * own * unit));
+    require(hidet_dist_all_to_all_parts(send.data(), exchanged.data(), sizes.data(), sizes.data(), unit,
+                                        HIDET_DIST_F32, group) == 0,
+            "all_to_all_parts");
+    for (size_t p = 0; p < ranks.size(); ++p) {
+      for (int64_t i = 0; i < sizes[p] * unit; ++i) {
+        require(recv[static_cast<size_t>(begins[p] * unit + i)] == value(ranks[p], i, round), "all_gather_parts's result");
+      }
+      for (int64_t i = 0; i < sizes[p] * own * unit; ++i) {
+        const int64_t there = begins[static_cast<size_t>(group_rank)] * sizes[p] * unit + i;
+        require(exchanged[static_cast<size_t>(begins[p] * own * unit + i)] == value(ranks[p], there, round),
+                "all_to_all_parts's result");
+      }
+    }
+    for (int64_t i = 0; i < own * unit; ++i) {
+      const int64_t there = begins[static_cast<size_t>(group_rank)] * unit + i;
+      require(part[static_cast<size_t>(i)] == total(there), "reduce_scatter_parts's result");
+    }
     const auto root = static_cast<int32_t>(random() % static_cast<size_t>(size));
     require(hidet_dist_broadcast(send.data(), recv.data(), count, HIDET_DIST_F32, root, group) == 0, "broadcast");
     for (int64_t i = 0; i < count; ++i) {

@@ -396,8 +396,8 @@ def test_on_gpus_a_kernel_reduces_the_extremes_that_ranks_exchange():
     stage = search(graph, builtin("dgx-h100", mesh), pins=pins).stages[0]
     program = partition_graph(graph, stage, target=AsOnGpus())
     assert set(program.communications()) == {
-        "all_to_all(axes=0) float32[2, 12] -> [2, 12]",
-        "all_gather(axes=0) float32[12] -> [2, 12]",  # of the output
+        "all_to_all(axes=0) float32[16] -> [(part_of_axis0__3_1 * 8)]",
+        "all_gather(axes=0) float32[(part_of_axis0__3_1 * 4)] -> [16]",  # of the output
         "all_gather(axes=0) float32[1] -> [2, 1]",
     }
     on_gpus = partition_graph(graph, stage, target=CudaTarget(GPUS["H100-SXM5-80GB"]))

@@ -16,6 +16,7 @@ from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.reshard import Step, step_seconds
+from hidet_dist.reshard.cost import step_parts
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
@@ -48,7 +49,7 @@ def check_random_plans(name: str, count: int, meshes: Sequence[str] = MESHES) ->
                 uneven += bool(choice.devices)
             kinds.update(stage.collectives())
     assert uneven > 0
-    assert {"all_gather", "all_reduce", "reduce_scatter"} <= kinds
+    assert {"all_gather", "all_to_all", "all_reduce", "reduce_scatter"} <= kinds
 
 
 def test_random_plans_compute_what_the_whole_graph_does() -> None:
@@ -132,7 +133,7 @@ def test_work_takes_the_longest_of_the_devices(
     assert [stage.weight_bytes_of(rank) for rank in range(2)] == [2 * HIDDEN * part * BYTES for part in parts]
 
 
-def test_blocks_of_the_largest_part_are_what_is_sent() -> None:
+def test_unequal_parts_are_gathered_and_scattered_as_fast_as_the_busiest_rank_is() -> None:
     mesh = DeviceMesh((2,), ("gpu",), ((5, 3),))
     cluster = machine(mesh, (RATE, RATE))
     split, whole = TensorShardSpec.parse("(R, S0)"), TensorShardSpec.parse("(R, R)")
@@ -157,13 +158,33 @@ def test_a_program_cuts_its_weights_by_shares_and_says_where_they_are_not_offere
     assert "[gpu=7:5]" in str(Plan((stage,)).table().title)
 
 
-def test_the_text_of_a_program_has_the_parts_that_are_cut_and_joined() -> None:
+ROWS, COLUMNS = "(S0, R)", "(R, S0)"
+MOVES = {"up": COLUMNS, "down": "(R, R)", "op:0": f"?, {COLUMNS} -> {COLUMNS}", "op:2": f"{ROWS}, ? -> {ROWS}"}
+
+
+def test_the_text_of_a_program_has_the_parts_that_are_cut_moved_and_joined() -> None:
     graph, mesh = mlp(), DeviceMesh((2,), ("gpu",), ((3, 1),))
-    pins = {"up": "(R, S0)", "down": "(R, R)", "op:0": "?, (R, S0) -> (R, S0)", "op:2": "(S0, R), ? -> (S0, R)"}
-    lines = partition_graph(graph, search(graph, machine(mesh, (RATE, RATE)), pins=pins).stages[0]).text().splitlines()
-    steps = [line.partition(" = ")[2].partition("(")[0] for line in lines if " = " in line]
-    assert "JoinParts" in steps
-    assert any("CutPart(" in line and "extent=(2 * part_of_gpu__3_1)" in line for line in lines)
+
+    def lines(pins: dict[str, str]) -> dict[str, str]:
+        stage = search(graph, machine(mesh, (RATE, RATE)), pins=pins).stages[0]
+        written = [line.partition(" = ")[2] for line in partition_graph(graph, stage).text().splitlines()]
+        return {line.partition("(")[0]: line for line in written}
+
+    cut = lines({"x0": "(R, R)", "op:0": f"{ROWS}, ? -> {ROWS}", "y0": "(R, R)"})
+    assert "extent=(2 * part_of_gpu__3_1)" in cut["CutPart"]
+    assert "JoinParts" not in cut  # parts of the first dim arrive one after the other
+    moved = lines(MOVES)
+    assert "all_to_all" in moved
+    assert "dim=1, split=0[3,1], shape=[(2 * part_of_gpu__3_1), 48]" in moved["JoinParts"]
+
+
+def test_moving_unequal_parts_takes_as_long_as_the_busiest_rank() -> None:
+    """The first rank has 3/4 of 8 x 48 elements, of which it sends 1/4; the second one sends 3/4 of its quarter."""
+    mesh = DeviceMesh((2,), ("gpu",), ((3, 1),))
+    step, whole = Step("all_to_all", (0,), 1, 0), BATCH * INNER * BYTES
+    of_columns, of_rows = map(TensorShardSpec.parse, (COLUMNS, ROWS))
+    seconds = step_parts(step, of_columns, of_rows, (BATCH, INNER), BYTES, machine(mesh, (RATE, RATE)))
+    assert seconds.communicate == pytest.approx(LATENCY + whole * 3 / 16 / BANDWIDTH, rel=1e-6)
 
 
 def test_averages_are_not_split_unevenly() -> None:

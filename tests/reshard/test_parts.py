@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,21 +60,20 @@ def shards(whole: np.ndarray, layout: Layout, mesh: DeviceMesh) -> list[np.ndarr
 
 def run(step: Step, values: Sequence[np.ndarray], mesh: DeviceMesh) -> list[np.ndarray]:
     """The semantics of a step on all ranks' shards, from the parts that it joins or splits."""
-    split = step.parts_of(mesh)
+    joined, divided = step.joined(mesh), step.divided(mesh)
     results = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, step.mesh_axes)
         result = sum(values[peer] for peer in peers) if step.op else values[rank]
-        if step.collective.joins:
+        if joined is not None:
             dim = step.dim
             assert dim is not None
-            extent = values[rank].shape[dim] // split.interval(split.units, mesh.coordinate(rank))[1] * split.units
-            begins = {split.interval(extent, mesh.coordinate(peer))[0]: values[peer] for peer in peers}
+            extent = values[rank].shape[dim] // joined.interval(joined.units, mesh.coordinate(rank))[1] * joined.units
+            begins = {joined.interval(extent, mesh.coordinate(peer))[0]: values[peer] for peer in peers}
             result = np.concatenate([begins[begin] for begin in sorted(begins)], axis=dim)
-        if step.collective.splits:
-            dim, axes = step.split
-            own = split if not step.collective.moves else Step("slice", axes, dim).parts_of(mesh)
-            begin, size = own.interval(result.shape[dim], mesh.coordinate(rank))
+        if divided is not None:
+            dim, _ = step.split
+            begin, size = divided.interval(result.shape[dim], mesh.coordinate(rank))
             result = result.take(range(begin, begin + size), axis=dim)
         results.append(np.asarray(result))
     return results
@@ -110,5 +110,29 @@ def test_from_one_list_of_parts_to_another_a_tensor_is_gathered_and_sliced() -> 
     assert list(map(str, steps)) == ["all_gather(axes=0[2,1], dim=0)", "slice(axes=0[1,2], dim=0)"]
     with pytest.raises(SpecError, match="the parts there are others"):
         Step.parse("all_gather(axes=0, dim=0)").after(source, (6, 4), cluster.mesh)
-    with pytest.raises(SpecError, match="takes none"):
-        Step.parse("all_to_all(axes=0[2,1], dim=0, to_dim=1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "step"),
+    [
+        ("(S0[2,1], R)", "(R, S0)", "all_to_all(axes=0[2,1], dim=0, to_dim=1, to_axes=0)"),
+        ("(R, S0)", "(S0[2,1], R)", "all_to_all(axes=0, dim=1, to_dim=0, to_axes=0[2,1])"),
+        ("(S0[2,1], R)", "(R, S0[2,1])", "all_to_all(axes=0[2,1], dim=0, to_dim=1)"),
+        ("(S0[2,1], R)", "(R, S0[1,2])", "all_to_all(axes=0[2,1], dim=0, to_dim=1, to_axes=0[1,2])"),
+    ],
+)
+def test_unequal_parts_move_from_one_dim_to_another(source: str, target: str, step: str) -> None:
+    cluster, shape = cluster_of((2,)), (600, 600)
+    cluster = replace(cluster, device=replace(cluster.device, memory_bandwidth_bytes_per_second=1e12))
+    ends = TensorShardSpec.parse(source), TensorShardSpec.parse(target)
+    (only,) = cheapest_conversion(shape, "float32", *ends, cluster).steps
+    assert str(only) == step
+    assert Step.parse(step) == only
+    assert only.after(ends[0], shape, cluster.mesh) == ends[1]
+
+
+def test_steps_with_parts_that_their_kind_lacks_are_refused() -> None:
+    with pytest.raises(SpecError, match="all_reduce takes none"):
+        Step("all_reduce", (0,), op="sum", parts=((0, (2, 1)),))
+    with pytest.raises(SpecError, match="all_gather takes none"):
+        Step("all_gather", (0,), 0, to_parts=((0, (2, 1)),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Checked:
         self.size, self.group_rank = len(self.ranks), self.ranks.index(comm.rank)
         self.calls = 0
 
-    def call(self, function: Callable[..., int], *arguments: int | native.Blocks | None) -> None:
+    def call(self, function: Callable[..., int], *arguments: int | native.Blocks | Sequence[int] | None) -> None:
         assert function(*arguments, self.group) == native.OK, native.last_error()
         self.comm.wait()
         self.calls += 1
@@ -71,6 +71,7 @@ class Checked:
             self.moves(dtype, count=5)
             if self.host:
                 self.blocks(dtype)
+            self.parts(dtype)
             self.messages(dtype, count=5)
 
     def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
@@ -150,6 +151,36 @@ class Checked:
         recv = torch.zeros((rows, size * row), dtype=whole[0].dtype)
         self.call(native.all_to_all_blocks, address(behind), None, address(recv), every, code)
         self.expect(recv, torch.cat(own, 1), "all_to_all, received", dtype)
+
+    def parts(self, dtype: str, unit: int = 3) -> None:
+        """Parts of unequal size; one of them is empty where there are more than two."""
+        code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank
+        joined = [1 + 2 * rank for rank in range(size)]
+        split = [size - rank if rank != 1 or size < 3 else 0 for rank in range(size)]
+        for large in (1, 2000):  # Gloo has another way for large parts
+            step = unit * large
+            whole = [as_dtype(inputs(rank, joined[p] * step, dtype), dtype) for p, rank in enumerate(self.ranks)]
+            recv = torch.zeros(sum(joined) * step, dtype=whole[0].dtype)
+            self.call(native.all_gather_parts, address(whole[group_rank]), address(recv), joined, step, code)
+            self.expect(recv, torch.cat(whole), "all_gather_parts", dtype)
+            stack = np.stack([inputs(rank, sum(split) * step, dtype) for rank in self.ranks])
+            for op in ("sum", "max"):
+                send = as_dtype(stack[group_rank], dtype)
+                recv = torch.zeros(max(1, split[group_rank] * step), dtype=send.dtype)
+                codes = code, native.reduce_op_code(op)
+                self.call(native.reduce_scatter_parts, address(send), address(recv), split, step, *codes)
+                expected = as_dtype(reduced(stack, dtype, op), dtype).split([each * step for each in split])
+                self.expect(recv[: split[group_rank] * step], expected[group_rank], "reduce_scatter_parts", dtype, op)
+            sent = [
+                as_dtype(inputs(rank, joined[p] * sum(split) * step, dtype), dtype).split(
+                    [joined[p] * each * step for each in split]
+                )
+                for p, rank in enumerate(self.ranks)
+            ]
+            send, expected = torch.cat(sent[group_rank]), torch.cat([blocks[group_rank] for blocks in sent])
+            recv = torch.zeros(max(1, len(expected)), dtype=send.dtype)
+            self.call(native.all_to_all_parts, address(send), address(recv), split, joined, step, code)
+            self.expect(recv[: len(expected)], expected, "all_to_all_parts", dtype)
 
     def messages(self, dtype: str, count: int) -> None:
         code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank

@@ -103,7 +103,11 @@ def test_the_c_interface_has_the_kind(kind: Collective) -> None:
     assert kind.name.upper() in C_INTERFACE.constants  # as ranks call it in envelopes
     methods = dict(Transport._fields_)  # type: ignore[arg-type]
     assert methods[kind.name]._argtypes_[1:] == function.arguments
-    blocks = C_INTERFACE.functions.get(kind.symbol(blocks=True).removeprefix(PREFIX))
+    parts = C_INTERFACE.functions.get(kind.symbol("parts").removeprefix(PREFIX))
+    assert (parts is not None) == kind.has_dim
+    if parts is not None:
+        assert methods[f"{kind.name}_parts"]._argtypes_[1:] == parts.arguments
+    blocks = C_INTERFACE.functions.get(kind.symbol("blocks").removeprefix(PREFIX))
     assert (blocks is not None) == kind.has_dim
     if blocks is not None:
         own = kind.arguments("send", "recv", "sent", "received")

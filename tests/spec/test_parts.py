@@ -159,14 +159,15 @@ def test_a_dim_that_uneven_axes_split_is_not_padded():
     assert spec.fits((8,), DeviceMesh((2,)), padded=True)
 
 
-def test_an_uneven_axis_does_not_move_between_dims():
+def test_an_uneven_axis_moves_between_dims_that_are_multiples_of_its_shares():
     mesh = DeviceMesh((2, 2), (), ((), (1, 2)))
     spec = TensorShardSpec.parse("(S01, R)")
     steps = {str(step) for step, _ in moves(spec, (12, 12), mesh)}
     assert "all_gather(axes=1, dim=0)" in steps
-    assert not any(step.startswith("all_to_all") for step in steps)
-    with pytest.raises(SpecError, match="uneven axis"):
-        Step("all_to_all", (1,), 0, 1).after(spec, (12, 12), mesh)
+    assert "all_to_all(axes=1, dim=0, to_dim=1)" in steps
+    assert not any(str(step).startswith("all_to_all(axes=1,") for step, _ in moves(spec, (12, 8), mesh))
+    with pytest.raises(SpecError, match="does not divide"):
+        Step("all_to_all", (1,), 0, 1).after(spec, (12, 8), mesh)
     even = {str(step) for step, _ in moves(TensorShardSpec.parse("(S10, R)"), (12, 12), mesh)}
     assert "all_to_all(axes=0, dim=0, to_dim=1)" in even
 

@@ -133,6 +133,12 @@ typedef struct hidet_dist_transport {
                        int32_t group);
   int32_t (*send_recv)(void *context, const void *send, int64_t send_count, int32_t to_rank, void *recv,
                        int64_t recv_count, int32_t from_rank, int32_t dtype);
+  int32_t (*all_gather_parts)(void *context, const void *send, void *recv, const int64_t *joined, int64_t unit,
+                              int32_t dtype, int32_t group);
+  int32_t (*reduce_scatter_parts)(void *context, const void *send, void *recv, const int64_t *split, int64_t unit,
+                                  int32_t dtype, int32_t reduce_op, int32_t group);
+  int32_t (*all_to_all_parts)(void *context, const void *send, void *recv, const int64_t *split, const int64_t *joined,
+                              int64_t unit, int32_t dtype, int32_t group);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
   /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are then copied to contiguous
@@ -173,6 +179,19 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *
                                                         int32_t dtype, int32_t reduce_op, int32_t group);
 HIDET_DIST_API int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                                     const hidet_dist_blocks *received, int32_t dtype, int32_t group);
+
+/*
+ * The same for parts of unequal size, one after the other in group order. `joined` and `split` have a size for each rank
+ * of the group, the same ones on all ranks, and `unit` is the number of elements in one of it. Group rank p holds
+ * joined[p] * unit elements before an all-gather, and split[p] * unit after a reduce-scatter. In an all-to-all, it
+ * sends joined[p] * split[q] * unit elements to group rank q.
+ */
+HIDET_DIST_API int32_t hidet_dist_all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit,
+                                                   int32_t dtype, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit,
+                                                       int32_t dtype, int32_t reduce_op, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_all_to_all_parts(const void *send, void *recv, const int64_t *split,
+                                                   const int64_t *joined, int64_t unit, int32_t dtype, int32_t group);
 
 /* Sends the `count` elements at `send` of group rank `root` to every rank of the group; the others' `send` is not read
  * and may be null. `send` and `recv` may be the same buffer. */

@@ -7,6 +7,7 @@ All functions but ``group_rank`` and ``dtype_size`` return a status code.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from hidet_dist.native.library import library
 from hidet_dist.native.signatures import Blocks
@@ -61,6 +62,29 @@ def all_to_all_blocks(
     ``None`` in place of blocks means that they are contiguous, one after the other.
     """
     return int(library().hidet_dist_all_to_all_blocks(send, sent, recv, received, dtype, group))
+
+
+def all_gather_parts(send: int, recv: int, joined: Sequence[int], unit: int, dtype: int, group: int) -> int:
+    """Gather parts of ``joined[p] * unit`` elements, for each group rank p, into ``recv``."""
+    return int(library().hidet_dist_all_gather_parts(send, recv, _sizes(joined), unit, dtype, group))
+
+
+def reduce_scatter_parts(
+    send: int, recv: int, split: Sequence[int], unit: int, dtype: int, reduce_op: int, group: int
+) -> int:
+    """Reduce parts of ``split[p] * unit`` elements, for each group rank p, leaving this rank's in ``recv``."""
+    return int(library().hidet_dist_reduce_scatter_parts(send, recv, _sizes(split), unit, dtype, reduce_op, group))
+
+
+def all_to_all_parts(
+    send: int, recv: int, split: Sequence[int], joined: Sequence[int], unit: int, dtype: int, group: int
+) -> int:
+    """Send ``joined[p] * split[q] * unit`` elements from each group rank p to each q."""
+    return int(library().hidet_dist_all_to_all_parts(send, recv, _sizes(split), _sizes(joined), unit, dtype, group))
+
+
+def _sizes(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(sizes))(*sizes)
 
 
 def broadcast(send: int, recv: int, count: int, dtype: int, root: int, group: int) -> int:

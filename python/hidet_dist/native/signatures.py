@@ -52,6 +52,10 @@ _REDUCE = (c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
 _GATHER_BLOCKS = (c_void_p, c_void_p, BlocksPointer, c_int32, c_int32)
 _SCATTER_BLOCKS = (c_void_p, c_void_p, BlocksPointer, c_int32, c_int32, c_int32)
 _EXCHANGE_BLOCKS = (c_void_p, BlocksPointer, c_void_p, BlocksPointer, c_int32, c_int32)
+_SIZES = POINTER(c_int64)
+_GATHER_PARTS = (c_void_p, c_void_p, _SIZES, c_int64, c_int32, c_int32)
+_SCATTER_PARTS = (c_void_p, c_void_p, _SIZES, c_int64, c_int32, c_int32, c_int32)
+_EXCHANGE_PARTS = (c_void_p, c_void_p, _SIZES, _SIZES, c_int64, c_int32, c_int32)
 
 
 def _method(*arguments: Any) -> Any:
@@ -70,6 +74,9 @@ class Transport(ctypes.Structure):
         ("all_to_all", _method(*_GATHER)),
         ("broadcast", _method(*_REDUCE)),
         ("send_recv", _method(c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32)),
+        ("all_gather_parts", _method(*_GATHER_PARTS)),
+        ("reduce_scatter_parts", _method(*_SCATTER_PARTS)),
+        ("all_to_all_parts", _method(*_EXCHANGE_PARTS)),
         ("copy", _method(c_void_p, c_void_p, c_int64)),
         ("all_gather_blocks", _method(*_GATHER_BLOCKS)),
         ("reduce_scatter_blocks", _method(*_SCATTER_BLOCKS)),
@@ -86,6 +93,9 @@ COLLECTIVES = Header(
         "all_gather_blocks": Signature(c_int32, _GATHER_BLOCKS),
         "reduce_scatter_blocks": Signature(c_int32, _SCATTER_BLOCKS),
         "all_to_all_blocks": Signature(c_int32, _EXCHANGE_BLOCKS),
+        "all_gather_parts": Signature(c_int32, _GATHER_PARTS),
+        "reduce_scatter_parts": Signature(c_int32, _SCATTER_PARTS),
+        "all_to_all_parts": Signature(c_int32, _EXCHANGE_PARTS),
         "broadcast": Signature(c_int32, _REDUCE),
         "send": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),

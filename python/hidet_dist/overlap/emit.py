@@ -140,6 +140,11 @@ class _ProgramCost:
         if isinstance(node, CommunicationOp):
             sent = local_nbytes(node.inputs[0], self.sizes)
             whole = node.collective.whole(sent, node.group_size)
+            if node.parts is not None:
+                joined = node.parts.joined
+                whole = node.collective.even_nbytes(
+                    sent * sum(joined) // max(joined) if joined else sent, node.parts.split, joined
+                )
             return self.cluster.collective_seconds(node.collective, whole, node.mesh_axes)
         key = str(node.task), tuple(x.storage is not None for x in node.inputs)
         if key not in self.known:

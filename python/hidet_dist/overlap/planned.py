@@ -169,13 +169,13 @@ class PlannedTasks:
             if not step.collective.communicates:
                 parts.append(_Part(seconds.pack, buffer_nbytes(result), None))
                 continue
-            exchanges = step.exchanges(self.cluster.device.places_shards)
-            nbytes_of = step.exchanged_nbytes if exchanges else step.received_nbytes
-            received = nbytes_of(sent, result, mesh)
+            received = result
+            if step.exchanges(self.cluster.device.places_shards):
+                received = step.exchanged_nbytes(sent, result, mesh)
+            elif not step.is_uneven(mesh):
+                received = step.received_nbytes(sent, result, mesh)
             if seconds.pack:
-                scatters = step.is_uneven(mesh) and not step.collective.joins
-                packed = step.whole_nbytes(sent, result, mesh) if scatters else sent
-                parts.append(_Part(seconds.pack, buffer_nbytes(packed), None))
+                parts.append(_Part(seconds.pack, buffer_nbytes(sent), None))
             parts.append(_Part(seconds.communicate, buffer_nbytes(received), str(step)))
             if seconds.unpack:
                 parts.append(_Part(seconds.unpack, buffer_nbytes(result), None))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hidet
+import numpy as np
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.dtypes import int64
@@ -21,6 +23,33 @@ from hidet_dist.traits import Moves, has_traits
 
 Placement = tuple[int, Extent]
 """A dim along which the ranks' blocks are contiguous to each other, and an extent along it."""
+
+
+@dataclass(frozen=True)
+class GroupParts:
+    """The parts of unequal size that the ranks of a group send and receive, one after the other in group order.
+
+    Attributes
+    ----------
+    split, joined: the sizes of the ranks' parts of the dims that are split and joined, in units; empty for a collective
+        that does not split or join.
+    unit: the elements of one unit of both.
+    count: the elements that this rank receives.
+    """
+
+    split: tuple[int, ...]
+    joined: tuple[int, ...]
+    unit: Extent
+    count: Extent
+
+    def cut(self, x: np.ndarray) -> Sequence[np.ndarray]:
+        """Cut what a rank sends into the part of each rank."""
+        unit, ends = x.size // sum(self.split), itertools.accumulate(self.split)
+        return np.split(x.reshape(-1), [unit * end for end in ends][:-1])
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Join the parts that a rank receives."""
+        return np.concatenate([part.reshape(-1) for part in parts])
 
 
 class CommunicationOp(NativeCallOp):
@@ -47,6 +76,9 @@ class CommunicationOp(NativeCallOp):
     received: (int, int or expression), optional
         For an all-gather or all-to-all: the ranks' blocks are joined along this dim of the output, up to this extent,
         and there is no first dim for them.
+    parts: GroupParts, optional
+        The parts of the ranks, where their sizes are unequal: ``x`` has those that are sent one after the other, and
+        the output, of one dim, those that are received.
 
     Raises
     ------
@@ -64,6 +96,7 @@ class CommunicationOp(NativeCallOp):
         only_starts: bool = False,
         sent: Placement | None = None,
         received: Placement | None = None,
+        parts: GroupParts | None = None,
     ):
         self.kind = kind
         self.collective = collective = COLLECTIVES[kind]
@@ -73,11 +106,14 @@ class CommunicationOp(NativeCallOp):
         self.reduce_op = reduce_op
         self.sent = sent
         self.received = received
+        self.parts = parts
         shape = list(extents_of(x))
         block = shape
-        if collective.sends_blocks:
+        if parts is not None:
+            shape = [parts.count]
+        elif collective.sends_blocks:
             shape = block = _block(kind, shape, group_size, sent)
-        if collective.receives_blocks:
+        if parts is None and collective.receives_blocks:
             shape = [group_size, *block] if received is None else _with_extent(block, *received)
         moves_bytes = not reduce_op and x.dtype.name not in REDUCED_DTYPES
         codes = [native.dtype_code("uint8" if moves_bytes else x.dtype.name)]
@@ -87,10 +123,15 @@ class CommunicationOp(NativeCallOp):
         group = sum(1 << axis for axis in self.mesh_axes)
         send, recv = ("send", "recv") if only_starts else ("{}", "{}")
         values: dict[str, Extent] = {"count": _product([*block, *unit])}
-        blocks = ""
+        blocks, form = "", ""
         arguments = [send, recv, "count"]
-        if sent is not None or received is not None:
-            values = {}
+        if parts is not None:
+            values, form = {"unit": _product([parts.unit, *unit])}, "parts"
+            sizes = {name: of for name, of in (("split", parts.split), ("joined", parts.joined)) if of}
+            blocks = "".join(f"const int64_t {name}[] = {{{{ {str(of)[1:-1]} }}}}; " for name, of in sizes.items())
+            arguments = [send, recv, *sizes, "unit"]
+        elif sent is not None or received is not None:
+            values, form = {}, "blocks"
             for name, place in (("sent", sent), ("received", received)):
                 if place is not None:
                     dim = place[0]
@@ -102,25 +143,26 @@ class CommunicationOp(NativeCallOp):
             arguments = collective.arguments(
                 send, recv, "&sent" if sent else "nullptr", "&received" if received else "nullptr"
             )
-        function = collective.symbol(blocks=bool(blocks))
+        function = collective.symbol(form)
         statement = f"{blocks}{function}({', '.join([*arguments, *map(str, codes), str(group)])});"
         if only_starts:
             statement = (
                 "const void *send = {}; void *recv = {}; hidet_dist_start(recv); "
                 f"{statement} hidet_dist_started(recv);"
             )
-        parts = [
+        words = [
             "start" if only_starts else "",
             kind,
             reduce_op,
             f"from{sent[0]}" if sent else "",
             f"to{received[0]}" if received else "",
+            *(() if parts is None else (f"split{_word(parts.split)}", f"joined{_word(parts.joined)}")),
             f"axes{group}",
             f"of{group_size}",
             f"abi{native.ABI_VERSION}",
         ]
         super().__init__(
-            "_".join(["hidet_dist", *filter(None, parts)]),
+            "_".join(["hidet_dist", *filter(None, words)]),
             {"x": x},
             shape,
             NativeCall(
@@ -139,6 +181,7 @@ class CommunicationOp(NativeCallOp):
                 "only_starts": only_starts,
                 "sent": sent,
                 "received": received,
+                "parts": parts,
             },
         )
         self.name = ("Start" if only_starts else "") + "".join(word.capitalize() for word in kind.split("_"))
@@ -155,6 +198,10 @@ class CommunicationOp(NativeCallOp):
         shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
         axes = "".join(map(str, self.mesh_axes))
         return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
+
+
+def _word(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
 
 
 def _block(kind: str, shape: list[Extent], group_size: int, sent: Placement | None) -> list[Extent]:

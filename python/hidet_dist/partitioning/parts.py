@@ -1,33 +1,26 @@
-"""Operators that cut, stack and join unequal parts of a dim.
+"""Operators that cut, pack and join unequal parts of a dim.
 
-Collectives move blocks of equal size. So the part of each device is padded to the largest part of the group: before an
-all-gather, which is followed by a join of the parts without padding; and in the blocks of a reduce-scatter, after which
-each device cuts its part off. The begin and the size of a part follow from the parts of the axes
+Collectives send and receive parts one after the other, in the order of group ranks. So a copy precedes a
+reduce-scatter or all-to-all where the dim that it splits is not the first one, and follows an all-gather or all-to-all
+where the dim that it joins is not. The begin and the size of a part follow from the parts of the axes
 (:func:`hidet_dist.spec.extents.part_interval`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.expr import if_then_else
 
-from hidet_dist.partitioning.once import MadeOnce
-from hidet_dist.spec.extents import Extent, choose, part_interval
+from hidet_dist.partitioning.once import MadeOnce, reshape
+from hidet_dist.spec.extents import Extent, choose, extents_of, part_interval
 from hidet_dist.spec.parts import Split
 from hidet_dist.traits import Moves, has_traits
-
-
-def _coordinates(split: Split, rank: Any) -> list[Any]:
-    """Return the coordinates along the axes of a group rank, which is row-major over ascending axes."""
-    of_axis = {}
-    for axis, parts in sorted(zip(split.mesh_axes, split.parts, strict=True), reverse=True):
-        of_axis[axis] = rank % len(parts)
-        rank = rank // len(parts)
-    return [of_axis[axis] for axis in split.mesh_axes]
 
 
 def _locate(split: Split, extent: Extent, index: Any) -> tuple[Any, Any]:
@@ -36,9 +29,7 @@ def _locate(split: Split, extent: Extent, index: Any) -> tuple[Any, Any]:
     for axis, parts in zip(split.mesh_axes, split.parts, strict=True):
         unit = extent // sum(parts)
         begins = [sum(parts[:number]) for number in range(len(parts))]
-        coordinate: Any = len(parts) - 1
-        for number in reversed(range(len(parts) - 1)):
-            coordinate = if_then_else(index // unit < begins[number + 1], number, coordinate)
+        coordinate = _number(index // unit, begins[1:])
         index = index - unit * choose(begins, coordinate)
         extent = unit * choose(parts, coordinate)
         of_axis[axis] = (coordinate, len(parts))
@@ -46,13 +37,6 @@ def _locate(split: Split, extent: Extent, index: Any) -> tuple[Any, Any]:
     for _, (coordinate, size) in sorted(of_axis.items()):
         rank = rank * size + coordinate
     return rank, index
-
-
-def largest_part(split: Split, extent: Extent) -> Extent:
-    """Return the size of the largest part of a dim of ``extent``."""
-    for of_axis in split.parts:
-        extent = extent // sum(of_axis) * max(of_axis)
-    return extent
 
 
 def _attributes(split: Split) -> dict[str, Any]:
@@ -81,78 +65,96 @@ class CutPartOp(Operator):
         super().__init__([x, coordinate], attributes={"dim": dim, "split": split, "extent": extent}, task=task)
 
 
-class StackPartsTask(Task, metaclass=MadeOnce):
-    """``y[r, ...]`` is the part along ``dim`` of ``x`` for group rank r, with zeros up to the largest part."""
+class PackPartsTask(Task, metaclass=MadeOnce):
+    """``y`` has the parts of ``x`` along its second dim of three, one after the other, by group rank."""
 
-    def __init__(self, x, dim: int, split: Split):  # type: ignore[no-untyped-def]
-        shape = [split.count, *x.shape]
-        shape[dim + 1] = largest_part(split, x.shape[dim])
+    def __init__(self, x, split: Split):  # type: ignore[no-untyped-def]
+        outer, extent, inner = x.shape
+        unit, sizes, begins = extent // split.units, split.of_group_ranks, _begins(split)
+        packed = list(itertools.accumulate(sizes, initial=0))
 
-        def element(r, *indices):  # type: ignore[no-untyped-def]
-            begin, size = part_interval(x.shape[dim], split.parts, _coordinates(split, r))
-            return if_then_else(indices[dim] < size, x[_shifted(indices, dim, begin)], x.type.dtype.zero)
+        def element(index):  # type: ignore[no-untyped-def]
+            found: Any = None
+            # Each part has a branch of its own, in which its size is a number by which it is quick to divide.
+            for rank in reversed(range(len(sizes))):
+                size = unit * sizes[rank]
+                within = index - packed[rank] * (unit * outer * inner)
+                row = within // inner
+                own = x[row // size, unit * begins[rank] + row % size, within % inner]
+                end = packed[rank + 1] * (unit * outer * inner)
+                found = own if found is None else if_then_else(index < end, own, found)
+            return found
 
-        y = compute("y", shape, element)
-        super().__init__("stack_parts", [x], [y], attributes={"dim": dim, **_attributes(split)})
-
-
-@has_traits(kernel="copy", moves=Moves.SPREAD)
-class StackPartsOp(Operator):
-    """Stack the parts of ``x`` along ``dim`` in a new first dim, as a reduce-scatter sends them."""
-
-    def __init__(self, x: Tensor, dim: int, split: Split):
-        super().__init__(
-            [x], attributes={"dim": dim, "split": split}, task=StackPartsTask(input_like(x, "x"), dim, split)
-        )
-
-
-class ResizeTask(Task, metaclass=MadeOnce):
-    """``y`` begins as ``x`` along ``dim`` and has ``extent``: the end of ``x`` is cut off, or zeros follow it."""
-
-    def __init__(self, x, dim: int, extent: Extent, grows: bool):  # type: ignore[no-untyped-def]
-        shape = list(x.shape)
-        shape[dim] = extent
-
-        def element(*indices):  # type: ignore[no-untyped-def]
-            if not grows:
-                return x[list(indices)]
-            return if_then_else(indices[dim] < x.shape[dim], x[list(indices)], x.type.dtype.zero)
-
-        y = compute("y", shape, element)
-        super().__init__("resize", [x], [y], attributes={"dim": dim, "extent": extent, "grows": grows})
+        y = compute("y", [outer * extent * inner], element)
+        super().__init__("pack_parts", [x], [y], attributes=_attributes(split))
 
 
 @has_traits(kernel="copy", moves=Moves.SPREAD)
-class ResizeOp(Operator):
-    """Resize the end of dim ``dim`` of ``x`` to ``extent``: with zeros if it ``grows``."""
+class PackPartsOp(Operator):
+    """Put the parts of ``x`` along its second dim of three one after the other, by group rank."""
 
-    def __init__(self, x: Tensor, dim: int, extent: Extent, grows: bool):
-        task = ResizeTask(input_like(x, "x"), dim, extent, grows)
-        super().__init__([x], attributes={"dim": dim, "extent": extent, "grows": grows}, task=task)
+    def __init__(self, x: Tensor, split: Split):
+        super().__init__([x], attributes={"split": split}, task=PackPartsTask(input_like(x, "x"), split))
+
+
+def packed_parts(x: Tensor, dim: int, split: Split) -> Tensor:
+    """Put the parts of a tensor along ``dim`` one after the other, by group rank."""
+    shape = extents_of(x)
+    outer, inner = (hidet.utils.prod([1, *extents]) for extents in (shape[:dim], shape[dim + 1 :]))
+    return PackPartsOp(reshape(x, [outer, shape[dim], inner]), split).outputs[0]
 
 
 class JoinPartsTask(Task, metaclass=MadeOnce):
-    """``y`` joins the parts ``x[0], x[1], ...``, one per group rank, along ``dim``, without their padding."""
+    """``y`` joins parts along ``dim``, which ``x`` has one after the other."""
 
-    def __init__(self, x, dim: int, split: Split, extent: Extent):  # type: ignore[no-untyped-def]
-        shape = list(x.shape[1:])
-        shape[dim] = extent
+    def __init__(self, x, dim: int, split: Split, shape: Sequence[Extent]):  # type: ignore[no-untyped-def]
+        extent = shape[dim]
+        unit = extent // split.units
+        row = hidet.utils.prod([1, *shape[:dim], *shape[dim + 1 :]])
+        sizes = split.of_group_ranks
+        packed = list(itertools.accumulate(sizes, initial=0))[:-1]
 
         def element(*indices):  # type: ignore[no-untyped-def]
             rank, place = _locate(split, extent, indices[dim])
-            return x[[rank, *indices[:dim], place, *indices[dim + 1 :]]]
+            within: Any = 0
+            for other, index in enumerate(indices):
+                if other == dim:
+                    within = within * (unit * choose(sizes, rank)) + place
+                else:
+                    within = within * shape[other] + index
+            return x[unit * choose(packed, rank) * row + within]
 
         y = compute("y", shape, element)
-        super().__init__("join_parts", [x], [y], attributes={"dim": dim, "extent": extent, **_attributes(split)})
+        attributes = {"dim": dim, "shape": list(shape), **_attributes(split)}
+        super().__init__("join_parts", [x], [y], attributes=attributes)
 
 
 @has_traits(kernel="copy", moves=Moves.SPREAD)
 class JoinPartsOp(Operator):
-    """Join the stacked parts that an all-gather receives along ``dim``, to the whole dim of ``extent``."""
+    """Join the parts along ``dim`` that ``x``, of one dim, has by group rank, to a tensor of ``shape``."""
 
-    def __init__(self, x: Tensor, dim: int, split: Split, extent: Extent):
-        task = JoinPartsTask(input_like(x, "x"), dim, split, extent)
-        super().__init__([x], attributes={"dim": dim, "split": split, "extent": extent}, task=task)
+    def __init__(self, x: Tensor, dim: int, split: Split, shape: Sequence[Extent]):
+        task = JoinPartsTask(input_like(x, "x"), dim, split, list(shape))
+        super().__init__([x], attributes={"dim": dim, "split": split, "shape": list(shape)}, task=task)
+
+
+def _begins(split: Split) -> list[int]:
+    """Return the begin of each group rank's part of a dim, in units."""
+    coordinates = [range(len(parts)) for _, parts in sorted(zip(split.mesh_axes, split.parts, strict=True))]
+    axes = sorted(split.mesh_axes)
+    begins = []
+    for coordinate in itertools.product(*coordinates):
+        at = dict(zip(axes, coordinate, strict=True))
+        begins.append(split.interval(split.units, [at.get(axis, 0) for axis in range(max(axes) + 1)])[0])
+    return begins
+
+
+def _number(index: Any, begins: Sequence[int]) -> Any:
+    """Return the number of the interval that has an index; ``begins`` are those of all but the first."""
+    number: Any = len(begins)
+    for before in reversed(range(len(begins))):
+        number = if_then_else(index < begins[before], before, number)
+    return number
 
 
 def _shifted(indices: Sequence[Any], dim: int, begin: Any) -> list[Any]:

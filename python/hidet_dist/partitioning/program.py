@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import hidet
@@ -21,12 +21,13 @@ from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
     CommunicationOp,
     CopyOp,
+    GroupParts,
     JoinShardsOp,
     ShardSliceOp,
     SplitOrder,
     StackShardsOp,
 )
-from hidet_dist.partitioning.parts import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp, largest_part
+from hidet_dist.partitioning.parts import CutPartOp, JoinPartsOp, packed_parts
 from hidet_dist.partitioning.proof import ProvenStage, prove
 from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.reshard import PlannedSteps, Step, walk
@@ -359,8 +360,8 @@ class _Partitioner:
 
         Symbolic dims keep their canonical names: gathering ``batch_over_2`` makes ``batch``.
         """
-        if step.dim is not None and not step.parts_of(self.mesh).is_even:
-            return self.step_of_parts(x, step, step.dim, result)
+        if step.is_uneven(self.mesh):
+            return self.step_of_parts(x, step, result)
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if not step.collective.communicates:
             assert step.dim is not None
@@ -368,9 +369,8 @@ class _Partitioner:
             return ShardSliceOp(x, self.use_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
         shape = list(extents_of(x))
-        trial = {**self.trial_sizes, **dict.fromkeys(self.parts, _TRIAL_FACTOR)}
-        before, after = ([evaluate(extent, trial) for extent in extents] for extents in (shape, result))
-        packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
+        before, after = self.at_trial_sizes(shape), self.at_trial_sizes(result)
+        packs, unpacks = step.packs(before, self.mesh), step.unpacks(before, after, self.mesh)
         if step.collective.sends_blocks:
             dim, axes = step.split
             shape[dim] = result[dim]
@@ -385,30 +385,51 @@ class _Partitioner:
             x = _reshaped(x, result)
         return _averaged(x, step, count)
 
-    def step_of_parts(self, x: Tensor, step: Step, dim: int, result: Sequence[Extent]) -> Tensor:
+    def step_of_parts(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
         """Apply a step that splits a dim into unequal parts, or joins them, to a local tensor."""
-        split = step.parts_of(self.mesh)
-        extent, kind = result[dim], step.collective
+        kind, joined, divided = step.collective, step.joined(self.mesh), step.divided(self.mesh)
         if not kind.communicates:
-            return CutPartOp(x, self.use_coordinate(), dim, split, extent).outputs[0]
-        if kind.joins:
-            x = ResizeOp(x, dim, largest_part(split, extent), True).outputs[0]
-            x = CommunicationOp(x, step.kind, step.mesh_axes, split.count).outputs[0]
-            return JoinPartsOp(x, dim, split, extent).outputs[0]
-        x = StackPartsOp(x, dim, split).outputs[0]
-        x = self.collective(x, step, split.count)
-        return _averaged(ResizeOp(x, dim, extent, False).outputs[0], step, split.count)
+            assert step.dim is not None and divided is not None
+            return CutPartOp(x, self.use_coordinate(), step.dim, divided, result[step.dim]).outputs[0]
+        own = extents_of(x)
+        before, after = self.at_trial_sizes(own), self.at_trial_sizes(result)
+        packs, unpacks = step.packs(before, self.mesh), step.unpacks(before, after, self.mesh)
+        unit: Extent = hidet.utils.prod([1, *(extent for dim, extent in enumerate(own) if dim not in step.dims)])
+        # A part of an equal split, which may be symbolic, is a unit itself.
+        if joined is not None and step.dim is not None:
+            unit = unit * (own[step.dim] if joined.is_even else result[step.dim] // joined.units)
+        if divided is not None:
+            dim = step.split[0]
+            unit = unit * (result[dim] if divided.is_even else own[dim] // divided.units)
+            if packs:
+                x = packed_parts(x, dim, divided)
+        sizes, joined_sizes = (() if split is None else split.of_group_ranks for split in (divided, joined))
+        parts = GroupParts(sizes, joined_sizes, unit, hidet.utils.prod([1, *result]))
+        x = self.collective(x, step, self.mesh.group_size(step.mesh_axes), parts)
+        if joined is not None and step.dim is not None and unpacks:
+            return JoinPartsOp(x, step.dim, joined, result).outputs[0]
+        return _averaged(_reshaped(x, result), step, self.mesh.group_size(step.mesh_axes))
 
-    def collective(self, x: Tensor, step: Step, count: int) -> Tensor:
+    def at_trial_sizes(self, extents: Sequence[Extent]) -> list[int]:
+        """Return extents at sizes for which conditions hold as for all sizes."""
+        sizes = {**self.trial_sizes, **dict.fromkeys(self.parts, _TRIAL_FACTOR)}
+        return [evaluate(extent, sizes) for extent in extents]
+
+    def collective(self, x: Tensor, step: Step, count: int, parts: GroupParts | None = None) -> Tensor:
         """Apply the collective of a step over ``count`` ranks to a local tensor, so that NaN is kept.
+
+        ``parts`` are those of the ranks, where they are unequal.
 
         Partial averages are added: :func:`_averaged` divides the sum.
         """
         op = "sum" if step.op == "average" else step.op
         if op not in EXTREMES or self.keeps_nan:
-            return CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
-        parts = CommunicationOp(x, step.collective.exchange.name, step.mesh_axes, count).outputs[0]
-        return amax(parts, 0) if op == "max" else amin(parts, 0)
+            return CommunicationOp(x, step.kind, step.mesh_axes, count, op, parts=parts).outputs[0]
+        exchanged = parts and replace(parts, joined=(1,) * count, count=count * parts.count)
+        partial = CommunicationOp(x, step.collective.exchange.name, step.mesh_axes, count, parts=exchanged).outputs[0]
+        if parts is not None:
+            partial = _reshaped(partial, [count, parts.count])
+        return amax(partial, 0) if op == "max" else amin(partial, 0)
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))

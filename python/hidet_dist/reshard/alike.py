@@ -87,7 +87,7 @@ class AlikeLayouts:
     def _kind(self, step: Step, before: int, after: int) -> _Kind:
         """Return the kind of a step from a layout to another one."""
         work = step_work(step, self._shard(before), self._shard(after), self._cluster)
-        key = step.kind, step.mesh_axes, step.op, step.parts, work.packs, work.unpacks
+        key = step.kind, step.mesh_axes, step.op, step.parts, step.to_parts, work.packs, work.unpacks
         kind = self._kinds.setdefault(key, len(self._kind_steps))
         if kind == len(self._kind_steps):
             self._kind_steps.append((step, work))

@@ -6,7 +6,6 @@ Bytes of buffers are counted as they are placed (:mod:`hidet_dist.spec.buffers`)
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -100,21 +99,15 @@ def step_bytes(
 ) -> StepBytes:
     """Compute the bytes of a step that brings a tensor of ``shape`` (whole) from one spec to another.
 
-    They are those of the device at ``coordinate``, or by default of one with the largest shards. Blocks of unequal
-    parts have the size of the largest one on all devices, which take the same copies.
+    They are those of the device at ``coordinate``, or by default of one with the largest shards.
     """
     local, result = source.local_shape(shape, mesh), target.local_shape(shape, mesh)
     before, after = (spec.local_nbytes(shape, itemsize, mesh, coordinate) for spec in (source, target))
-    largest = math.prod(local) * itemsize, math.prod(result) * itemsize
-    uneven = step.is_uneven(mesh)
-    places = places_shards and not uneven
-    unpacks = step.unpacks(local, result, mesh, places)
-    sent = largest if uneven else (before, after)
-    received = buffer_nbytes(after if places and not unpacks else step.received_nbytes(*sent, mesh))
+    unpacks = step.unpacks(local, result, mesh, places_shards)
+    placed = step.is_uneven(mesh) or (places_shards and not unpacks)
+    received = buffer_nbytes(after if placed else step.received_nbytes(before, after, mesh))
     working = buffer_nbytes(before) + received
-    if uneven:
-        working = max(working, uneven_nbytes(step, before, after, largest, mesh))
-    if step.packs(local, places):
+    if step.packs(local, mesh, places_shards):
         working = max(working, 2 * buffer_nbytes(before))
     return StepBytes(working, received + buffer_nbytes(after) if unpacks else 0)
 
@@ -136,30 +129,16 @@ def reduction_nbytes(
     before = partial.local_nbytes(shape, itemsize, mesh, coordinate)
     most = buffer_nbytes(before)
     for fn in fns:
-        step, local, source = Step.of(fn), spec.local_shape(shape, mesh), spec
+        step, local = Step.of(fn), spec.local_shape(shape, mesh)
         spec = fn.after(spec)
-        after, uneven = spec.local_nbytes(shape, itemsize, mesh, coordinate), step.is_uneven(mesh)
-        largest = source.local_nbytes(shape, itemsize, mesh), spec.local_nbytes(shape, itemsize, mesh)
-        blocks = largest if uneven else (before, after)
-        packs = step.packs(local, places_shards and not uneven)
+        after = spec.local_nbytes(shape, itemsize, mesh, coordinate)
+        packs = step.packs(local, mesh, places_shards)
         sent, result = buffer_nbytes(before), buffer_nbytes(after)
         copies: tuple[int, ...] = (2 * sent if packs else 0, 2 * result if fn.op == "average" else 0)
-        if uneven:
-            copies = (*copies, uneven_nbytes(step, before, after, largest, mesh))
         if step.exchanges(places_shards):
-            stacked = step.whole_nbytes(*blocks, mesh)
-            exchanged = step.exchanged_nbytes(*blocks, mesh)
+            stacked = step.whole_nbytes(before, mesh)
+            exchanged = step.exchanged_nbytes(before, after, mesh)
             copies = (*copies, buffer_nbytes(stacked) + buffer_nbytes(exchanged))
         most = max(most, sent + result, *copies)
         before = after
     return most
-
-
-def uneven_nbytes(step: Step, before: int, after: int, largest: tuple[int, int], mesh: DeviceMesh) -> int:
-    """Compute the peak bytes of a step on unequal parts, its tensors of ``before`` and ``after`` bytes included.
-
-    ``largest`` are the bytes of the largest shards before and after it, of which there are blocks.
-    """
-    whole = step.whole_nbytes(*largest, mesh)
-    block = largest[0] if step.collective.joins else largest[1]
-    return buffer_nbytes(whole) + buffer_nbytes(max(before, block, after))

@@ -43,9 +43,8 @@ def step_parts(
     A slice copies the part that it keeps. A collective along a dim whose parts are not contiguous in the order of group
     ranks packs the data that it sends, or unpacks the data that it receives; each is a copy (:meth:`Step.packs`,
     :meth:`Step.unpacks`). Padding is sent like data, and cutting it off afterwards costs a copy. Collectives that write
-    shards directly to their positions (``Device.places_shards``) need neither copy if the axes are in ascending order.
-    Unequal parts are copied before and after every collective that sends or receives blocks: they are padded to blocks
-    of the largest part, which are sent. Partial maxima and minima are exchanged, and reduced by a kernel, where the
+    shards directly to their positions (``Device.places_shards``) need neither copy if parts are equal and the axes in
+    ascending order. Partial maxima and minima are exchanged, and reduced by a kernel, where the
     collectives' own drop NaN (:meth:`Step.exchanges`).
     """
     sent, received = (
@@ -81,7 +80,7 @@ def step_work(step: Step, sent: Shard, received: Shard, cluster: Cluster) -> Ste
     return StepWork(
         sent.nbytes,
         received.nbytes,
-        step.packs(sent.shape, places),
+        step.packs(sent.shape, cluster.mesh, places),
         step.unpacks(sent.shape, received.shape, cluster.mesh, places),
     )
 
@@ -95,23 +94,33 @@ def seconds_of_work(step: Step, work: StepWork, cluster: Cluster) -> StepSeconds
     sent_bytes, received_bytes, packs, unpacks = work
     if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
-    places = cluster.device.places_shards
-    whole = step.whole_nbytes(sent_bytes, received_bytes, mesh)
     reduce = 0.0
-    if step.exchanges(places):
-        seconds = cluster.collective_seconds(kind.exchange, whole * mesh.group_size(step.mesh_axes), step.mesh_axes)
+    if step.exchanges(cluster.device.places_shards):
         moved = step.exchanged_nbytes(sent_bytes, received_bytes, mesh) + received_bytes
         reduce = cluster.copy_seconds(moved // 2)  # a copy both reads and writes its bytes
-    else:
-        seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
-    if step.is_uneven(mesh):
-        blocks = sent_bytes if kind.joins else whole
-        return StepSeconds(cluster.copy_seconds(blocks), seconds, reduce + cluster.copy_seconds(received_bytes))
     return StepSeconds(
         cluster.copy_seconds(sent_bytes) if packs else 0.0,
-        seconds,
+        communication_seconds(step, sent_bytes, cluster),
         reduce + (cluster.copy_seconds(received_bytes) if unpacks else 0.0),
     )
+
+
+def communication_seconds(step: Step, sent_nbytes: int, cluster: Cluster) -> float:
+    """Predict the seconds of a step's collective, given the bytes of the largest shard before the step.
+
+    Ranks with unequal parts take as long as the busiest one. Partial results may be exchanged (:meth:`Step.exchanges`).
+    """
+    mesh, kind = cluster.mesh, step.collective
+    whole, ranks = step.whole_nbytes(sent_nbytes, mesh), mesh.group_size(step.mesh_axes)
+    exchanges = step.exchanges(cluster.device.places_shards)
+    if exchanges:
+        kind, whole = kind.exchange, whole * ranks
+    if step.is_uneven(mesh):
+        split, joined = (
+            () if each is None else each.of_group_ranks for each in (step.divided(mesh), step.joined(mesh))
+        )
+        whole = kind.even_nbytes(whole, split, (1,) * ranks if exchanges else joined)
+    return cluster.collective_seconds(kind, whole, step.mesh_axes)
 
 
 def step_seconds(

@@ -19,7 +19,7 @@ from hidet_dist.spec.parts import AXES, Parts, Split, axes_text, normal_parts, p
 from hidet_dist.spec.tensor import padded_shard
 
 _STEP = re.compile(
-    rf"^(\w+)\((?:([a-z]+),\s*)?axes=({AXES})(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=(\d+))?\)$"
+    rf"^(\w+)\((?:([a-z]+),\s*)?axes=({AXES})(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=({AXES}))?\)$"
 )
 
 Offered: TypeAlias = Parts
@@ -34,20 +34,20 @@ class Step:
     ``slice(axes=01, dim=0)``             each device keeps its part of dim 0, split further by axes 0, then 1; local
     ``all_gather(axes=1, dim=0)``         axis 1, the minor-most axis of dim 0, no longer splits it
     ``all_to_all(axes=1, dim=0,           axis 1, the minor-most axis of dim 0, splits dim 1 instead, minor-most there;
-    to_dim=1)``                           ``to_axes`` gives the order in which several axes arrive, if it differs
+    to_dim=1)``                           ``to_axes`` gives the order in which several axes arrive, and the parts into
+                                          which they split that dim, if they differ
     ``reduce_scatter(sum, axes=1, dim=0)`` partial sums are added, and axis 1 splits dim 0 further
     ``all_reduce(sum, axes=1)``           partial sums are added
     ===================================== ==============================================================================
 
     Axes are in the order in which they split the dim, major to minor. ``kind`` is the name of one of ``COLLECTIVES``.
     ``parts`` are the parts of the dim that it joins or splits, by axis, where they are not the mesh's shares:
-    ``slice(axes=0[5,4], dim=0)``.
+    ``slice(axes=0[5,4], dim=0)``. Where it joins one and splits another, ``to_parts`` are those of the other.
 
     Raises
     ------
     SpecError
-        For an unknown kind, missing or repeated mesh axes, and fields that the kind lacks or must not have. Axes with
-        parts do not move from one dim to another.
+        For an unknown kind, missing or repeated mesh axes, and fields that the kind lacks or must not have.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class Step:
     to_axes: tuple[int, ...] = ()
     op: str = ""
     parts: Parts = ()
+    to_parts: Parts = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
@@ -67,8 +68,12 @@ class Step:
         has_dim, moves, reduces = kind.has_dim, kind.moves, kind.reduces
         if self.parts:
             object.__setattr__(self, "parts", normal_parts(self.parts, self.mesh_axes))
-            if not has_dim or moves:
+            if not has_dim:
                 raise SpecError(f"The step {self} has parts, and {self.kind} takes none.")
+        if self.to_parts:
+            object.__setattr__(self, "to_parts", normal_parts(self.to_parts, self.mesh_axes))
+            if not moves:
+                raise SpecError(f"The step {self} has parts of a dim to move to, and {self.kind} takes none.")
         if moves and not self.to_axes:
             object.__setattr__(self, "to_axes", self.mesh_axes)
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
@@ -126,7 +131,9 @@ class Step:
             spec = spec.with_dim(self.dim, has[: -len(self.mesh_axes)])
         if kind.splits:
             dim, axes = self.split
-            spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], *axes), self.parts)
+            spec = spec.with_dim(
+                dim, (*spec.mesh_axes_per_dim[dim], *axes), self.to_parts if kind.moves else self.parts
+            )
         return with_partial(spec, layout.op if isinstance(layout, PartialSpec) else "", partial)
 
     @property
@@ -155,35 +162,42 @@ class Step:
         """Return the bytes of the partial results that a rank receives to reduce, given those of its tensor before
         the step and after it."""
         kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
-        return kind.exchange.received(self.whole_nbytes(sent, received, mesh) * ranks, ranks)
+        if kind.splits and self.is_uneven(mesh):
+            return received * ranks
+        return kind.exchange.received(self.whole_nbytes(sent, mesh) * ranks, ranks)
 
-    def parts_of(self, mesh: DeviceMesh) -> Split:
-        """Return the parts that it joins or splits."""
-        return Split.of(mesh, self.mesh_axes, self.parts)
+    def joined(self, mesh: DeviceMesh) -> Split | None:
+        """Return the parts of the dim that it joins; None if it joins none."""
+        return Split.of(mesh, self.mesh_axes, self.parts) if self.collective.joins else None
+
+    def divided(self, mesh: DeviceMesh) -> Split | None:
+        """Return the parts of the dim that it splits; None if it splits none."""
+        if not self.collective.splits:
+            return None
+        return Split.of(mesh, self.split[1], self.to_parts if self.collective.moves else self.parts)
 
     def is_uneven(self, mesh: DeviceMesh) -> bool:
-        """Tell whether it sends or receives parts of unequal size, padded to blocks of the largest part."""
-        if not (self.parts or mesh.shares):
+        """Tell whether it joins parts of unequal size, or splits a dim into such."""
+        if not (self.parts or self.to_parts or mesh.shares):
             return False
-        return self.collective.communicates and self.dim is not None and not self.parts_of(mesh).is_even
+        return any(split is not None and not split.is_even for split in (self.joined(mesh), self.divided(mesh)))
 
-    def whole_nbytes(self, sent: int, received: int, mesh: DeviceMesh) -> int:
-        """Return the bytes of the tensor within a group, given those of a rank's tensor before and after the step.
+    def whole_nbytes(self, sent: int, mesh: DeviceMesh) -> int:
+        """Return the bytes of the tensor within a group, given those of the largest shard before the step."""
+        joined = self.joined(mesh) if self.is_uneven(mesh) else None
+        if joined is not None:
+            return sent * joined.units // joined.largest(joined.units)
+        return self.collective.whole(sent, mesh.group_size(self.mesh_axes))
 
-        Blocks of unequal parts count with their padding.
-        """
-        kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
-        return received * ranks if kind.splits and self.is_uneven(mesh) else kind.whole(sent, ranks)
-
-    def packs(self, local_shape: Sequence[int], places_shards: bool = False) -> bool:
+    def packs(self, local_shape: Sequence[int], mesh: DeviceMesh, places_shards: bool = False) -> bool:
         """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent.
 
-        A device that ``places_shards`` sends parts of any dim as they are, if the axes are in ascending order.
+        A device that ``places_shards`` sends equal parts of any dim as they are, if the axes are in ascending order.
         """
         if not self.collective.sends_blocks:
             return False
         dim, axes = self.split
-        return not _in_order(axes, 0 if places_shards else dim, local_shape)
+        return not _in_order(axes, 0 if places_shards and not self.is_uneven(mesh) else dim, local_shape)
 
     def unpacks(
         self, local_shape: Sequence[int], result_shape: Sequence[int], mesh: DeviceMesh, places_shards: bool = False
@@ -191,12 +205,14 @@ class Step:
         """Tell whether the received data of a tensor of ``local_shape`` must be copied out of the order of group ranks.
 
         Cutting off padding needs a copy as well: ``result_shape`` is the local shape after the step. A device that
-        ``places_shards`` writes parts to their positions, without padding, if the axes are in ascending order.
+        ``places_shards`` writes equal parts to their positions, without padding, if the axes are in ascending order.
         """
         kind = self.collective
         if not kind.receives_blocks:
             return False
         assert self.dim is not None
+        if self.is_uneven(mesh):
+            return not _in_order(self.mesh_axes, self.dim, result_shape)
         if places_shards:
             return not _in_order(self.mesh_axes, 0, local_shape)
         if not kind.splits:
@@ -213,8 +229,8 @@ class Step:
             written.append(f"dim={self.dim}")
         if self.to_dim is not None:
             written.append(f"to_dim={self.to_dim}")
-        if self.to_axes not in ((), self.mesh_axes):
-            written.append(f"to_axes={''.join(map(str, self.to_axes))}")
+        if self.to_axes and (self.to_axes, self.to_parts) != (self.mesh_axes, self.parts):
+            written.append(f"to_axes={axes_text(self.to_axes, self.to_parts)}")
         return f"{self.kind}({', '.join(written)})"
 
     @classmethod
@@ -225,14 +241,16 @@ class Step:
             raise SpecError(f"Not a step: {text!r}. Write it as all_gather(axes=0, dim=1).")
         kind, op, axes, dim, to_dim, to_axes = match.groups()
         mesh_axes, parts = parse_axes(axes)
+        to = parse_axes(to_axes) if to_axes is not None else (mesh_axes, parts) if to_dim is not None else ((), ())
         return cls(
             kind,
             mesh_axes,
             None if dim is None else int(dim),
             None if to_dim is None else int(to_dim),
-            tuple(map(int, to_axes or "")),
+            to[0],
             op or "",
             parts,
+            to[1],
         )
 
 
@@ -254,20 +272,14 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
     """Raise SpecError unless the step can take a tensor of ``shape`` from ``layout`` to ``result``.
 
     Slicing a whole dim that does not divide pads it. Gathering all of a dim cuts its padding off. No other step may
-    change the padding. Unequal parts do not move from one dim to another.
+    change the padding.
     """
     for fits in (layout, result):
         fits.validate(shape, mesh, padded=True)
-    if _moves_unequal_parts(step, mesh):
-        raise SpecError(f"The step {step} would move an uneven axis of the mesh {mesh} from one dim to another.")
     tilings = _Tilings(shape, mesh)
     for dim in step.dims:
         if not tilings.keep_padding(step, split_of(layout), split_of(result), dim):
             raise SpecError(f"The step {step} would change the padding of dim {dim} of {tuple(shape)}.")
-
-
-def _moves_unequal_parts(step: Step, mesh: DeviceMesh) -> bool:
-    return step.collective.moves and bool(mesh.shares) and not step.parts_of(mesh).is_even
 
 
 class _Tiling(NamedTuple):
@@ -359,7 +371,7 @@ class Moves:
         before, keeps = split_of(layout), self._tilings.keep_padding
         for step, result in _candidates(layout, self._usable, self._offered):
             after = split_of(result)
-            if all(keeps(step, before, after, dim) for dim in step.dims) and not _moves_unequal_parts(step, self._mesh):
+            if all(keeps(step, before, after, dim) for dim in step.dims):
                 yield step, result
 
     def local_shape(self, layout: Layout) -> tuple[int, ...]:
@@ -393,11 +405,13 @@ def _candidates(layout: Layout, usable: tuple[int, ...], offered: Offered) -> tu
             axes = has[kept:]
             parts = _parts_of(axes, spec.parts)
             steps += [Step(kind.name, axes, dim, parts=parts) for kind in _JOINING]
-            if parts:  # unequal parts do not move
-                continue
             for to_dim, kind in itertools.product(range(spec.ndim), _MOVING):
                 if to_dim != dim:
-                    steps += [Step(kind.name, axes, dim, to_dim, order) for order in itertools.permutations(axes)]
+                    steps += [
+                        Step(kind.name, axes, dim, to_dim, order, parts=parts, to_parts=to_parts)
+                        for order in itertools.permutations(axes)
+                        for to_parts in _offered_parts(axes, offered)
+                    ]
     for count, kind in itertools.product(range(1, len(partial) + 1), _REDUCING):
         steps += [Step(kind.name, axes, op=op) for axes in itertools.combinations(partial, count)]
     return tuple((step, step._after(layout)) for step in steps)

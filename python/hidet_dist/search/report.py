@@ -291,7 +291,7 @@ def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
         shape, itemsize = view.shape(name), view.itemsize(name)
         sent, received = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (before, after))
         if step.is_uneven(mesh):
-            return step.whole_nbytes(sent, received, mesh)
+            return step.whole_nbytes(sent, mesh)
         return max(sent, received) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
 
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):

@@ -207,11 +207,15 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
 
 def _split_blocks(x: np.ndarray, op: CommunicationOp) -> Sequence[np.ndarray]:
     """Split a tensor into the blocks that a collective sends, one per group rank."""
+    if op.parts is not None:
+        return op.parts.cut(x)
     return list(x) if op.sent is None else np.split(x, op.group_size, axis=op.sent[0])
 
 
 def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarray:
     """Join the blocks that a collective receives, without padding."""
+    if op.parts is not None:
+        return op.parts.join(blocks)
     if op.received is None:
         return np.stack(blocks)
     dim, _ = op.received

@@ -246,7 +246,13 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> li
     for rank in range(mesh.size):
         peers = mesh.peers(rank, op.mesh_axes)
         parts = [sent[peer] for peer in peers]
-        y = op.collective.result(parts, peers.index(rank), lambda parts: reduced(op.reduce_op, parts), list, np.stack)
+        y = op.collective.result(
+            parts,
+            peers.index(rank),
+            lambda parts: reduced(op.reduce_op, parts),
+            list if op.parts is None else op.parts.cut,
+            np.stack if op.parts is None else op.parts.join,
+        )
         received.append(np.asarray(y).astype(sent[rank].dtype))
     return received
 

@@ -26,8 +26,10 @@ A kind that these properties do not distinguish from the others, such as one wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -112,6 +114,20 @@ class Collective:
         """
         return nbytes / ranks if self.moves else nbytes
 
+    def even_nbytes(self, nbytes: int, split: Sequence[int], joined: Sequence[int]) -> int:
+        """Return the bytes of a tensor in equal parts that keeps its ranks as busy as these parts keep the busiest.
+
+        ``nbytes`` are those of the tensor within the group. ``split`` and ``joined`` are the sizes of the ranks' parts
+        of the dims that it splits and joins; they are empty where it does not. A rank receives what others have of what
+        will be its part, and sends what it has of theirs.
+        """
+        ranks = len(split or joined)
+        splits, joins = ([Fraction(size, sum(sizes)) for size in sizes] for sizes in (split, joined))
+        if self.moves:
+            busiest = max(max(a * (1 - b), b * (1 - a)) for a, b in zip(splits, joins, strict=True))
+            return math.ceil(nbytes * busiest * ranks**2 / (ranks - 1))
+        return math.ceil(nbytes * (1 - min(splits or joins)) * ranks / (ranks - 1))
+
     def result(
         self,
         parts: Sequence[_T],
@@ -136,9 +152,12 @@ class Collective:
         whole = reduce(parts) if self.reduces else parts[group_rank]
         return cut(whole)[group_rank] if self.splits else whole
 
-    def symbol(self, blocks: bool = False) -> str:
-        """Return the name of its function in ``collectives.h``, or of the one for strided ``blocks`` of a tensor."""
-        return f"hidet_dist_{self.name}" + ("_blocks" if blocks else "")
+    def symbol(self, form: str = "") -> str:
+        """Return the name of its function in ``collectives.h``.
+
+        There are others for strided ``blocks`` of a tensor, and for ``parts`` of unequal size.
+        """
+        return f"hidet_dist_{self.name}" + (f"_{form}" if form else "")
 
     def arguments(self, send: str, recv: str, sent: str, received: str) -> list[str]:
         """List the first arguments of its C function for blocks, from expressions for the buffers and their blocks."""

@@ -54,6 +54,12 @@ class Split:
         """The number of units into which a dim is split."""
         return math.prod(map(sum, self.parts))
 
+    @property
+    def of_group_ranks(self) -> tuple[int, ...]:
+        """The units of each group rank's part; group ranks are row-major over ascending axes."""
+        parts = [of_axis for _, of_axis in sorted(zip(self.mesh_axes, self.parts, strict=True))]
+        return tuple(map(math.prod, itertools.product(*parts)))
+
     def largest(self, extent: int) -> int:
         """Return the size of the largest part of a dim of ``extent``."""
         for of_axis in self.parts:

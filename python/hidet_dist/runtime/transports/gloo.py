@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ _REDUCE_OPS: dict[int, Any] = {
     _MEAN: dist.ReduceOp.SUM,
 }
 
+
+_Sizes: TypeAlias = Any
+"""A pointer to int64, the size of each group rank's part."""
 
 # The tags of a message's envelope and of its data.
 _ENVELOPE_TAG, _DATA_TAG = 0, 1
@@ -78,6 +81,9 @@ class GlooTransport(Blocking):
                 "all_to_all": self._all_to_all,
                 "broadcast": self._broadcast,
                 "send_recv": self._send_recv,
+                "all_gather_parts": self._all_gather_parts,
+                "reduce_scatter_parts": self._reduce_scatter_parts,
+                "all_to_all_parts": self._all_to_all_parts,
             }
         )
         self.shared_groups: tuple[tuple[int, ...], ...] = ()
@@ -174,6 +180,49 @@ class GlooTransport(Blocking):
 
         return self._setup.failures.record(run)
 
+    def _all_gather_parts(self, send: int, recv: int, joined: _Sizes, unit: int, dtype: int, group: int) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            sizes = _bytes_of(joined, peers, unit, dtype)
+            own = sizes[peers.group_rank]
+            copies = self._scratch_tensor("sent", own * peers.size, torch.uint8)
+            copies.view(peers.size, own).copy_(_tensor(send, own, torch.uint8))
+            result = _tensor(recv, sum(sizes), torch.uint8)
+            self._exchange_parts(peers, result, sizes, copies, [own] * peers.size, max(sizes))
+
+        return self._setup.failures.record(run)
+
+    def _reduce_scatter_parts(
+        self, send: int, recv: int, split: _Sizes, unit: int, dtype: int, reduce_op: int, group: int
+    ) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            dtype_, op = _as_gloo(dtype, reduce_op)
+            sizes = _bytes_of(split, peers, unit, dtype)
+            own = sizes[peers.group_rank]
+            exchanged = self._scratch_tensor("received", own * peers.size, torch.uint8)
+            source = _tensor(send, sum(sizes), torch.uint8)
+            self._exchange_parts(peers, exchanged, [own] * peers.size, source, sizes, max(sizes))
+            if own:
+                rows = exchanged.view(dtype_).view(peers.size, -1)
+                _reduce(rows, _tensor(recv, rows.shape[1], dtype_), op)
+
+        return self._setup.failures.record(run)
+
+    def _all_to_all_parts(
+        self, send: int, recv: int, split: _Sizes, joined: _Sizes, unit: int, dtype: int, group: int
+    ) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            own = peers.group_rank
+            sent = _bytes_of(split, peers, unit * joined[own], dtype)
+            received = _bytes_of(joined, peers, unit * split[own], dtype)
+            most = max(_bytes_of(split, peers, unit * max(joined[: peers.size]), dtype))
+            source, result = _tensor(send, sum(sent), torch.uint8), _tensor(recv, sum(received), torch.uint8)
+            self._exchange_parts(peers, result, received, source, sent, most)
+
+        return self._setup.failures.record(run)
+
     def _broadcast(self, send: int | None, recv: int, count: int, dtype: int, root: int, group: int) -> int:
         def run() -> None:
             peers = self._group(group)
@@ -232,6 +281,26 @@ class GlooTransport(Blocking):
             self._check_envelopes(peers)
             peers.backend.alltoall_base(result, source, [], []).wait()
 
+    def _exchange_parts(
+        self,
+        peers: _Group,
+        result: torch.Tensor,
+        received: Sequence[int],
+        source: torch.Tensor,
+        sent: Sequence[int],
+        most: int,
+    ) -> None:
+        """Exchange parts of unequal size, of ``most`` bytes at most between any two ranks."""
+        if most > _SMALL_ROW_BYTES:
+            self._check_envelopes(peers)
+            peers.backend.alltoall_base(result, source, list(received), list(sent)).wait()
+            return
+        rows = torch.zeros(peers.size, most, dtype=torch.uint8)
+        for row, part in zip(rows, source.split(list(sent)), strict=True):
+            row[: part.numel()] = part
+        for row, part in zip(self._exchange_signed(peers, rows), result.split(list(received)), strict=True):
+            part.copy_(row[: part.numel()])
+
     def _check_envelopes(self, peers: _Group) -> None:
         """Raise where a rank of the group is in a different collective. Takes one step."""
         self._exchange_signed(peers, torch.empty(peers.size, 0, dtype=torch.uint8))
@@ -288,8 +357,15 @@ def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
 
 def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor on memory that the caller keeps alive."""
+    if count == 0:  # torch refuses empty buffers
+        return torch.empty(0, dtype=dtype)
     buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype, count=count)
+
+
+def _bytes_of(sizes: _Sizes, peers: _Group, unit: int, dtype: int) -> list[int]:
+    """Return the bytes of each group rank's part, of so many units of elements."""
+    return [size * unit * native.dtype_size(dtype) for size in sizes[: peers.size]]
 
 
 def _current_envelope() -> torch.Tensor:
