@@ -97,6 +97,7 @@ TARGETS: dict[str, Target] = {
             precisions=("float16", "bfloat16"),
             stored_precisions=("int8", "int4"),
             quantized_dtypes=("float32", "float16", "bfloat16"),
+            shares=True,
             overlaps=True,
             keeps_states=True,
             resolves_locally=True,
