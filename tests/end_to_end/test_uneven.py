@@ -138,12 +138,13 @@ def test_bad_shares_are_refused(given, says):
         DistributedConfig.parse({"mesh_shape": [2], "mesh_axis_names": ["gpu"], "shares": given})
 
 
-def test_what_shares_are_not_for_is_refused():
+def test_shares_are_for_gpus_too():
     x = hidet.symbol([4, 8], "float32", "cpu")
-    graph = hidet.trace_from(ops.relu(x), [x])
-    for shares in (SHARES["shares"], "auto"):
-        with pytest.raises(ConfigError, match="not supported on the target 'cuda'"):
-            hidet.distributed.make_plan(graph, {**SHARES, "shares": shares}, {"target": "cuda", "arch": "sm_90"})
+    graph = hidet.trace_from(ops.matmul(x, hidet.asarray(np.ones((8, 16), np.float32))), [x])
+    config = {"target": "cuda", "arch": "sm_90", "pins": {"w0": "(R, S0)"}}
+    (stage,) = hidet.distributed.make_plan(graph, SHARES, config).stages
+    assert stage.mesh == DeviceMesh((2,), ("gpu",), ((5, 3),))
+    assert [stage.weight_bytes_of(rank) for rank in range(2)] == [8 * 10 * 4, 8 * 6 * 4]
 
 
 def test_a_machine_takes_the_shares_of_the_configuration():

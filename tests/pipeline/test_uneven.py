@@ -206,7 +206,6 @@ def test_one_stage_with_shares_is_among_the_candidates() -> None:
     ("distributed", "config", "says"),
     [
         ({"shares": {"axis1": [1] * 6 + [2]}}, {"stages": STAGES}, "give 'shares' in each of .*stages"),
-        ({}, {"stages": STAGES, "target": "cuda", "arch": "sm_90"}, "not supported on the target 'cuda'"),
         ({}, {"stages": [{**STAGES[0], "shares": {"gpu": [5, 3]}}]}, r"stages'\]\[0\]\['shares'\] has the axis 'gpu'"),
         ({}, {"stages": [{**STAGES[0], "shares": {"axis0": [5]}}]}, "2 coordinates but 1 shares"),
         ({}, {"stages": [{**STAGES[0], "shares": 5}]}, "must map names of mesh axes"),
