@@ -20,7 +20,14 @@ from hidet_dist.options.option import (
     refuse_unknown,
     taken_from,
 )
-from hidet_dist.options.planning import BuildOptions, DistributedOptions, PlanningOptions, StageOptions, TargetOptions
+from hidet_dist.options.planning import (
+    BYTES,
+    BuildOptions,
+    DistributedOptions,
+    PlanningOptions,
+    StageOptions,
+    TargetOptions,
+)
 from hidet_dist.pipeline import GivenStage, PipelineOptions, StageConstraint, parse_stages
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
@@ -85,9 +92,11 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
     """The options of planning and compiling (:mod:`hidet_dist.options.planning`).
 
     ``target_options`` are those of the target, an object of its class; by default the target's defaults.
+    ``device_budgets`` are the bytes of each device, by rank, where ``mem_budget`` is given as a list.
     """
 
     target_options: Any = None
+    device_budgets: tuple[int, ...] | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> OptimizationConfig:
@@ -96,6 +105,9 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
         _refuse_moved(given)
         refuse_unknown(what, given, cls.keys())
         read = {"names": None, **{key: value for key, value in given.items() if key not in TARGETS}}
+        budgets: tuple[int, ...] | None = None
+        if is_list(read.get("mem_budget")):
+            budgets = _budgets(f"{what}['mem_budget']", read.pop("mem_budget"))
         for key, parse in _READERS.items():
             if key in read:
                 read[key] = parse(f"{what}[{key!r}]", read[key])
@@ -109,7 +121,7 @@ class OptimizationConfig(BuildOptions, StageOptions, PlanningOptions, TargetOpti
                 )
         options = backend_of(config.target).options
         of_target: Any = parse_options(options, given.get(config.target, {}), f"{what}[{config.target!r}]")
-        return replace(config, target_options=of_target)
+        return replace(config, target_options=of_target, device_budgets=budgets)
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -242,6 +254,12 @@ def _stages(what: str, given: Any) -> int | tuple[GivenStage, ...] | tuple[Stage
         one if isinstance(one, GivenStage) else GivenStage.parse(one, f"{what}[{number}]")
         for number, one in enumerate(given)
     )
+
+
+def _budgets(what: str, given: Sequence[Any]) -> tuple[int, ...]:
+    for number, nbytes in enumerate(given):
+        BYTES(f"{what}[{number}]", nbytes)
+    return tuple(given)
 
 
 def _pins(what: str, given: Any) -> Any:

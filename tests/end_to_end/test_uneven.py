@@ -13,7 +13,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import ArtifactError, ConfigError, InfeasibleError, PlanError
 from hidet_dist.machine import DeviceGroup, builtin
-from hidet_dist.machine.groups import unequal_cluster
+from hidet_dist.machine.groups import unequal_cluster, with_memory_of_each
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec import DeviceMesh, Plan
 
@@ -231,3 +231,53 @@ def test_a_given_plan_brings_its_shares(built, tmp_path):
     other = {**SHARES, "shares": {"gpu": [3, 5]}}
     with pytest.raises(PlanError, match="mesh"):
         hidet.distributed.auto_parallel(graph, other, {}, tmp_path / "artifacts", plan=result.plan)
+
+
+def test_budgets_may_be_given_for_each_device(tmp_path):
+    """A plan that fits two unlike budgets, its report, building, and the plan when it is given; less is refused."""
+    x = hidet.symbol([2, 64], "float32", "cpu")
+    rng = np.random.default_rng(0)
+    up, down = (hidet.asarray(rng.standard_normal(shape, np.float32)) for shape in ((64, 256), (256, 64)))
+    graph = hidet.trace_from(ops.matmul(ops.relu(ops.matmul(x, up)), down), [x])
+    budgets = [95_000, 60_000]  # of weights of 131,072 bytes
+    config = {**SHARES, "shares": "auto"}
+    result = hidet.distributed.auto_parallel(graph, config, {"mem_budget": budgets}, tmp_path / "artifacts")
+    (stage,) = result.plan.stages
+    assert stage.mesh.is_uneven()
+    ranks = json.loads((tmp_path / "artifacts/report.json").read_text())["memory"]["ranks"]
+    assert [rank["budget_bytes"] for rank in ranks] == budgets
+    assert all(rank["peak_bytes"] <= rank["budget_bytes"] for rank in ranks)
+    assert ranks[0]["peak_bytes"] > budgets[1]
+    even = {key: value for key, value in SHARES.items() if key != "shares"}
+    given = {**even, "shares": {"gpu": list(stage.mesh.shares[0])}}
+    again = hidet.distributed.auto_parallel(graph, given, {"mem_budget": budgets}, tmp_path / "again", plan=result.plan)
+    assert again.weight_bytes_per_rank == result.weight_bytes_per_rank
+    with pytest.raises(InfeasibleError):
+        hidet.distributed.auto_parallel(
+            graph, given, {"mem_budget": budgets[::-1]}, tmp_path / "none", plan=result.plan
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([8, 0], r"\['mem_budget'\]\[1\] must be whole bytes above 0; got 0"),
+        ([8, True], r"\['mem_budget'\]\[1\] must be whole bytes"),
+        ([8], "has 2 devices; memory budgets are given of 1"),
+        ([], "has 2 devices; memory budgets are given of 0"),
+        ("8", r"mem_budget.* must be"),
+    ],
+)
+def test_bad_budgets_of_devices_are_refused(given, says):
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    with pytest.raises(ConfigError, match=says):
+        hidet.distributed.make_plan(hidet.trace_from(ops.relu(x), [x]), {"mesh_shape": [2]}, {"mem_budget": given})
+
+
+def test_devices_at_one_coordinate_of_the_first_axis_keep_to_the_least_of_their_budgets():
+    cluster = with_memory_of_each(builtin("cpu", DeviceMesh((3, 2))), [7, 5, 5, 6, 9, 8])
+    assert cluster.memory_bytes == (5, 5, 8)
+    assert [group.count for group in cluster.groups] == [2, 1]
+    alike = with_memory_of_each(builtin("cpu", DeviceMesh((3,))), [4, 4, 4])
+    assert alike.memory_bytes == (4, 4, 4)
+    assert not alike.groups

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import HIDET, Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.machine.protocols import Protocol
@@ -20,6 +22,27 @@ def unequal_cluster(mesh: DeviceMesh, links: Sequence[Link], groups: Sequence[De
     linked = tuple(replace(group, links=group.links or tuple(links)) for group in groups)
     within = [slowest_link([group.links[axis] for group in linked]) for axis in range(1, len(links))]
     return Cluster(mesh, (*links[:1], *within), slowest([group.device for group in linked]), linked)
+
+
+def with_memory_of_each(cluster: Cluster, nbytes: Sequence[int]) -> Cluster:
+    """Describe the machine whose devices have these bytes of memory, in the order of ranks.
+
+    Devices at the same coordinate of the first mesh axis have the least of theirs. Raises ConfigError unless there is
+    a number for each device.
+    """
+    mesh = cluster.mesh
+    if len(nbytes) != mesh.size:
+        raise ConfigError(f"The mesh {mesh} has {mesh.size} devices; memory budgets are given of {len(nbytes)}.")
+    each = mesh.size // mesh.shape[0]
+    least = [min(nbytes[begin : begin + each]) for begin in range(0, mesh.size, each)]
+    own = [(group.device, group.links) for group in cluster.groups for _ in range(group.count)]
+    found = own or [(cluster.device, cluster.links)] * mesh.shape[0]
+    devices = [
+        (replace(device, memory_bytes=memory), links) for (device, links), memory in zip(found, least, strict=True)
+    ]
+    groups = [DeviceGroup(len(list(equal)), *one) for one, equal in itertools.groupby(devices)]
+    whole = replace(cluster.device, memory_bytes=min(least))
+    return replace(cluster, device=whole, groups=tuple(groups) if cluster.groups or len(groups) > 1 else ())
 
 
 def slowest(devices: Sequence[Device]) -> Device:

@@ -15,7 +15,7 @@ from hidet_dist.limits import MOST_BYTES, MOST_MICRO_BATCHES, MOST_SECONDS, MOST
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.options.option import BOOL, COUNT, REQUIRED, Check, Flag, one_of, option, or_none
 from hidet_dist.options.reading import WeightsOption, read_specs, read_symbols, read_weights
-from hidet_dist.options.texts import parse_bytes, parse_mesh, parse_pins, parse_shares
+from hidet_dist.options.texts import parse_budgets, parse_mesh, parse_pins, parse_shares
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.objectives import OBJECTIVES
 from hidet_dist.spec.pipeline import ALL, RESULTS
@@ -28,7 +28,7 @@ TIME_LIMIT_SECONDS = 60.0
 MEMORY_LIMIT_BYTES = 4 * 2**30
 
 _PRECISIONS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.precisions))
-_BYTES = Check(lambda value: is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES)
+BYTES = Check(lambda value: is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,16 @@ class PlanningOptions(SolverOptions):
 
     mem_budget: int | None = option(
         None,
-        "int, optional",
+        "int or list of int, optional",
         "The memory budget of a device in bytes, at any time: weights, graph inputs and outputs, and live activations; "
-        "by default the memory of each device.",
-        or_none(_BYTES),
-        flag=Flag("Memory that a device may hold, such as 60GiB.", name="budget", read=parse_bytes),
+        "by default the memory of each device. A list has the budget of each device, in the order of ranks. Devices at "
+        "the same coordinate of the first mesh axis keep to the least of theirs.",
+        or_none(BYTES),
+        flag=Flag(
+            "Memory that a device may hold, such as 60GiB, or of each device, such as 24GiB,12GiB.",
+            name="budget",
+            read=parse_budgets,
+        ),
     )
     input_specs: Sequence[TensorShardSpec | None] | None = option(
         None,
@@ -219,7 +224,7 @@ class PlanningOptions(SolverOptions):
         "int",
         "The memory limit of planning's tables and integer programs in bytes. A graph that needs more is planned by "
         "coarser methods, or refused.",
-        _BYTES,
+        BYTES,
     )
 
 

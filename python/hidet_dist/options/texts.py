@@ -34,6 +34,12 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+def parse_budgets(text: str) -> int | list[int]:
+    """Parse an amount of memory, or one for each device, such as ``24GiB,12GiB``. Raises ConfigError."""
+    sizes = [parse_bytes(size) for size in text.split(",")]
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
 def parse_mesh(text: str) -> list[int]:
     """Parse the devices along each mesh axis, such as ``8`` or ``2x8``. Raises ConfigError."""
     if not _MESH.match(text):

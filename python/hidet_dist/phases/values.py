@@ -32,6 +32,7 @@ from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, MemoryBudgetWarning, OverBudgetError
 from hidet_dist.export.write import BuiltProgram, check_destination, replacing, write_artifacts, write_weights
 from hidet_dist.machine import Cluster
+from hidet_dist.machine.groups import with_memory_of_each
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.normalize.storage import with_storages
@@ -107,6 +108,9 @@ class Traced:
         """
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
+        if optimization.device_budgets is not None:
+            cluster = with_memory_of_each(distributed.cluster, optimization.device_budgets)
+            distributed = replace(distributed, cluster=cluster)
         target = optimization.target_on(distributed.cluster.device)
         check_configurations(distributed, optimization, target)
         if not isinstance(graph, FlowGraph):

@@ -1,4 +1,4 @@
-"""Programs for GPUs whose parts are unequal: emulated kernels of all ranks against the whole model, and NCCL's calls."""
+"""Programs for GPUs whose parts are unequal: emulated kernels of all ranks against the whole model, NCCL's calls."""
 
 from __future__ import annotations
 
