@@ -118,6 +118,13 @@ def parts_of_symbols(names: Iterable[str], mesh: DeviceMesh) -> dict[str, tuple[
     return result
 
 
+def values_of_symbol(name: str) -> tuple[int, ...]:
+    """List the different parts that the name of a symbol says, in the order of the coordinates; none of other names."""
+    match = _SYMBOL.fullmatch(name)
+    runs = () if match is None else match[2].split("_")
+    return tuple(dict.fromkeys(int(run.partition("x")[0]) for run in runs))
+
+
 def in_lowest_terms(parts: Sequence[int]) -> tuple[int, ...]:
     """Return parts, each divided by their greatest common divisor."""
     divisor = math.gcd(*parts)

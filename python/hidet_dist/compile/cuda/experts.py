@@ -69,18 +69,18 @@ class ExpertKernelOp(NativeCallOp):
 def define_experts(graph: FlowGraph) -> FlowGraph:
     """Replace each product by experts; return ``graph`` itself if there is nothing to replace.
 
-    In float32, or where rows do not begin at multiples of 16 bytes, it becomes one product over all experts and inner
-    dims, of rows beside zeros for the experts that they did not choose. It takes as many operations as if every expert
-    computed every row, and a tensor of [rows, experts * inner] elements.
+    In float32, where rows do not begin at multiples of 16 bytes, or where parts of a matrix are unequal, it becomes
+    one product over all experts and inner dims, of rows beside zeros for the experts that they did not choose. It takes
+    as many operations as if every expert computed every row, and a tensor of [rows, experts * inner] elements.
     """
 
     def product(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
         if not isinstance(op, ExpertProductOp):
             return None
         x, weight, chosen, labels, *scales = (replaced.get(one, one) for one in op.inputs)
-        sides = [int(side) for side in extents_of(weight)[1:]]
+        sides = extents_of(weight)[1:]
         transposed = bool(op.attrs["transposed"])
-        if x.dtype.name in _ELEMENTS and all(side % _COPIED == 0 for side in sides):
+        if x.dtype.name in _ELEMENTS and all(isinstance(side, int) and side % _COPIED == 0 for side in sides):
             y = ExpertKernelOp(x, weight, chosen, labels, int(op.attrs["count"]), transposed).outputs[0]
         else:
             y = _over_all(x, weight, chosen, labels, transposed)

@@ -8,6 +8,7 @@ them is an activation, so the workspace has its place. Which it is depends on th
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from hidet_dist.compile.guards import GuardedOp
 from hidet_dist.errors import CompileError
 from hidet_dist.operators.row_attention import RowAttentionOp, RowAttentionPartsOp, rows_read
 from hidet_dist.rewriting import rewrite
-from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, symbols_in
+from hidet_dist.spec.parts import values_of_symbol
 from hidet_dist.traits import has_traits
 from hidet_dist.weights.panels import HALF_PRECISIONS
 
@@ -122,44 +124,55 @@ def _launches(
         )
     dtypes = query.dtype.name, keys.dtype.name
     chunk_rows, on_tensor_cores = chunk_of(*dtypes, int(size_k), size_v, bool(value_size))
-    flags: list[int | str] = [int(heads), int(groups), int(size_k), size_v, step, page]
-    flags += [str(bool(one)).lower() for one in (has_parts, value_size, options["softcap"])]
     types = [_ELEMENTS[dtype] for dtype in dtypes]
-    static = f"{_NAMESPACE}::Static<{', '.join(map(str, [*types, *flags, chunk_rows]))}>"
+    flags = [str(bool(one)).lower() for one in (has_parts, value_size, options["softcap"])]
     # Not by the names of symbolic dims, which are variables already.
     extents: dict[str, Extent] = {
         f"extent{number}": extent for number, extent in enumerate((tokens, parts, rows, sequences, columns))
     }
-    pools = "(const Static::Pool *)({}), "
-    addresses = f"(const Static::Query *)({{}}), {pools}" + ("nullptr, " if value_size else pools)
-    addresses += "(const int32_t *)({}), " * 4
-    addresses += "(const float *)({})" if options.get("has_sinks") else "nullptr"
-    opened = (
-        f"typedef {static} Static; "
-        f"const {_NAMESPACE}::Shape shape = {{{{ {', '.join(extents)}, {float(options['scale'])!r}f, "
-        f"{float(options['softcap'])!r}f, {multiprocessors} }}}}; "
-        f"{_NAMESPACE}::Operands<Static> operands = {{{{ {addresses} }}}}; "
-        + ("operands.values = operands.keys; " if value_size else "")
-    )
+    shape = f"{', '.join(extents)}, {float(options['scale'])!r}f, {float(options['softcap'])!r}f, {multiprocessors}"
+    chosen = _head_counts(heads, groups)
+    if len(chosen) > 1:
+        extents |= {"own_heads": heads, "own_groups": groups}
+    inputs = [f"of_{number}" for number in range(len(tensors))]
+    query_of, keys_of, *others = inputs
+    pools = f"(const Static::Pool *){keys_of}, "
+    pools += "nullptr, " if value_size else f"(const Static::Pool *){others.pop(0)}, "
+    places = "".join(f"(const int32_t *){name}, " for name in others[:4])
+    sinks = f"(const float *){others[4]}" if options.get("has_sinks") else "nullptr"
 
-    def call(function: str, arguments: str) -> NativeCall:
-        called = f"{_NAMESPACE}::{function}<Static, {str(on_tensor_cores).lower()}>"
-        statement = f"{opened}{called}(shape, operands, {arguments});"
-        return NativeCall(statement, (_HEADER,), (str(native.include_dir()),), values=extents)
+    def call(function: str, results: Sequence[str]) -> NativeCall:
+        opened = "".join(f"void *{name} = (void *)({{}}); " for name in (*inputs, *results))
+        branches = []
+        for own_heads, own_groups in chosen:
+            static = [*types, own_heads, own_groups, int(size_k), size_v, step, page, *flags, chunk_rows]
+            branches.append(
+                f"{{{{ typedef {_NAMESPACE}::Static<{', '.join(map(str, static))}> Static; "
+                f"const {_NAMESPACE}::Shape shape = {{{{ {shape} }}}}; "
+                f"{_NAMESPACE}::Operands<Static> operands = "
+                f"{{{{ (const Static::Query *){query_of}, {pools}{places}{sinks} }}}}; "
+                + ("operands.values = operands.keys; " if value_size else "")
+                + f"{_NAMESPACE}::{function}<Static, {str(on_tensor_cores).lower()}>(shape, operands, "
+                f"(float *){', '.join(results)}); }}}}"
+            )
+        tests = [f"own_heads == {own_heads} && own_groups == {own_groups}" for own_heads, own_groups in chosen[:-1]]
+        chain = "".join(f"if ({test}) {branch} else " for test, branch in zip(tests, branches, strict=False))
+        headers, folders = (_HEADER,), (str(native.include_dir()),)
+        return NativeCall(f"{opened}{chain}{branches[-1]}", headers, folders, values=extents)
 
     numbers = {"pools": 1 if value_size else 2, "page": page}
     # As is_split and record of the header have it. Where a group's heads are several blocks, fewer are assumed here, so
     # there is room whenever chunks have results.
-    blocks = tokens * (parts * int(groups))
+    blocks = tokens * (parts * groups)
     chunks = (columns * page + (chunk_rows - 1)) // chunk_rows
-    records = tokens * (parts * int(heads)) * chunks
+    records = tokens * (parts * heads) * chunks
     count = if_then_else(blocks < multiprocessors, records, 1) if not isinstance(records, int) else records
     if isinstance(blocks, int) and blocks >= multiprocessors:
         count = 1
     between = RowAttentionLaunchOp(
         *tensors,
         function=CHUNKS,
-        call=call(CHUNKS, "(float *)({})"),
+        call=call(CHUNKS, ["of_chunks"]),
         shape=[count, size_v + 2],
         dtype="float32",
         **numbers,
@@ -168,12 +181,23 @@ def _launches(
         *tensors,
         between,
         function=RESULTS,
-        call=call(RESULTS, "(float *)({}), (void *)({})"),
+        call=call(RESULTS, ["of_chunks", "of_results"]),
         shape=extents_of(y),
         dtype=y.dtype.name,
         **numbers,
     ).outputs[0]
     return result
+
+
+def _head_counts(heads: Extent, groups: Extent) -> list[tuple[int, int]]:
+    """List the numbers of heads of queries, and of keys and values, that ranks have: several where parts are unequal.
+
+    Kernels are compiled for each of them.
+    """
+    names = symbols_in([heads, groups])
+    chosen = itertools.product(*map(values_of_symbol, names))
+    sizes = [dict(zip(names, values, strict=True)) for values in chosen]
+    return list(dict.fromkeys((evaluate(heads, own), evaluate(groups, own)) for own in sizes))
 
 
 def row_attention_kernels(graph: FlowGraph, multiprocessors: int) -> FlowGraph:
