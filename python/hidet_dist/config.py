@@ -258,7 +258,7 @@ def _stages(what: str, given: Any) -> int | tuple[GivenStage, ...] | tuple[Stage
 
 def _budgets(what: str, given: Sequence[Any]) -> tuple[int, ...]:
     if not given:
-        raise ConfigError(f"{what} must be whole bytes above 0, or a list with those of each device; got {shown(given)}.")
+        raise ConfigError(f"{what} must be whole bytes, or a list with those of each device; got {shown(given)}.")
     for number, nbytes in enumerate(given):
         BYTES(f"{what}[{number}]", nbytes)
     return tuple(given)
