@@ -148,19 +148,22 @@ void run_rank(int rank) {
     std::vector<int64_t> sizes, begins{0};
     for (int64_t p = 0; p < size; ++p) sizes.push_back(round % 7 == p ? 0 : 1 + p);
     for (const int64_t each : sizes) begins.push_back(begins.back() + each);
-    const int64_t unit = std::max<int64_t>(1, count / (2 * size * size)), own = sizes[static_cast<size_t>(group_rank)];
-    require(hidet_dist_all_gather_parts(send.data(), recv.data(), sizes.data(), unit, HIDET_DIST_F32, group) == 0,
+    const int64_t unit = 1 + count / (2 * size), own = sizes[static_cast<size_t>(group_rank)], units = begins.back();
+    std::vector<float> given(static_cast<size_t>(units * size * unit)), joined(static_cast<size_t>(units * unit));
+    std::vector<float> scattered(static_cast<size_t>(size * unit)), exchanged(given.size());
+    for (size_t i = 0; i < given.size(); ++i) given[i] = value(rank, static_cast<int64_t>(i), round);
+    require(hidet_dist_all_gather_parts(given.data(), joined.data(), sizes.data(), unit, HIDET_DIST_F32, group) == 0,
             "all_gather_parts");
-    require(hidet_dist_reduce_scatter_parts(send.data(), part.data(), sizes.data(), unit, HIDET_DIST_F32,
+    require(hidet_dist_reduce_scatter_parts(given.data(), scattered.data(), sizes.data(), unit, HIDET_DIST_F32,
                                             HIDET_DIST_SUM, group) == 0,
             "reduce_scatter_parts");
-    std::vector<float> exchanged(static_cast<size_t>(begins.back() * own * unit));
-    require(hidet_dist_all_to_all_parts(send.data(), exchanged.data(), sizes.data(), sizes.data(), unit,
+    require(hidet_dist_all_to_all_parts(given.data(), exchanged.data(), sizes.data(), sizes.data(), unit,
                                         HIDET_DIST_F32, group) == 0,
             "all_to_all_parts");
     for (size_t p = 0; p < ranks.size(); ++p) {
       for (int64_t i = 0; i < sizes[p] * unit; ++i) {
-        require(recv[static_cast<size_t>(begins[p] * unit + i)] == value(ranks[p], i, round), "all_gather_parts's result");
+        require(joined[static_cast<size_t>(begins[p] * unit + i)] == value(ranks[p], i, round),
+                "all_gather_parts's result");
       }
       for (int64_t i = 0; i < sizes[p] * own * unit; ++i) {
         const int64_t there = begins[static_cast<size_t>(group_rank)] * sizes[p] * unit + i;
@@ -170,7 +173,7 @@ void run_rank(int rank) {
     }
     for (int64_t i = 0; i < own * unit; ++i) {
       const int64_t there = begins[static_cast<size_t>(group_rank)] * unit + i;
-      require(part[static_cast<size_t>(i)] == total(there), "reduce_scatter_parts's result");
+      require(scattered[static_cast<size_t>(i)] == total(there), "reduce_scatter_parts's result");
     }
     const auto root = static_cast<int32_t>(random() % static_cast<size_t>(size));
     require(hidet_dist_broadcast(send.data(), recv.data(), count, HIDET_DIST_F32, root, group) == 0, "broadcast");
