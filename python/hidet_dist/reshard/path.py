@@ -139,25 +139,46 @@ def _tabulate(
     """
     axes = tuple(range(cluster.mesh.ndim))
     pieces = tuple(shape), itemsize(dtype)
-    # Paths lead through the parts of their ends, and the mesh's shares.
-    offered = tuple(sorted({pair for layout in (*sources, *targets) for pair in split_of(layout).parts}))
 
-    def graph_over(usable: tuple[int, ...]) -> _LayoutGraph:
+    def graph_over(offered: Offered, usable: tuple[int, ...]) -> _LayoutGraph:
         return _GRAPHS.of(_Layouts(pieces, elements or pieces, cluster, offered, usable))
 
     def value(source: Layout, target: Layout) -> T:
-        graph = graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
+        usable = tuple(axis for axis in axes if axis in _axes(source) | _axes(target))
+        graph = graph_over(_parts_of_ends(source, target), usable)
         (one,) = read(graph, graph.number(source), nodes_of([graph.number(target)]))
         return one
+
+    def row(source: Layout) -> tuple[T, ...]:
+        numbers: dict[Offered, list[int]] = {}
+        for number, target in enumerate(targets):
+            numbers.setdefault(_parts_of_ends(source, target), []).append(number)
+        values: dict[int, T] = {}
+        for offered, own in numbers.items():
+            graph = graph_over(offered, axes)
+            nodes = nodes_of([graph.number(targets[number]) for number in own])
+            values.update(zip(own, read(graph, graph.number(source), nodes), strict=True))
+        return tuple(values[number] for number in range(len(targets)))
 
     with _GRAPHS.lock:
         if len(axes) > _DETOUR_AXES:
             _check(shape, sources, targets, cluster)
             return tuple(tuple(value(source, target) for target in targets) for source in sources)
-        graph = graph_over(axes)
-        _check(shape, sources, targets, cluster, graph.has)
-        nodes = nodes_of([graph.number(target) for target in targets])
-        return tuple(tuple(read(graph, graph.number(source), nodes)) for source in sources)
+        if not any(split_of(layout).parts for layout in (*sources, *targets)):
+            graph = graph_over((), axes)
+            _check(shape, sources, targets, cluster, graph.has)
+            nodes = nodes_of([graph.number(target) for target in targets])
+            return tuple(tuple(read(graph, graph.number(source), nodes)) for source in sources)
+        _check(shape, sources, targets, cluster)
+        return tuple(map(row, sources))
+
+
+def _parts_of_ends(source: Layout, target: Layout) -> Offered:
+    """List the parts through which a path leads, besides the mesh's shares: those of its ends.
+
+    With parts of a third layout, a path would depend on what else is asked for.
+    """
+    return tuple(sorted({*split_of(source).parts, *split_of(target).parts}))
 
 
 def _check(
