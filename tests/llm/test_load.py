@@ -26,10 +26,12 @@ from tests.llm.test_gguf_tokenizer import metadata_of
 from tests.llm.tokenizers_made import byte_level, write_folder
 from typer.testing import CliRunner
 
+from hidet_dist import native
 from hidet_dist.cli.app import app
 from hidet_dist.errors import ArtifactError, ConfigError, EngineError, RendezvousError
 from hidet_dist.launch import free_port
 from hidet_dist.llm import LanguageModel, load
+from hidet_dist.llm.cached import found_or_built
 from hidet_dist.llm.engine import Engine, Request, Sampling
 from hidet_dist.llm.loading import Hosts, join, stored_model
 from hidet_dist.llm.options import LoadOptions
@@ -223,6 +225,23 @@ def test_weights_in_the_bits_of_their_files(
     found = {one.precision for stage in stages for one in stage.panels.values()} - {""}
     assert found == precisions
     assert difference_from(model, loaded, prompt) < most
+
+
+def test_other_headers_of_kernels_are_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A built model has kernels that were compiled from them: those of another version are not taken for it."""
+    built: list[Path] = []
+    monkeypatch.setattr("hidet_dist.llm.building.build", lambda path, name, options, folder: built.append(folder))
+    headers, checkpoint_file = tmp_path / "include", tmp_path / "model.gguf"
+    shutil.copytree(native.include_dir(), headers)
+    checkpoint_file.write_bytes(b"GGUF")
+    folders = [found_or_built(checkpoint_file, "model", LoadOptions(), tmp_path / "cache")]
+    monkeypatch.setattr(native, "include_dir", lambda: headers)
+    folders.append(found_or_built(checkpoint_file, "model", LoadOptions(), tmp_path / "cache"))
+    header = headers / "hidet_dist" / "kernels" / "functions.h"
+    header.write_text(header.read_text() + "// changed")
+    folders.append(found_or_built(checkpoint_file, "model", LoadOptions(), tmp_path / "cache"))
+    assert folders[0] == folders[1] != folders[2]
+    assert len(built) == 3  # nothing was in any folder
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hidet_dist import native
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import folder_beside, parse_json, read_text, sha256, state, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
@@ -24,6 +25,7 @@ from hidet_dist.llm.stored import StoredModel
 from hidet_dist.runtime.candidates import user_cache
 from hidet_dist.runtime.processor import best_level
 
+_SOURCES = (".py", ".h")
 _MODELS = "models"
 _DIGESTS = "digests.json"
 _READ = (".json", ".safetensors", ".jinja")
@@ -115,12 +117,12 @@ def _files(path: Path) -> Iterable[Path]:
 
 
 def _sources(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """List the Python files below a folder, with their states. It takes a third of the time that pathlib takes."""
+    """List the sources below a folder, with their states. It takes a third of the time that pathlib takes."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 yield from _sources(entry.path)
-            elif entry.name.endswith(".py"):
+            elif entry.name.endswith(_SOURCES):
                 yield entry.path, entry.stat()
 
 
@@ -144,16 +146,16 @@ class _Digests:
         return self._kept[key]
 
     def of_code(self) -> str:
-        """Return a digest of this package, which decides what is built of a checkpoint."""
-        root = Path(__file__).parents[1]
-        files = sorted(_sources(str(root)))
+        """Return a digest of what decides what is built of a checkpoint: this package, and the headers of kernels."""
+        roots = Path(__file__).parents[1], native.include_dir()
+        files = [(root, name, status) for root in roots for name, status in sorted(_sources(str(root)))]
         states = hashlib.sha256()
-        for name, status in files:
+        for _, name, status in files:
             states.update(f"{name} {' '.join(map(str, state(status)))}\0".encode())
-        key = f"{root} {states.hexdigest()}"
+        key = f"{roots[0]} {states.hexdigest()}"
         if key not in self._kept:
             digest = hashlib.sha256()
-            for name, _ in files:
+            for root, name, _ in files:
                 digest.update(Path(name).relative_to(root).as_posix().encode() + b"\0")
                 digest.update(hashlib.sha256(Path(name).read_bytes()).digest())
             self._kept[key] = digest.hexdigest()
