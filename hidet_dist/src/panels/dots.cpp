@@ -35,23 +35,19 @@ class Dots {
       : p_(product), result_(static_cast<float *>(product.result)), pairs_(static_cast<uint32_t *>(product.scratch)) {}
 
   void run() {
-    const int64_t blocks = (p_.rows + kBlockRows - 1) / kBlockRows;
-    if (blocks == 1 && p_.depth <= kBlocks * kDepth) return one_block();
+    const Blocks blocks(p_.rows, kBlockRows);
+    if (blocks.count() == 1 && p_.depth <= kBlocks * kDepth) return one_block();
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
       const int64_t depth = least(kDepth, p_.depth - start);
-      for (int64_t first = 0; first < blocks; first += kBlocks) {
-        const int64_t count = least(kBlocks, blocks - first);
+      for (int64_t first = 0; first < blocks.count(); first += kBlocks) {
+        const int64_t count = least(kBlocks, blocks.count() - first);
         for (int64_t block = 0; block < count; ++block) {
-          const int64_t row = row_of(first + block, blocks), rows = row_of(first + block + 1, blocks) - row;
-          pack(row, rows, start, depth, pairs_ + block * kPairs);
+          pack(blocks.row_of(first + block), blocks.rows_of(first + block), start, depth, pairs_ + block * kPairs);
         }
         for (int64_t column = 0; column < p_.columns; column += kWidth) {
-          const int64_t width = least(kWidth, p_.columns - column);
-          const uint16_t *const panel = static_cast<const uint16_t *>(p_.right) + column * p_.depth + start * width;
           for (int64_t block = 0; block < count; ++block) {
-            const int64_t row = row_of(first + block, blocks), rows = row_of(first + block + 1, blocks) - row;
-            multiply<kBlockRows>(rows, depth, pairs_ + block * kPairs, panel, width,
-                                 result_ + row * p_.result_step + column, start > 0);
+            multiply(blocks.row_of(first + block), blocks.rows_of(first + block), start, depth, column,
+                     pairs_ + block * kPairs);
           }
         }
       }
@@ -65,17 +61,10 @@ class Dots {
       pack(0, p_.rows, start, least(kDepth, p_.depth - start), pairs_ + start / kDepth * kPairs);
     }
     for (int64_t column = 0; column < p_.columns; column += kWidth) {
-      const int64_t width = least(kWidth, p_.columns - column);
       for (int64_t start = 0; start < p_.depth; start += kDepth) {
-        const uint16_t *const panel = static_cast<const uint16_t *>(p_.right) + column * p_.depth + start * width;
-        multiply<kBlockRows>(p_.rows, least(kDepth, p_.depth - start), pairs_ + start / kDepth * kPairs, panel, width,
-                             result_ + column, start > 0);
+        multiply(0, p_.rows, start, least(kDepth, p_.depth - start), column, pairs_ + start / kDepth * kPairs);
       }
     }
-  }
-
-  int64_t row_of(int64_t block, int64_t blocks) const {
-    return block * (p_.rows / blocks) + least(block, p_.rows % blocks);
   }
 
   // Packs pairs of depths of a block of rows, those of all rows one after the other; behind an odd depth stands a zero.
@@ -108,11 +97,18 @@ class Dots {
     return static_cast<const uint16_t *>(p_.runs[depth / p_.run * p_.rows + row])[depth % p_.run];
   }
 
+  // Adds the product of packed rows by a block of a panel to the result, or writes the first block's there.
+  void multiply(int64_t row, int64_t rows, int64_t start, int64_t depth, int64_t column, const uint32_t *left) const {
+    const int64_t width = least(kWidth, p_.columns - column);
+    const uint16_t *const panel = static_cast<const uint16_t *>(p_.right) + column * p_.depth + start * width;
+    dispatch<kBlockRows>(rows, depth, left, panel, width, result_ + row * p_.result_step + column, start > 0);
+  }
+
   template <int Rows>
-  void multiply(int64_t rows, int64_t depth, const uint32_t *left, const uint16_t *panel, int64_t width, float *target,
+  void dispatch(int64_t rows, int64_t depth, const uint32_t *left, const uint16_t *panel, int64_t width, float *target,
                 bool add) const {
     if constexpr (Rows > 1) {
-      if (rows < Rows) return multiply<Rows - 1>(rows, depth, left, panel, width, target, add);
+      if (rows < Rows) return dispatch<Rows - 1>(rows, depth, left, panel, width, target, add);
     }
     if (width == kWidth) {
       kernel<Rows, true>(depth, left, panel, width, target, add);

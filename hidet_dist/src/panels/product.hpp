@@ -38,6 +38,20 @@ constexpr int64_t kFewColumns = 128;
 constexpr int64_t kSetBytes = 4096;
 constexpr int64_t kWays = 8;
 
+// Rows in blocks of nearly equal size.
+class Blocks {
+ public:
+  Blocks(int64_t rows, int64_t most) : rows_(rows), count_((rows + most - 1) / most) {}
+  HIDET_DIST_INLINE int64_t count() const { return count_; }
+  HIDET_DIST_INLINE int64_t rows_of(int64_t block) const { return rows_ / count_ + (block < rows_ % count_); }
+  HIDET_DIST_INLINE int64_t row_of(int64_t block) const {
+    return block * (rows_ / count_) + least(block, rows_ % count_);
+  }
+
+ private:
+  const int64_t rows_, count_;
+};
+
 // The bytes that are fetched while rows of a panel are multiplied: from which on, and how many for each row.
 struct Fetch {
   const char *from;
@@ -113,13 +127,13 @@ class PanelProduct {
       rest.result = result_ + done;
       return PanelProduct(rest).run<L, T>();
     }
-    const int64_t blocks = (p_.rows + kMost - 1) / kMost;
-    if (blocks == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<L, T>();
+    const Blocks blocks(p_.rows, kMost);
+    const bool in_place = reads_in_place<L>();
+    if (blocks.count() == 1 && p_.rows * p_.depth <= kRows * kDepth) return one_block<L, T>();
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
       const int64_t depth = least(kDepth, p_.depth - start);
-      for (int64_t first = 0; first < blocks;) {
-        const int64_t count = least(kRows / kMost, blocks - first);
-        const bool in_place = reads_in_place<L>();
+      for (int64_t first = 0; first < blocks.count();) {
+        const int64_t count = least(kRows / kMost, blocks.count() - first);
         if (!in_place) pack<L>(first, first + count, blocks, start, depth, packed_);
         for (int64_t column = 0; column < p_.columns; column += kWidth) {
           if (in_panels() && p_.rows <= kSeveral && column + kWidth <= p_.columns) {
@@ -129,20 +143,20 @@ class PanelProduct {
           const float *const panel = floats<T>(column, start, depth);
           if (in_place) {
             for (int64_t block = first; block < first + count; ++block) {
-              multiply_in_place(rows_of(block, blocks), row_of(block, blocks), start, depth, panel, column);
+              multiply_in_place({blocks.row_of(block), start, depth}, blocks.rows_of(block), panel, column);
             }
             continue;
           }
           const float *left = packed_;
           for (int64_t block = first; block < first + count; ++block) {
-            const int64_t rows = rows_of(block, blocks);
+            const int64_t rows = blocks.rows_of(block);
             // The blocks that read this panel fetch a part each of the next one.
             const int64_t part = block - first;
             const Fetch next =
                 in_panels()
                     ? Fetch(panel_at<T>(column, start) + (p_.depth + part * (depth / count)) * kWidth, kWidth / count)
                     : Fetch(panel, 0);
-            multiply<float, 1, kLines>(rows, depth, left, panel, row_of(block, blocks), column, start > 0, next);
+            multiply<float, 1, kLines>(rows, depth, left, panel, blocks.row_of(block), column, start > 0, next);
             left += rows * depth;
           }
         }
@@ -170,14 +184,14 @@ class PanelProduct {
       return static_cast<const float *>(p_.left);
     }
     for (int64_t start = 0; start < p_.depth; start += kDepth) {
-      pack<L>(0, 1, 1, start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
+      pack<L>(0, 1, Blocks(p_.rows, p_.rows), start, least(kDepth, p_.depth - start), packed_ + start * p_.rows);
     }
     return packed_;
   }
 
   // Several blocks of packed rows by a block of a panel, which is read once. Its elements become floats once.
   template <class T>
-  void in_chunks(int64_t column, int64_t start, int64_t depth, int64_t blocks) {
+  void in_chunks(int64_t column, int64_t start, int64_t depth, const Blocks &blocks) {
     constexpr int64_t kChunk = kChunkBytes / (kWidth * static_cast<int64_t>(sizeof(T)));
     const T *const panel = panel_at<T>(column, start);
     for (int64_t k = 0; k < depth; k += kChunk) {
@@ -186,9 +200,9 @@ class PanelProduct {
       const bool last = k + part == depth;
       const T *const next = last ? panel + p_.depth * kWidth : panel + (k + part) * kWidth;
       const float *left = packed_;
-      for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t rows = rows_of(block, blocks), row = row_of(block, blocks);
-        const Fetch ahead(next + block * (kChunk / blocks) * kWidth, kWidth / blocks);
+      for (int64_t block = 0; block < blocks.count(); ++block) {
+        const int64_t rows = blocks.rows_of(block), row = blocks.row_of(block);
+        const Fetch ahead(next + block * (kChunk / blocks.count()) * kWidth, kWidth / blocks.count());
         float *const sums = edge_ + row * kWidth, *const result = result_ + row * p_.result_step + column;
         const float *const begin = k > 0 ? sums : nullptr;
         dispatch<float, 1, kMost, 1>(rows, part, left + k * rows, chunk, 0, begin, last ? result : sums,
@@ -254,11 +268,6 @@ class PanelProduct {
   // several are read faster from memory. One alone is read fastest if the processor itself foresees what is read.
   static int64_t panels_of(int64_t rows) { return rows == 1 ? 4 : rows <= Level::kTwoPanels ? 2 : 1; }
 
-  int64_t rows_of(int64_t block, int64_t blocks) const { return p_.rows / blocks + (block < p_.rows % blocks); }
-  int64_t row_of(int64_t block, int64_t blocks) const {
-    return block * (p_.rows / blocks) + least(block, p_.rows % blocks);
-  }
-
   template <class T>
   const T *panel_at(int64_t column, int64_t start) const {
     return static_cast<const T *>(p_.right) + column * p_.depth + start * least(kWidth, p_.columns - column);
@@ -312,16 +321,15 @@ class PanelProduct {
 
   // Packs blocks of rows: each block's columns one after the other.
   template <class T>
-  void pack(int64_t first, int64_t last, int64_t blocks, int64_t start, int64_t depth, float *target) {
+  void pack(int64_t first, int64_t last, const Blocks &blocks, int64_t start, int64_t depth, float *target) {
     for (int64_t block = first; block < last; ++block) {
-      const int64_t rows = rows_of(block, blocks);
+      const int64_t rows = blocks.rows_of(block), row = blocks.row_of(block);
       if (p_.runs != nullptr) {
-        pack_runs<T>(row_of(block, blocks), rows, start, depth, target);
+        pack_runs<T>(row, rows, start, depth, target);
         target += rows * depth;
         continue;
       }
-      const T *const source =
-          static_cast<const T *>(p_.left) + row_of(block, blocks) * p_.row_step + start * p_.depth_step;
+      const T *const source = static_cast<const T *>(p_.left) + row * p_.row_step + start * p_.depth_step;
       if (p_.depth_step == 1) {
         int64_t step = p_.row_step;
         const float *const read = as_floats(source, rows, depth, &step);
@@ -428,27 +436,27 @@ class PanelProduct {
     for (int r = 0; r < Rows; ++r) Level::store(target + r * kLanes, sums[r]);
   }
 
-  // Adds the product of rows, read where they lie, by a panel to the result, or writes it there. Sums are those of packed
-  // rows.
-  void multiply_in_place(int64_t rows, int64_t row, int64_t start, int64_t depth, const float *panel, int64_t column) {
-    float *const target = result_ + row * p_.result_step + column;
-    const int64_t columns = p_.columns - column;
-    const Span left = {row, start, depth};
-    if (columns >= kWidth) {
-      return dispatch_in_place<kMost, kVectors>(rows, left, panel, target, p_.result_step, start > 0);
-    }
-    if (columns <= kLanes) {
-      dispatch_in_place<kMost, 1>(rows, left, panel, edge_, kLanes, false);
-      return write_edge(rows, columns, kLanes, target, start > 0);
-    }
-    dispatch_in_place<kMost, kVectors>(rows, left, panel, edge_, kWidth, false);
-    write_edge(rows, columns, kWidth, target, start > 0);
-  }
-
   // Rows from `row` on, and their elements [start, start + depth).
   struct Span {
     int64_t row, start, depth;
   };
+
+  // Adds the product of rows, read where they lie, by a panel to the result, or writes it there. Sums are those of
+  // packed rows.
+  void multiply_in_place(const Span &span, int64_t rows, const float *panel, int64_t column) {
+    float *const target = result_ + span.row * p_.result_step + column;
+    const int64_t columns = p_.columns - column;
+    const bool add = span.start > 0;
+    if (columns >= kWidth) {
+      return dispatch_in_place<kMost, kVectors>(rows, span, panel, target, p_.result_step, add);
+    }
+    if (columns <= kLanes) {
+      dispatch_in_place<kMost, 1>(rows, span, panel, edge_, kLanes, false);
+      return write_edge(rows, columns, kLanes, target, add);
+    }
+    dispatch_in_place<kMost, kVectors>(rows, span, panel, edge_, kWidth, false);
+    write_edge(rows, columns, kWidth, target, add);
+  }
 
   template <int Rows, int Across>
   void dispatch_in_place(int64_t rows, const Span &span, const float *panel, float *target, int64_t target_step,
@@ -497,6 +505,13 @@ class PanelProduct {
       }
       k += count;
     }
+    write_sums(sums, target, target_step, add);
+  }
+
+  // Adds sums, which registers hold, to a result, or writes them there.
+  template <int Rows, int Across>
+  HIDET_DIST_INLINE static void write_sums(const Vector (&sums)[Rows][Across], float *target, int64_t target_step,
+                                           bool add) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
@@ -560,14 +575,7 @@ class PanelProduct {
       ahead.from += ahead.step;
       left += Rows;
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kAcross; ++v) {
-        float *const at = target + r * target_step + v * kLanes;
-        Level::store(at, add ? Level::add(Level::load(at), sums[r][v]) : sums[r][v]);
-      }
-    }
+    write_sums(sums, target, target_step, add);
   }
 
   const hidet_dist_panel_product &p_;

@@ -74,14 +74,14 @@ class QuantizedProduct {
   explicit QuantizedProduct(const hidet_dist_quantized_product &product)
       : p_(product),
         groups_((product.depth + product.group - 1) / product.group),
-        blocks_((product.rows + kMost - 1) / kMost),
+        blocks_(product.rows, kMost),
         step_((groups_ * (product.group + 12) + 63) / 64 * 64),
         totals_(reinterpret_cast<float *>(static_cast<char *>(product.scratch) + product.rows * step_)) {}
 
   template <int Bits, int Scales>
   void run() {
     constexpr int32_t kAdded = Level::added(Bits, Scales);
-    for (int64_t block = 0; block < blocks_; ++block) {
+    for (int64_t block = 0; block < blocks_.count(); ++block) {
       p_.depth_step == 1 ? quantize<true>(block, kAdded) : quantize<false>(block, kAdded);
     }
     const int64_t group_bytes = kWidth * scale_bytes(Scales) + p_.group * kWidth * Bits / 8;
@@ -89,13 +89,13 @@ class QuantizedProduct {
     const char *panel = static_cast<const char *>(p_.panels);
     for (int64_t column = 0; column < p_.columns; column += kWidth) {
       for (int64_t i = 0; i < p_.rows * kWidth; ++i) totals_[i] = 0.0f;
-      const int64_t step = blocks_ == 1 ? groups_ : at_once;
+      const int64_t step = blocks_.count() == 1 ? groups_ : at_once;
       for (int64_t g = 0; g < groups_; g += step) {
         const int64_t count = least(step, groups_ - g);
-        for (int64_t block = 0; block < blocks_; ++block) {
-          const int64_t rows = rows_of(block);
+        for (int64_t block = 0; block < blocks_.count(); ++block) {
+          const int64_t rows = blocks_.rows_of(block);
           const QuantizedRows left = block_at(block).from(g, p_.group, rows);
-          dispatch<Bits, Scales, kMost>(rows, count, left, panel, totals_ + row_of(block) * kWidth);
+          dispatch<Bits, Scales, kMost>(rows, count, left, panel, totals_ + blocks_.row_of(block) * kWidth);
         }
         panel += count * group_bytes;
       }
@@ -108,12 +108,9 @@ class QuantizedProduct {
   }
 
  private:
-  int64_t rows_of(int64_t block) const { return p_.rows / blocks_ + (block < p_.rows % blocks_); }
-  int64_t row_of(int64_t block) const { return block * (p_.rows / blocks_) + least(block, p_.rows % blocks_); }
-
   QuantizedRows block_at(int64_t block) const {
-    const int64_t rows = rows_of(block);
-    const char *const memory = static_cast<const char *>(p_.scratch) + row_of(block) * step_;
+    const int64_t rows = blocks_.rows_of(block);
+    const char *const memory = static_cast<const char *>(p_.scratch) + blocks_.row_of(block) * step_;
     const float *const scales = reinterpret_cast<const float *>(memory + groups_ * p_.group * rows);
     const int32_t *const begins = reinterpret_cast<const int32_t *>(scales + groups_ * rows);
     return {reinterpret_cast<const int8_t *>(memory), scales, begins,
@@ -123,7 +120,7 @@ class QuantizedProduct {
   template <bool Contiguous>
   void quantize(int64_t block, int32_t added) const {
     const QuantizedRows left = block_at(block);
-    const int64_t rows = rows_of(block), first_row = row_of(block);
+    const int64_t rows = blocks_.rows_of(block), first_row = blocks_.row_of(block);
     const int64_t group = least(p_.group, kMostGroup); // no group is longer, which compilers do not see
     const int64_t at_once = group > kLeastRounded ? group : kLeastRounded;
     int32_t *const elements = reinterpret_cast<int32_t *>(const_cast<int8_t *>(left.elements));
@@ -165,7 +162,9 @@ class QuantizedProduct {
   }
 
   const hidet_dist_quantized_product &p_;
-  const int64_t groups_, blocks_, step_;
+  const int64_t groups_;
+  const Blocks blocks_;
+  const int64_t step_;
   float *const totals_;
 };
 

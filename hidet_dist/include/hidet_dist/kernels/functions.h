@@ -154,7 +154,8 @@ HD_INLINE float one_and_exp_of_minus(float x) {
   return p * from_bits((bits(whole) + 127) << 23) + 1.0f;
 }
 
-// 1 / (1 + exp(-x)), and a times it: within 3 units where |x| < 10, and 6 elsewhere. Results of the first below the least normal number are 0.
+// 1 / (1 + exp(-x)), and a times it: within 3 units where |x| < 10, and 6 elsewhere. Results of the first below the least
+// normal number are 0.
 HD_INLINE float logistic(float x) { return 1.0f / one_and_exp_of_minus(x); }
 HD_INLINE float times_logistic(float a, float x) { return a / one_and_exp_of_minus(x); }
 
