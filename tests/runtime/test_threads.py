@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hidet_dist.runtime.threads import wait_without_spinning
+from hidet_dist.runtime.threads import wait_briefly
 
 
 @pytest.fixture
@@ -21,15 +21,21 @@ def environment(monkeypatch):
 def test_the_ranks_of_a_host_share_its_cores(environment, ranks, threads):
     if ranks is not None:
         environment["LOCAL_WORLD_SIZE"] = ranks
-    wait_without_spinning()
+    wait_briefly()
     assert environment.get("OMP_NUM_THREADS") == threads
-    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert int(environment["GOMP_SPINCOUNT"]) > 0
 
 
 def test_values_that_are_set_stay(environment):
-    environment.update(LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="7", OMP_WAIT_POLICY="active")
-    wait_without_spinning()
-    assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("7", "active")
+    environment.update(LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="7", GOMP_SPINCOUNT="5")
+    wait_briefly()
+    assert (environment["OMP_NUM_THREADS"], environment["GOMP_SPINCOUNT"]) == ("7", "5")
+
+
+def test_a_policy_of_waiting_that_is_set_stays(environment):
+    environment["OMP_WAIT_POLICY"] = "passive"
+    wait_briefly()
+    assert "GOMP_SPINCOUNT" not in environment
 
 
 _PROGRAM = """

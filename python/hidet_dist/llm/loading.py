@@ -28,7 +28,7 @@ from hidet_dist.llm.stored import StoredModel
 from hidet_dist.llm.tokenizer import CheckpointTokenizer, tokenizer_process
 from hidet_dist.runtime import session
 from hidet_dist.runtime.rendezvous import SECRET_VARIABLE, Settings
-from hidet_dist.runtime.threads import divide_cores, spin_between_kernels
+from hidet_dist.runtime.threads import divide_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +129,6 @@ def load(
     if session.current() is not None:
         raise ConfigError("This process is a rank already: call hidet_dist.shutdown first.")
     divide_cores(hosts.place_of(wanted).count)
-    spin_between_kernels()
     process = tokenizer_process()
     process.start()  # it takes as long as finding the model
     with ThreadPoolExecutor(1) as meanwhile:

@@ -15,7 +15,7 @@ from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, HidetDistError
 from hidet_dist.runtime import openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
-from hidet_dist.runtime.threads import end_threads_before_forks, keep_loaded, wait_without_spinning
+from hidet_dist.runtime.threads import end_threads_before_forks, keep_loaded, wait_briefly
 
 _KERNEL = "hidet_launch_"  # a kernel library exports a candidate under this name, followed by its number
 
@@ -99,7 +99,7 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
     ConfigError
         When the CUDA runtime is not installed.
     """
-    wait_without_spinning()
+    wait_briefly()
     end_threads_before_forks()
     native.library()
     hidet_runtime()

@@ -6,21 +6,26 @@ import ctypes
 import functools
 import os
 
-# Serving processes share the cores. By default OpenMP's idle threads spin for a while, which takes cores from others.
 _WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
 _THREADS = "OMP_NUM_THREADS"
 _SPIN_COUNT = "GOMP_SPINCOUNT"  # of GCC's OpenMP: how often an idle thread looks for work before it sleeps
-_LOOKS = "10000"  # a fifth of a millisecond: as long as what one thread computes between kernels of several
+# Some 2 milliseconds. Threads that sleep between two kernels, or where they wait for the last of them in one, take tens
+# of microseconds each time to wake: a sixth of the time of a network of 50 convolutions. Spinning for longer than it
+# takes from kernel to kernel would take cores from other processes after each call.
+_LOOKS = "100000"
 _LIBRARY = "libgomp.so.1"  # GCC's OpenMP, which kernels are linked with
 _PAUSE_SOFT = 1  # omp_pause_soft: OpenMP 5.0, section 3.2.44
 
 
-def wait_without_spinning() -> None:
-    """Make idle OpenMP threads sleep, and divide the cores among this host's ranks (LOCAL_WORLD_SIZE).
+def wait_briefly() -> None:
+    """Make idle OpenMP threads look for work for 2 milliseconds before they sleep, and divide the cores among ranks.
 
-    Sets OpenMP's environment variables where they are not set. Takes effect if OpenMP's library is not loaded yet.
+    Sets OpenMP's environment variables where neither they nor the policy of waiting are set, and the number of threads
+    by this host's ranks (LOCAL_WORLD_SIZE). OpenMP spins for less where there are more threads than cores. Takes effect
+    if OpenMP's library is not loaded yet.
     """
-    os.environ.setdefault(_WAIT_POLICY, "passive")
+    if _WAIT_POLICY not in os.environ:
+        os.environ.setdefault(_SPIN_COUNT, _LOOKS)
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks.isdigit() and int(ranks) > 1:
         divide_cores(int(ranks))
@@ -32,15 +37,6 @@ def divide_cores(ranks: int) -> None:
     Takes effect if OpenMP's library is not loaded yet.
     """
     os.environ.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // ranks)))
-
-
-def spin_between_kernels() -> None:
-    """Make idle OpenMP threads look for work for a fifth of a millisecond before they sleep, unless it is set.
-
-    For programs of many short kernels, which take less time than it takes to wake a thread. OpenMP spins for less where
-    there are more threads than cores. Takes effect if OpenMP's library is not loaded yet.
-    """
-    os.environ.setdefault(_SPIN_COUNT, _LOOKS)
 
 
 @functools.cache
