@@ -48,6 +48,7 @@ from rich.table import Table
 import hidet_dist
 from benchmarks.models import PRELOADED, Model, planned, served
 from hidet_dist.compile.build import optimize_program
+from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import ConfigError, TraceError, WeightsError
 from hidet_dist.frontends.checkpoint import stored_weights
 from hidet_dist.frontends.pretrained import made_module
@@ -158,9 +159,10 @@ def ring_bytes(kind: str, whole: int, ranks: int) -> int:
 
 
 def sent_bytes(program: Program) -> int:
-    """The bytes that a rank sends in a call of a program."""
+    """The bytes that a rank sends in a call of a program; where parts differ, as if all were the largest."""
+    sizes = program.planned_sizes()
     return sum(
-        ring_bytes(op.kind, op.collective.whole(int(op.inputs[0].nbytes), op.group_size), op.group_size)
+        ring_bytes(op.kind, op.collective.whole(local_nbytes(op.inputs[0], sizes), op.group_size), op.group_size)
         for op in communication_operators(program.graph)
     )
 
