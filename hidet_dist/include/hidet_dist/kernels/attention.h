@@ -139,7 +139,8 @@ inline void attend(const Shape &shape, const Operand &q, const Operand &k, const
     float *const keys = memory.tile(), *const values = keys + shape.keys * shape.size;
     float *const scores = values + shape.keys * shape.size_v;
     const float *packed_keys = nullptr, *packed_values = nullptr; /* heads that share them follow one another */
-#pragma omp for schedule(static)
+/* Long runs first, as a thread packs the keys of each head that it comes to; short ones in the end. */
+#pragma omp for schedule(guided)
     for (int64_t unit = 0; unit < units; ++unit) {
       const int64_t index = unit / blocks, row = unit % blocks * rows, count = std::min(rows, shape.queries - row);
       const float *const own_keys = k.at(index, shape), *const own_values = v.at(index, shape);

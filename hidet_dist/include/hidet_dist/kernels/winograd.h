@@ -142,7 +142,7 @@ void convolve_winograd(const hidet_dist_convolution &v, const Store &store) {
         for (int64_t line = 0; line < lines; ++line) steps.write(begin, line);
       }
     } else {
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
       for (int64_t block = 0; block < divide_up(blocks.total, blocks.lines); ++block) {
         const int64_t begin = block * blocks.lines, lines = std::min(blocks.lines, blocks.total - begin);
         for (int64_t line = 0; line < lines; ++line) steps.read(begin, line);
