@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from hidet import ops
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
 from torch.nn import functional
 
 import hidet_dist
@@ -33,11 +33,21 @@ def constant(*shape: int) -> Tensor:
     return hidet.asarray(values / np.float32(np.sqrt(np.prod(shape[1:]))))
 
 
-def names_of(y: Tensor | list[Tensor], *inputs: Tensor) -> list[str]:
-    """The names of the operators that run for a graph on one device, but for those that move no elements."""
+def operators_of(y: Tensor | list[Tensor], *inputs: Tensor) -> list[Operator]:
+    """The operators that run for a graph on one device, but for those that move no elements."""
     graph = normalize(hidet.trace_from(y, list(inputs)))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
-    return [node.name for node in optimize_program(program).nodes if node.name != "Reshape"]
+    return [node for node in optimize_program(program).nodes if node.name != "Reshape"]
+
+
+def names_of(y: Tensor | list[Tensor], *inputs: Tensor) -> list[str]:
+    """Their names."""
+    return [node.name for node in operators_of(y, *inputs)]
+
+
+def scaled_of(y: Tensor | list[Tensor], *inputs: Tensor) -> list[bool]:
+    """Of each convolution by panels, whether it scales its input."""
+    return [node.attrs["scaled"] for node in operators_of(y, *inputs) if node.name == "PanelConvolution"]
 
 
 def image(*shape: int | str) -> Tensor:
@@ -194,3 +204,32 @@ def test_filters_that_other_operators_read_stay_as_they_are(tmp_path: Path) -> N
     expected = torch.conv2d(pixels, w.torch(), padding=1) + shift[:, None, None]
     with hidet_dist.load_partition(tmp_path / "out") as partition:
         torch.testing.assert_close(partition(pixels), expected, rtol=1e-5, atol=1e-5)
+
+
+def excited(x: Any, conv: Callable[[Any], Any], nn: Any, is_first: bool) -> Any:
+    """Squeeze and excitation of some pixels before a convolution, with a residual sum of it."""
+    scale = nn.sigmoid(nn.mean(x, True))
+    return nn.relu(conv(x * scale if is_first else scale * x)) + 1.0
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("sizes", [(3, 21, 5, 7), (1, 40, 31, 9)])
+def test_a_scale_of_channels_is_part_of_the_convolution_behind_it(
+    tmp_path: Path, sizes: tuple[int, ...], is_first: bool
+) -> None:
+    x, w = image(*sizes), constant(19, sizes[1], 1, 1)
+    y = excited(x, lambda z: ops.conv2d(z, w), InHidet, is_first)
+    assert scaled_of(y, x) == [True]
+    hidet_dist.auto_parallel(hidet.trace_from(y, [x]), {"mesh_shape": [1]}, {}, tmp_path / "out")
+    pixels = torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+    expected = excited(pixels.double(), lambda z: torch.conv2d(z, w.torch().double()), InTorch, is_first)
+    with hidet_dist.load_partition(tmp_path / "out") as partition:
+        torch.testing.assert_close(partition(pixels).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scale_that_others_read_or_that_a_kernel_reads_beside_pixels_is_not() -> None:
+    x, w = image(2, 12, 6, 5), constant(8, 12, 1, 1)
+    scaled = x * ops.sigmoid(ops.mean(x, [2, 3], keep_dim=True))
+    assert scaled_of([ops.conv2d(scaled, w), ops.relu(scaled)], x) == [False]
+    assert scaled_of(ops.conv2d(scaled, constant(8, 12, 3, 3)), x) == [False]
+    assert scaled_of(ops.conv2d(scaled, w, stride=2), x) == [False]

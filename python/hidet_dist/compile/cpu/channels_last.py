@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
+from hidet.graph.ops.arithmetic import MultiplyOp
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
@@ -31,8 +32,8 @@ from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_ax
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.patterns.winograd import has_winograd
-from hidet_dist.rewriting import copy_operator
-from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.rewriting import Uses, copy_operator, only_user, uses_of
+from hidet_dist.spec.extents import Extent, extents_of, same_shape
 from hidet_dist.traits import traits_of
 
 _CODES = {"float32": "HIDET_DIST_F32", "float16": "HIDET_DIST_F16", "bfloat16": "HIDET_DIST_BF16"}
@@ -46,9 +47,12 @@ class ChannelsLastConvolutionOp(TiledOp):
     Parameters
     ----------
     x: Tensor
-        [images, ..., channels], float32, float16 or bfloat16. ``others`` are the epilogue's inputs.
+        [images, ..., channels], float32, float16 or bfloat16.
     w: Tensor
         [out_channels, channels / groups, ...]; or the elements of its panels.
+    others: Tensor
+        With ``scaled``, first float32[images, 1, ..., channels], by which ``x`` is multiplied; then the epilogue's
+        inputs.
     sizes: sequence of int
         Those of the filters: [out_channels, channels / groups, ...].
     pads, stride, dilation: sequence of int
@@ -61,6 +65,8 @@ class ChannelsLastConvolutionOp(TiledOp):
         The columns of a panel; 0 if ``w`` does not lie in panels.
     winograd: bool
         Whether the panels are those of transformed filters; see ``hidet_dist/winograd.h``.
+    scaled: bool
+        Whether ``x`` is multiplied by a number for each image and channel first; see :func:`scale_of`.
     epilogue: Epilogue, optional
         The computation on each element of ``y``.
     """
@@ -80,6 +86,7 @@ class ChannelsLastConvolutionOp(TiledOp):
         out: Sequence[Extent],
         width: int = 0,
         winograd: bool = False,
+        scaled: bool = False,
         epilogue: Epilogue | None = None,
     ):
         text = Values()
@@ -91,9 +98,10 @@ class ChannelsLastConvolutionOp(TiledOp):
         function, header = f"convolve_channels_last<{width}, {ELEMENT_TYPES[w.dtype.name]}>", "channels_last.h"
         if winograd:
             function, header = f"convolve_winograd<{width}>", "winograd.h"
+        scale = ", (const float *)({})" if scaled else ""
         statement = (
             f"const hidet_dist_convolution convolution = {{{{ {', '.join([*counts, *dims, '{}', '{}', *codes])} }}}}; "
-            f"hidet_dist::kernels::{function}(convolution, {STORE});"
+            f"hidet_dist::kernels::{function}(convolution, {STORE}{scale});"
         )
         attributes: dict[str, Any] = {
             "sizes": list(sizes),
@@ -104,13 +112,14 @@ class ChannelsLastConvolutionOp(TiledOp):
             "out": list(out),
             "width": width,
             "winograd": winograd,
+            "scaled": scaled,
         }
         shape = [images, *out, out_channels]
         super().__init__(
             "channels_last",
             x,
             w,
-            others,
+            others[scaled:],
             shape,
             len(shape) - 1,
             header,
@@ -119,6 +128,7 @@ class ChannelsLastConvolutionOp(TiledOp):
             True,
             epilogue,
             attributes,
+            others[:scaled],
         )
         self.name = "PanelConvolution"
 
@@ -160,12 +170,38 @@ def _runs_by_panels(op: Operator, weights: Collection[Tensor]) -> bool:
     return groups == 1 or int(sizes[1]) >= _LEAST_GROUP or (int(sizes[1]) == 1 and int(sizes[0]) == groups)
 
 
+def scale_of(node: Operator, uses: Uses) -> tuple[Tensor, Tensor] | None:
+    """Return the factors of a convolution's input, if it is scaled channel by channel for this convolution alone.
+
+    The convolution is then of single pixels, in float32 and not in groups, so that it can multiply a tile's pixels by
+    the scale before it multiplies them by the filters: networks with squeeze and excitation have such ones.
+
+    Returns
+    -------
+    What is scaled, [images, channels, ...], and the scale, [images, channels, 1, ...]; None for another convolution.
+    """
+    how = convolution_of(node)
+    multiply, attributes = how.source.op, how.attributes
+    if not isinstance(multiply, MultiplyOp) or only_user(how.source, uses) is not node:
+        return None
+    kernel = extents_of(node.inputs[1])[2:]
+    if attributes["groups"] != 1 or any(n != 1 for n in (*kernel, *attributes["stride"])) or any(attributes["pads"]):
+        return None
+    shape = extents_of(how.source)
+    of_channels = [*shape[:2], *[1] * len(kernel)]
+    for x, scale in (multiply.inputs, multiply.inputs[::-1]):
+        if same_shape(extents_of(x), shape) and same_shape(extents_of(scale), of_channels):
+            return (x, scale) if x.dtype.name == scale.dtype.name == "float32" else None
+    return None
+
+
 class _Rewriter:
     """The rewriting of a graph to chosen layouts. Tensors with channels second are those of the graph, or copies."""
 
     def __init__(self, graph: FlowGraph, layouts: Mapping[Operator, Layouts]):
         self.original = graph
         self.layouts = layouts
+        self.uses = uses_of(graph)
         self.second: dict[Tensor, Tensor] = {}
         self.last: dict[Tensor, Tensor] = {}
         self.known: dict[Any, Operator] = {}  # equal operators of equal layers are made once
@@ -241,12 +277,16 @@ class _Rewriter:
 
     def convolution(self, node: Operator) -> Tensor:
         """Make a convolution with channels last."""
-        how = convolution_of(node)
-        inputs = [self.as_last(how.source), self.as_second(node.inputs[1])]
+        how, w = convolution_of(node), self.as_second(node.inputs[1])
         attributes: dict[str, Any] = {
             "sizes": [int(size) for size in extents_of(node.inputs[1])],
             **how.attributes,
         }
+        inputs = [self.as_last(how.source), w]
+        scaled = scale_of(node, self.uses)
+        if scaled is not None:
+            x, scale = scaled
+            inputs, attributes["scaled"] = [self.as_last(x), w, self.as_last(scale)], True
         key = ChannelsLastConvolutionOp, str([*map(extents_of, inputs), inputs[0].dtype.name, attributes])
         if key in self.known:
             return copy_operator(self.known[key], inputs)[0]
