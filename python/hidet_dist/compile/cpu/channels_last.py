@@ -181,10 +181,9 @@ def scale_of(node: Operator, uses: Uses) -> tuple[Tensor, Tensor] | None:
     What is scaled, [images, channels, ...], and the scale, [images, channels, 1, ...]; None for another convolution.
     """
     how = convolution_of(node)
-    multiply, attributes = how.source.op, how.attributes
+    multiply, attributes, kernel = how.source.op, how.attributes, extents_of(node.inputs[1])[2:]
     if not isinstance(multiply, MultiplyOp) or only_user(how.source, uses) is not node:
         return None
-    kernel = extents_of(node.inputs[1])[2:]
     if attributes["groups"] != 1 or any(n != 1 for n in (*kernel, *attributes["stride"])) or any(attributes["pads"]):
         return None
     shape = extents_of(how.source)

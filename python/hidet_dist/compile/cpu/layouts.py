@@ -24,6 +24,7 @@ from hidet_dist.traits import Moves, traits_of
 
 _POOLS_AND_PADS = (MaxPoolNdOp, AvgPoolNdOp, AdaptivePoolNdOp, WindowPoolOp, PadOp)
 REDUCTIONS = (ReduceBaseOp, ReduceOp)
+_IN_KERNEL = 0.01  # of a change of layout: what it saves to run an element-wise operator with the channels last
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def choose_layouts(graph: FlowGraph, convolutions: Collection[Operator]) -> dict
 
     Convolutions read and write with the channels last. The others are chosen at once, by an integer program: each
     operator has a variable if it has two choices, and each tensor one that is 1 if a reader reads it in another layout
-    than it is written in.
+    than it is written in. Where it is equal, the layout changes behind the element-wise operators that follow a
+    convolution, which become part of its kernel then.
     """
     uses = uses_of(graph)
     ranks = _ranks(graph, convolutions, uses)
@@ -82,8 +84,9 @@ def choose_layouts(graph: FlowGraph, convolutions: Collection[Operator]) -> dict
     if not open_nodes:
         return {node: only for node, (only,) in choices.items()}
     model = new_model(threads=1, mip_rel_gap=0.0, presolve_rule_off=RIGHT_PRESOLVE)
-    for number in range(len(open_nodes)):
-        model.addCol(0.0, 0.0, 1.0, 0, [], [])
+    for number, node in enumerate(open_nodes):
+        saved = _IN_KERNEL * _size(node.outputs[0]) if traits_of(node).elementwise else 0.0
+        model.addCol(-saved, 0.0, 1.0, 0, [], [])
         model.changeColIntegrality(number, highspy.HighsVarType.kInteger)
 
     def layout(node: Operator | None, reads: bool) -> tuple[float, dict[int, float]]:
