@@ -50,7 +50,7 @@ from benchmarks.serving.variants import Variant, VariantError, measure_in_turns,
 from hidet_dist.calibration import calibrate
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
-from hidet_dist.progress import Progress, Task
+from hidet_dist.progress import Progress, ProgressBar
 
 HERE = Path(__file__).parent
 REFERENCE, FLOAT32 = "torch_eager", "float32"
@@ -124,7 +124,7 @@ class Benchmark:
         self.phases: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Task]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[ProgressBar]:
         """A part of the run, which is shown and timed."""
         begin = time.perf_counter()
         with self.progress.task(name) as task:
@@ -178,7 +178,7 @@ class Benchmark:
                 built[build] = json.loads(done.stdout.splitlines()[-1])
         return built
 
-    def start(self, name: str, built: dict[str, Any], task: Task) -> list[Variant]:
+    def start(self, name: str, built: dict[str, Any], task: ProgressBar) -> list[Variant]:
         """The variants of a case that could be loaded."""
         case, started = CASES[name], []
         inputs = self.work / f"{name}.npz"

@@ -120,7 +120,7 @@ def decode(kind: type[T], value: Any, what: str) -> T:
 
 
 @dataclass(frozen=True)
-class _Form:
+class _FieldForm:
     """How a field is written: its name, key and default, and the marks that it has."""
 
     name: str
@@ -133,7 +133,7 @@ class _Form:
 
 
 @functools.cache
-def _forms(kind: Any) -> tuple[_Form, ...]:
+def _forms(kind: Any) -> tuple[_FieldForm, ...]:
     """List how the fields of a dataclass are written."""
     hints = _hints(kind)
     forms = []
@@ -145,7 +145,7 @@ def _forms(kind: Any) -> tuple[_Form, ...]:
             default = declared.default_factory()
         required = default is dataclasses.MISSING
         shown_as = (UNWRITTEN not in marks, OMITTED in marks, RUNS in marks)
-        forms.append(_Form(declared.name, key, default, required, *shown_as))
+        forms.append(_FieldForm(declared.name, key, default, required, *shown_as))
     return tuple(forms)
 
 

@@ -100,7 +100,7 @@ def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class HostPlace:
     """The range of this host's ranks, and the address at which all ranks meet."""
 
     count: int  # the number of ranks on this host
@@ -110,21 +110,21 @@ class Place:
     port: int
 
 
-def place_on_host(ranks: int, nnodes: int, node_rank: int | None, rdzv: str | None) -> Place:
+def place_on_host(ranks: int, nnodes: int, node_rank: int | None, rdzv: str | None) -> HostPlace:
     """Return the place of a host with this many ranks, for options without a :func:`hosts_problem`."""
     if nnodes == 1:
-        return Place(ranks, 0, ranks, "127.0.0.1", free_port())
+        return HostPlace(ranks, 0, ranks, "127.0.0.1", free_port())
     assert rdzv is not None and node_rank is not None
     address, _, port = rdzv.rpartition(":")
-    return Place(ranks, node_rank * ranks, nnodes * ranks, address.strip("[]"), int(port))
+    return HostPlace(ranks, node_rank * ranks, nnodes * ranks, address.strip("[]"), int(port))
 
 
-def _place(options: argparse.Namespace) -> Place:
+def _place(options: argparse.Namespace) -> HostPlace:
     place = place_on_host(options.ranks, options.nnodes, options.node_rank, options.rdzv)
     return place if options.master_port is None else replace(place, port=options.master_port)
 
 
-def environment_of(place: Place, local_rank: int, secret: str) -> dict[str, str]:
+def environment_of(place: HostPlace, local_rank: int, secret: str) -> dict[str, str]:
     """Return this process's environment with the variables of a rank of this host."""
     env = dict(os.environ)
     env.update(
@@ -149,10 +149,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class _Ranks:
+class _RankProcesses:
     """The processes of this host. Each leads a process group, so that its descendants end with it."""
 
-    def __init__(self, command: list[str], place: Place):
+    def __init__(self, command: list[str], place: HostPlace):
         self._first = place.first
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: int | None = None
@@ -209,7 +209,7 @@ def _describe(returncode: int) -> str:
         return f"was ended by signal {-returncode}"
 
 
-def _wait(ranks: _Ranks, timeout: float | None, grace: float, told: int | None) -> int:
+def _wait(ranks: _RankProcesses, timeout: float | None, grace: float, told: int | None) -> int:
     """Wait for all ranks, and return the run's exit status. Ranks that exit with the status ``told`` are not named."""
     deadline = None if timeout is None else time.monotonic() + timeout
     status = 0
@@ -259,7 +259,7 @@ def main(
     options = _parse(sys.argv[1:] if arguments is None else arguments, prog)
     program = ["-m", options.program] if options.module else [options.program]
     command = [sys.executable, *program, *options.arguments]
-    ranks = _Ranks(command, _place(options))
+    ranks = _RankProcesses(command, _place(options))
     before = {number: signal.signal(number, ranks.forward) for number in _FORWARDED}
     try:
         return _wait(ranks, options.timeout, options.grace, told)

@@ -20,7 +20,7 @@ def report_console() -> Console:
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
-class Task:
+class ProgressBar:
     """One bar."""
 
     def __init__(self, progress: RichProgress, number: int):  # rich's TaskID is an int
@@ -64,8 +64,8 @@ class Progress:
         self._progress.stop()
 
     @contextmanager
-    def task(self, what: str) -> Iterator[Task]:
+    def task(self, what: str) -> Iterator[ProgressBar]:
         """Show ``what`` while the block runs."""
         number = self._progress.add_task(what, total=None)
-        yield Task(self._progress, number)
+        yield ProgressBar(self._progress, number)
         self._progress.update(number, total=1, completed=1)

@@ -9,19 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.compile.buffers import Buffer
+from hidet_dist.compile.buffers import ActivationBuffer
 from hidet_dist.compile.placement import live_peak, place_buffers, placed_nbytes
 
 X = hidet.symbol([1], "float32", "cpu")
 UNIT = 128
 
 
-def buffers_of(spans: list[tuple[int, int, int]], memory: int = 0) -> list[Buffer]:
+def buffers_of(spans: list[tuple[int, int, int]], memory: int = 0) -> list[ActivationBuffer]:
     """Buffers of spans: the first and the last node, and units of 128 bytes."""
-    return [Buffer(X, first, last, units * UNIT, memory) for first, last, units in sorted(spans)]
+    return [ActivationBuffer(X, first, last, units * UNIT, memory) for first, last, units in sorted(spans)]
 
 
-def lowest_places(buffers: list[Buffer], order: tuple[int, ...], before: tuple[tuple[int, ...], ...]) -> list[int]:
+def lowest_places(
+    buffers: list[ActivationBuffer], order: tuple[int, ...], before: tuple[tuple[int, ...], ...]
+) -> list[int]:
     """The places that a launcher computes: each the lowest that none of those before it overlap."""
     places = [0] * len(buffers)
     for number in order:
@@ -39,7 +41,7 @@ def lowest_places(buffers: list[Buffer], order: tuple[int, ...], before: tuple[t
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 9), st.integers(0, 1)), max_size=25))
 def test_buffers_that_are_live_together_lie_apart(cases: list[tuple[int, int, int, int]]) -> None:
     buffers = sorted(
-        (Buffer(X, first, first + length, units * UNIT, memory) for first, length, units, memory in cases),
+        (ActivationBuffer(X, first, first + length, units * UNIT, memory) for first, length, units, memory in cases),
         key=lambda one: one.first,
     )
     found = place_buffers(buffers)

@@ -36,7 +36,7 @@ from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import session
 from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.pipeline.channel import Channel
+from hidet_dist.runtime.pipeline.channel import MessageChannel
 
 MOST_CHILD_SECONDS = 60
 RUNTIME = (str(Path(native.__file__).parents[1]), contextlib.__file__)
@@ -103,14 +103,14 @@ def stream_forever(batch: list[Any]) -> str:
 def stop_before_sending(count: int) -> None:
     """From now on, stop this process before it sends to later stages for this many-th time."""
     numbers = itertools.count(1)
-    send = Channel.send
+    send = MessageChannel.send
 
     def stopping(*arguments: Any) -> None:
         if next(numbers) == count:
             os.kill(os.getpid(), signal.SIGSTOP)
         send(*arguments)
 
-    Channel.send = stopping  # type: ignore[method-assign]
+    MessageChannel.send = stopping  # type: ignore[method-assign]
 
 
 def leave_stream(shape: list[int], count: int, way: str) -> str:

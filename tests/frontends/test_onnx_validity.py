@@ -476,7 +476,7 @@ def test_a_loop_of_more_iterations_than_are_lowered_is_refused_at_once(tmp_path,
         {"x": (1,)},
         {"count": 1025, "yes": True},
     )
-    monkeypatch.setattr("hidet_dist.frontends.onnx.model._Lowerer._lower_subgraph", None)
+    monkeypatch.setattr("hidet_dist.frontends.onnx.model._ModelLowerer._lower_subgraph", None)
     with pytest.raises(UnsupportedModelError, match="a loop of 1025 iterations is not supported"):
         read(tmp_path, own)
 

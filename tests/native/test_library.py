@@ -190,7 +190,7 @@ def test_wrong_meshes_are_refused(mesh: tuple[int, ...], rank: int, message: str
 
 def test_an_incomplete_transport_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks a function"):
-        native.create_communicator(native.Transport(), (2,), 0)
+        native.create_communicator(native.TransportTable(), (2,), 0)
 
 
 def test_the_transport_gets_what_was_asked_for() -> None:

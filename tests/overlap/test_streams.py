@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.overlap.streams import RUN, START, WAIT, Launch, Schedule, Task, held, schedule, serial, timeline
+from hidet_dist.overlap.streams import RUN, START, WAIT, Launch, Schedule, StreamTask, held, schedule, serial, timeline
 
 
-def kernel(seconds: float, *reads: int, nbytes: int = 0) -> Task:
-    return Task(seconds, False, reads, nbytes)
+def kernel(seconds: float, *reads: int, nbytes: int = 0) -> StreamTask:
+    return StreamTask(seconds, False, reads, nbytes)
 
 
-def collective(seconds: float, *reads: int, nbytes: int = 0) -> Task:
-    return Task(seconds, True, reads, nbytes)
+def collective(seconds: float, *reads: int, nbytes: int = 0) -> StreamTask:
+    return StreamTask(seconds, True, reads, nbytes)
 
 
 def test_communication_independent_of_earlier_kernels_is_hidden_completely() -> None:
@@ -51,14 +51,14 @@ def test_a_branch_computes_while_the_other_communicates() -> None:
     # The second branch's kernel runs beside the first collective; its own collective beside the first's reader.
     assert schedule(tasks).seconds == 4 + 4 + 4 + 1 + 1
     # Where both branches' kernels cannot be held at once, the order stays as it is.
-    large = [Task(t.seconds, t.communicates, t.reads, 10) for t in tasks]
+    large = [StreamTask(t.seconds, t.communicates, t.reads, 10) for t in tasks]
     tight = schedule(large, room=20)
     assert tight.peak_bytes <= max(20, serial(large).peak_bytes)
 
 
-def layers(count: int, compute: float, gather: float, nbytes: int) -> list[Task]:
+def layers(count: int, compute: float, gather: float, nbytes: int) -> list[StreamTask]:
     """Each layer reads what the one before made, and a weight that is gathered."""
-    tasks: list[Task] = []
+    tasks: list[StreamTask] = []
     for layer in range(count):
         before = (len(tasks) - 1,) if layer else ()
         tasks += [collective(gather, nbytes=nbytes), kernel(compute, *before, len(tasks), nbytes=1)]
@@ -104,7 +104,12 @@ def test_collectives_that_follow_each_other_are_waited_for_once() -> None:
 
 
 def test_a_view_holds_the_memory_that_it_is_in() -> None:
-    tasks = [kernel(1.0, nbytes=10), Task(0.0, False, (0,), 0, shares=0), kernel(1.0, nbytes=5), kernel(1.0, 1, 2)]
+    tasks = [
+        kernel(1.0, nbytes=10),
+        StreamTask(0.0, False, (0,), 0, shares=0),
+        kernel(1.0, nbytes=5),
+        kernel(1.0, 1, 2),
+    ]
     launches = [Launch(RUN, number) for number in range(4)]
     assert held(tasks, launches) == [10, 10, 15, 15]
     assert held(tasks[:3], launches[:3]) == [10, 10, 5]
@@ -117,19 +122,19 @@ def test_the_input_of_a_collective_is_held_until_the_wait_for_it() -> None:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[Task]:
-    tasks: list[Task] = []
+def programs(draw: st.DrawFn) -> list[StreamTask]:
+    tasks: list[StreamTask] = []
     for number in range(draw(st.integers(1, 14))):
         reads = tuple(sorted(draw(st.sets(st.integers(0, number - 1), max_size=3)))) if number else ()
         seconds = draw(st.integers(0, 8)) / 4
         if reads and draw(st.integers(0, 5)) == 0:
-            tasks.append(Task(0.0, False, reads[:1], 0, shares=reads[0]))
+            tasks.append(StreamTask(0.0, False, reads[:1], 0, shares=reads[0]))
         else:
-            tasks.append(Task(seconds, draw(st.booleans()), reads, draw(st.integers(0, 9))))
+            tasks.append(StreamTask(seconds, draw(st.booleans()), reads, draw(st.integers(0, 9))))
     return tasks
 
 
-def check(tasks: list[Task], found: Schedule) -> None:
+def check(tasks: list[StreamTask], found: Schedule) -> None:
     """Everything is launched once, after what it reads; what is read by a kernel was waited for."""
     ran: set[int] = set()
     started: set[int] = set()
@@ -149,7 +154,7 @@ def check(tasks: list[Task], found: Schedule) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(programs(), st.one_of(st.none(), st.integers(0, 60)))
-def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[Task], room: int | None) -> None:
+def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[StreamTask], room: int | None) -> None:
     found, plain = schedule(tasks, room), serial(tasks)
     check(tasks, found)
     check(tasks, plain)
@@ -168,7 +173,7 @@ def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[Task]
 
 @settings(max_examples=40, deadline=None)
 @given(programs())
-def test_the_communicating_stream_never_lags_behind_its_launches(tasks: list[Task]) -> None:
+def test_the_communicating_stream_never_lags_behind_its_launches(tasks: list[StreamTask]) -> None:
     found = schedule(tasks)
     order = [launch.task for launch in found.launches if launch.what == START]
     for before, after in pairwise(order):

@@ -139,7 +139,7 @@ def test_the_host_wants_a_proof_too(host: StoreServer) -> None:
 def test_messages_are_forged_or_repeated_in_vain(host: StoreServer, client: StoreClient) -> None:
     client.set("guarded", "yes")
     peer, *nonces = _shake_hands(host)
-    channel = wire.Channel(SECRET, wire.CLIENT, *nonces)
+    channel = wire.SignedChannel(SECRET, wire.CLIENT, *nonces)
     message = channel.seal([b"add", b"replayed", b"1"])
     peer.sendall(message)
     length = wire.message_length(peer.recv(wire.LENGTH_BYTES, socket.MSG_WAITALL))
@@ -147,7 +147,7 @@ def test_messages_are_forged_or_repeated_in_vain(host: StoreServer, client: Stor
     peer.sendall(message)  # the same once more
     assert _is_cut(peer)
     peer, *nonces = _shake_hands(host)
-    message = bytearray(wire.Channel(SECRET, wire.CLIENT, *nonces).seal([b"delete", b"guarded"]))
+    message = bytearray(wire.SignedChannel(SECRET, wire.CLIENT, *nonces).seal([b"delete", b"guarded"]))
     message[wire.LENGTH_BYTES + wire.LENGTH_BYTES] ^= 1
     peer.sendall(message)
     assert _is_cut(peer)
@@ -189,7 +189,7 @@ def test_nonsense_from_one_who_knows_the_secret_is_survived(
 ) -> None:
     """Every message is answered, or ends its connection."""
     peer, *nonces = _shake_hands(host)
-    channel = wire.Channel(SECRET, wire.CLIENT, *nonces)
+    channel = wire.SignedChannel(SECRET, wire.CLIENT, *nonces)
     kind, value = sent
     if kind == "parts":
         message = channel.seal(value)

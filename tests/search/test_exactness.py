@@ -17,7 +17,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import Tables, eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import Pins
@@ -140,7 +140,9 @@ def test_the_integer_program_finds_no_better_plan_of_equal_layers() -> None:
     assert free.seconds == pytest.approx(solve(problem, SolveOptions(solver_gap=GAP)).seconds, rel=2 * GAP)
     assert (
         free.seconds
-        == eliminate(Instance(problem, [list(range(len(c))) for c in problem.cost], Tables(), Prices([0]))).seconds
+        == eliminate(
+            EliminationInstance(problem, [list(range(len(c))) for c in problem.cost], Tables(), Prices([0]))
+        ).seconds
     )
     budget = int(0.8 * max(held_bytes(problem, readers(problem), free.choices)))
     tight = replace(problem, budget=budget)

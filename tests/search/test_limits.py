@@ -31,7 +31,7 @@ from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.elimination.eliminate import Tables, TooWide, eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import Pins
@@ -546,10 +546,10 @@ def test_solvers_of_dense_problems_end_in_time(seed: int) -> None:
 def test_an_elimination_and_an_integer_program_stop_where_they_are() -> None:
     problem, every = dense(6, 4), [list(range(4))] * 6
     clock = Clock()
-    eliminate(Instance(problem, every, Tables(Limits(FOREVER, clock=clock)), Prices([0.0])))
+    eliminate(EliminationInstance(problem, every, Tables(Limits(FOREVER, clock=clock)), Prices([0.0])))
     assert clock.now > 10
     with pytest.raises(OutOfTimeError):
-        eliminate(Instance(problem, every, Tables(Limits(clock.now / 2, clock=Clock())), Prices([0.0])))
+        eliminate(EliminationInstance(problem, every, Tables(Limits(clock.now / 2, clock=Clock())), Prices([0.0])))
     with pytest.raises(OutOfTimeError):
         solve(problem, SolveOptions(limits=Limits(5.0, clock=Clock())))
 
@@ -560,20 +560,20 @@ def test_tables_that_would_take_too_much_memory_are_not_made() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(TooWide):
-            eliminate(Instance(problem, every, Tables(limits), Prices([0.0])))
+            eliminate(EliminationInstance(problem, every, Tables(limits), Prices([0.0])))
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
-    assert eliminate(Instance(dense(3, 12), every[:3], Tables(limits), Prices([0.0]))).choices
+    assert eliminate(EliminationInstance(dense(3, 12), every[:3], Tables(limits), Prices([0.0]))).choices
 
 
 def test_tables_of_earlier_eliminations_make_room() -> None:
     problem, every = dense(5, 6), [list(range(6))] * 5
     one = Tables()
-    eliminate(Instance(problem, every, one, Prices([0.0])))
+    eliminate(EliminationInstance(problem, every, one, Prices([0.0])))
     tables = Tables(Limits(nbytes=2 * one.tables.nbytes))
     for price in range(20):
-        assert eliminate(Instance(problem, every, tables, Prices([float(price)]))).choices
+        assert eliminate(EliminationInstance(problem, every, tables, Prices([float(price)]))).choices
         assert tables.tables.nbytes <= 2 * one.tables.nbytes
 
 
@@ -608,7 +608,7 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
 def test_more_neighbours_than_an_array_has_dims_are_too_wide(choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = dense(66, choices)
     with pytest.raises(TooWide):
-        eliminate(Instance(problem, [list(range(choices))] * 66, Tables(), Prices([0.0])))
+        eliminate(EliminationInstance(problem, [list(range(choices))] * 66, Tables(), Prices([0.0])))
     solution = optimize(problem, SolveOptions(solver_gap=0.5))
     assert peak(problem, solution.choices) <= problem.budget
 

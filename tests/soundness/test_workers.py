@@ -6,25 +6,25 @@ from collections import Counter
 
 import pytest
 
-from hidet_dist.soundness.work import Result
+from hidet_dist.soundness.work import CheckResult
 from hidet_dist.soundness.workers import results
 
 
-def right(what: str | int, count: int, seed: int) -> Result:
-    return Result(f"{what} is right", Counter(plans=count + seed))
+def right(what: str | int, count: int, seed: int) -> CheckResult:
+    return CheckResult(f"{what} is right", Counter(plans=count + seed))
 
 
-def killed(what: str | int, count: int, seed: int) -> Result:
+def killed(what: str | int, count: int, seed: int) -> CheckResult:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def raising(what: str | int, count: int, seed: int) -> Result:
+def raising(what: str | int, count: int, seed: int) -> CheckResult:
     raise ValueError("a bad graph")
 
 
-def whereabouts(what: str | int, count: int, seed: int) -> Result:
-    return Result(str(os.getpid()))
+def whereabouts(what: str | int, count: int, seed: int) -> CheckResult:
+    return CheckResult(str(os.getpid()))
 
 
 @pytest.mark.slow

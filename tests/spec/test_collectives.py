@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hidet_dist import native
 from hidet_dist.native.interface import PREFIX
 from hidet_dist.native.signatures import COLLECTIVES as C_INTERFACE
-from hidet_dist.native.signatures import BlocksPointer, Transport
+from hidet_dist.native.signatures import BlocksPointer, TransportTable
 from hidet_dist.reshard import Step, moves
 from hidet_dist.runtime.transports.gloo import GlooTransport
 from hidet_dist.spec import DeviceMesh, Layout, TensorShardSpec
@@ -101,7 +101,7 @@ def test_the_c_interface_has_the_kind(kind: Collective) -> None:
     function = C_INTERFACE.functions[kind.symbol().removeprefix(PREFIX)]
     assert len(function.arguments) == 5 + kind.reduces
     assert kind.name.upper() in C_INTERFACE.constants  # as ranks call it in envelopes
-    methods = dict(Transport._fields_)  # type: ignore[arg-type]
+    methods = dict(TransportTable._fields_)  # type: ignore[arg-type]
     assert methods[kind.name]._argtypes_[1:] == function.arguments
     parts = C_INTERFACE.functions.get(kind.symbol("parts").removeprefix(PREFIX))
     assert (parts is not None) == kind.has_dim

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save, save_file
 from hidet_dist.errors import WeightsError
 from hidet_dist.limits import MOST_HEADER_BYTES, MOST_HEADER_VALUES, MOST_INDEX_BYTES
 from hidet_dist.spec import DeviceMesh, TensorPlan, TensorShardSpec
-from hidet_dist.weights import Layout, SafetensorsFiles, header, shard_blocks, write_safetensors
+from hidet_dist.weights import SafetensorsFiles, StoredLayout, header, shard_blocks, write_safetensors
 from hidet_dist.weights.sources import Constant
 
 # hidet's names, and torch's where they differ
@@ -88,7 +88,7 @@ def test_large_regions_too(tmp_path: Path, shape: Any, region: Any) -> None:
 def test_written_files_are_those_of_the_library(tmp_path_factory: Any, drawn: Any) -> None:
     path = tmp_path_factory.mktemp("written") / "a.safetensors"
     tensors = {name: numbered(shape, DTYPES[dtype]) for name, (dtype, shape) in drawn.items()}
-    layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
+    layouts = {name: StoredLayout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
     write_safetensors(path, layouts, lambda name: tensors[name].reshape(-1).split(5))
     assert path.read_bytes() == save(tensors)
 
@@ -104,7 +104,7 @@ def test_written_files_are_those_of_the_library(tmp_path_factory: Any, drawn: An
 def test_aligned_files_are_files_too(tmp_path_factory: Any, drawn: Any) -> None:
     path = tmp_path_factory.mktemp("aligned") / "a.safetensors"
     tensors = {name: numbered(shape, DTYPES[dtype]) for name, (dtype, shape) in drawn.items()}
-    layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
+    layouts = {name: StoredLayout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
     write_safetensors(path, layouts, lambda name: tensors[name].reshape(-1).split(5), 64)
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
@@ -212,7 +212,7 @@ def test_bytes_of_a_file_are_of_one_tensor_each(tmp_path: Path) -> None:
 
 def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="float128"):
-        write_safetensors(tmp_path / "a", {"w": Layout("float128", (1,))}, lambda _: [])
+        write_safetensors(tmp_path / "a", {"w": StoredLayout("float128", (1,))}, lambda _: [])
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from hidet import ops
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ConfigError
-from hidet_dist.weights.combined import Joined, Part, Stacked
+from hidet_dist.weights.combined import Joined, SlicedSource, Stacked
 from hidet_dist.weights.gguf_file import GgufFile, GgufTensor, Reordered
 from hidet_dist.weights.named import part_of_weight, weight_of
 from hidet_dist.weights.packing import panel_blocks
@@ -140,7 +140,7 @@ def test_weights_joined_and_stacked_of_such_weights_are_taken_too(tmp_path: Path
 
 def test_panels_behind_the_last_row_are_zeros(tmp_path: Path) -> None:
     tensor, values = stored(tmp_path / "a.gguf", Q.Q4_1)
-    few = weight_of("w", Part(tensor, [slice(0, 33), slice(0, 512)]), [33, 512], "float32")
+    few = weight_of("w", SlicedSource(tensor, [slice(0, 33), slice(0, 512)]), [33, 512], "float32")
     x = hidet.symbol([3, 512], "float32", "cpu")
     graph = hidet.trace_from(ops.matmul_nt(x, few), [x])
     config = {"weights": {"precision": "stored"}, "pins": {"w0": "(S0, R)"}, "arch": "x86-64-v3"}

@@ -16,6 +16,6 @@ Artifacts of several programs have the files from ``plan.json`` to ``stage0/`` i
 ``programs/<name>/plan.json`` and so on.
 """
 
-from hidet_dist.artifacts.manifest import Launch, Manifest, ProgramManifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import KernelLaunch, Manifest, ProgramManifest, StageManifest, TensorSignature
 
-__all__ = ["Launch", "Manifest", "ProgramManifest", "StageManifest", "TensorSignature"]
+__all__ = ["KernelLaunch", "Manifest", "ProgramManifest", "StageManifest", "TensorSignature"]

@@ -25,7 +25,7 @@ from hidet_dist.spec.parts import part_sizes
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.targets import KINDS_OF_MEMORY, TARGETS
-from hidet_dist.weights.header import ITEMSIZE, Layout
+from hidet_dist.weights.header import ITEMSIZE, StoredLayout
 from hidet_dist.weights.panels import (
     FEW_BITS,
     HALF_PRECISIONS,
@@ -55,7 +55,7 @@ _TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi
 
 def describe(
     stage: StageManifest,
-    layouts: Mapping[str, Layout],
+    layouts: Mapping[str, StoredLayout],
     target: Mapping[str, str | int | Sequence[str] | None],
 ) -> str:
     """Make the description of a stage that its launcher contains, as JSON in ASCII.
@@ -80,13 +80,13 @@ def describe(
     )
 
 
-def _written(layout: Layout) -> list[Any]:
+def _written(layout: StoredLayout) -> list[Any]:
     return [layout.dtype, layout.shape, *([layout.factors] if layout.factors else [])]
 
 
 def check_description(
     manifest: Manifest, program: int, number: int, text: bytes, parts: Mapping[str, int]
-) -> dict[str, Layout]:
+) -> dict[str, StoredLayout]:
     """Compare a stage with the description in its launcher, and return the layouts of a rank's data.
 
     ``program`` and ``number`` are the numbers of the program and of its stage. ``parts`` are those of the rank, by the
@@ -101,14 +101,14 @@ def check_description(
     try:
         theirs = parse_json(text)
         layouts = {
-            name: Layout(dtype, tuple(shape), factors=tuple((dim, part) for dim, part in factors)).at(parts)
+            name: StoredLayout(dtype, tuple(shape), factors=tuple((dim, part) for dim, part in factors)).at(parts)
             for name, (dtype, shape, factors) in ((name, (*own, [])[:3]) for name, own in theirs["layouts"].items())
         }
         for name, own in theirs["stage"]["panels"].items():
             panels = decode(Panels, own, f"panels[{name!r}]")
             if layouts[name].shape != panels.shape:
                 raise ValueError(f"the weight {name!r} has the shape {layouts[name].shape}, unlike its panels")
-            layouts[name] = Layout(layouts[name].dtype, panels.at(parts).shape)
+            layouts[name] = StoredLayout(layouts[name].dtype, panels.at(parts).shape)
         described = {**{key: theirs[key] for key in _TARGET_FIELDS}, what: theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of {what} has no valid description: {error}") from error

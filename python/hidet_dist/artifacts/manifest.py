@@ -86,7 +86,7 @@ _Signature = TypeVar("_Signature", TensorSignature, StateSignature)
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One launch of a kernel in the program: the kernel's number, and the dtypes and shapes of its outputs, as text.
 
     ``communication`` describes its communication; it is empty for a kernel that only computes.
@@ -149,7 +149,7 @@ class StageManifest:
     kernels: tuple[str, ...]
     data: tuple[str, ...]
     constants: tuple[str, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[KernelLaunch, ...]
     libraries: tuple[str, ...]
     symbols: tuple[SymbolPlan, ...] = ()
     local_symbols: tuple[LocalSymbol, ...] = ()

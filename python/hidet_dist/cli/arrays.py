@@ -23,14 +23,14 @@ _MOST_TEXT = 400  # characters of an error of NumPy
 
 
 @dataclass(frozen=True)
-class Header:
+class NpyHeader:
     """The dtype and the shape of an array in a file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
 
-class Arrays:
+class NpzArrays:
     """The arrays of an open .npz file. Nothing in it is unpickled, and headers are believed only where they fit.
 
     Raises ValueError for an archive with two arrays of one name.
@@ -50,7 +50,7 @@ class Arrays:
         """The names of the arrays."""
         return list(self._entries)
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str) -> NpyHeader:
         """Read the header of an array. Raises ValueError for one that does not fit the bytes behind it."""
         info = self._entries[name]
         with self._archive.open(info) as entry:
@@ -65,7 +65,7 @@ class Arrays:
             needed, held = math.prod(shape) * dtype.itemsize, info.file_size - entry.tell()
             if needed != held or any(size < 0 for size in shape):
                 raise ValueError(f"the array {name!r} of the shape {list(shape)} has {held} bytes, not {needed}")
-            return Header(dtype, shape)
+            return NpyHeader(dtype, shape)
 
     def read(self, name: str) -> np.ndarray:
         """Read an array. Raises ValueError, as :meth:`header` does, before memory is allocated for it."""
@@ -75,11 +75,11 @@ class Arrays:
 
 
 @contextmanager
-def opened_arrays(path: Path) -> Iterator[Arrays]:
+def opened_arrays(path: Path) -> Iterator[NpzArrays]:
     """Open a .npz file. Raises ConfigError where it, or an array that the block reads, cannot be read."""
     try:
         with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
-            yield Arrays(archive)
+            yield NpzArrays(archive)
     except HidetDistError:
         raise
     except _UNREADABLE as error:

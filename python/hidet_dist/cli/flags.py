@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hidet_dist.cli.parameters import taking
-from hidet_dist.cli.request import FLAGS, PlanRequest, Row
+from hidet_dist.cli.request import FLAGS, FlagRow, PlanRequest
 from hidet_dist.options.option import REQUIRED, default_of
 
 _MODEL = Annotated[
@@ -18,7 +18,7 @@ _MODEL = Annotated[
 ]
 
 
-def _parameter(name: str, row: Row) -> inspect.Parameter:
+def _parameter(name: str, row: FlagRow) -> inspect.Parameter:
     """Make the parameter of a flag; None where it is not given."""
     flag = row.flag
     kind: Any = list[str] if flag.kind is list else flag.kind
@@ -34,7 +34,7 @@ def _parameter(name: str, row: Row) -> inspect.Parameter:
     )
 
 
-def _completion(row: Row) -> Callable[[str], list[str]] | None:
+def _completion(row: FlagRow) -> Callable[[str], list[str]] | None:
     offered = row.flag.completions
     if offered is None:
         return None

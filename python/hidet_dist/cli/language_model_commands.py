@@ -17,7 +17,7 @@ from hidet_dist.cli.failures import errors
 from hidet_dist.cli.parameters import taking
 
 if TYPE_CHECKING:
-    from hidet_dist.cli.language_models import Loading
+    from hidet_dist.cli.language_models import LoadingOptions
 
 LanguageModelPath = Annotated[
     Path,
@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Serve a language model by OpenAI's interface. An API key is taken from HIDET_DIST_API_KEY."""
     with errors():
-        from hidet_dist.cli.language_models import Loading
+        from hidet_dist.cli.language_models import LoadingOptions
         from hidet_dist.cli.language_models import serve as command
         from hidet_dist.llm.loading import Hosts
 
@@ -91,7 +91,7 @@ def serve(
             "timeout_seconds": timeout,
             **sizes,
         }
-        loading = Loading(model, cache, given, machine, Hosts(nnodes, node_rank, rdzv))
+        loading = LoadingOptions(model, cache, given, machine, Hosts(nnodes, node_rank, rdzv))
         raise typer.Exit(command(loading, name, host, port, drain, queue))
 
 
@@ -99,7 +99,7 @@ def serve(
 class Answering:
     """What commands that answer take: how the model is loaded, how tokens are chosen, and how many at most."""
 
-    loading: Loading
+    loading: LoadingOptions
     choosing: dict[str, Any]
     max_tokens: int | None
 
@@ -117,11 +117,11 @@ def _answering(
     machine: Machine = None,
     cache: Cache = None,
 ) -> Answering:
-    from hidet_dist.cli.language_models import Loading
+    from hidet_dist.cli.language_models import LoadingOptions
 
     given = {"ranks": ranks, "stages": stages, "context": context, "dtype": dtype}
     choosing = {"temperature": temperature, "top_p": top_p, "seed": seed}
-    return Answering(Loading(model, cache, given, machine), choosing, max_tokens)
+    return Answering(LoadingOptions(model, cache, given, machine), choosing, max_tokens)
 
 
 _answers = taking(

@@ -33,7 +33,7 @@ Choosing = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadingOptions:
     """The options of the command line that decide how a model is loaded.
 
     Attributes
@@ -83,7 +83,7 @@ class Loading:
 
 
 @dataclass
-class _Session:
+class _ChatSession:
     """A loaded model, and what was said so far."""
 
     engine: Engine
@@ -122,7 +122,7 @@ class _Session:
 
 
 @contextmanager
-def _opened(loading: Loading) -> Iterator[_Session]:
+def _opened(loading: LoadingOptions) -> Iterator[_ChatSession]:
     model = loading.load()
     tokenizer = model.tokenizer
     try:
@@ -137,10 +137,10 @@ def _opened(loading: Loading) -> Iterator[_Session]:
         model.close()
         raise
     with engine:
-        yield _Session(engine, made)
+        yield _ChatSession(engine, made)
 
 
-def generate(loading: Loading, prompt: str, raw: bool, sampling: Choosing, max_tokens: int | None) -> None:
+def generate(loading: LoadingOptions, prompt: str, raw: bool, sampling: Choosing, max_tokens: int | None) -> None:
     """Answer a prompt, and print the tokens as they come.
 
     A model that has a chat template gets the prompt as a user's message, unless ``raw`` is asked for.
@@ -157,7 +157,7 @@ def generate(loading: Loading, prompt: str, raw: bool, sampling: Choosing, max_t
             session.answer(session.engine.tokenizer.encode(prompt), sampling, max_tokens)
 
 
-def chat(loading: Loading, system: str | None, sampling: Choosing, max_tokens: int | None) -> None:
+def chat(loading: LoadingOptions, system: str | None, sampling: Choosing, max_tokens: int | None) -> None:
     """Answer lines of the standard input, until it ends.
 
     Raises
@@ -185,7 +185,7 @@ def _line() -> str | None:
         return None
 
 
-def join_hosts(loading: Loading) -> int:
+def join_hosts(loading: LoadingOptions) -> int:
     """Be the ranks of another host than that of the server, and return the exit status.
 
     Raises
@@ -206,7 +206,7 @@ def _interrupted(number: int, _: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def serve(loading: Loading, name: str | None, host: str, port: int, drain_seconds: float, queue: int) -> int:
+def serve(loading: LoadingOptions, name: str | None, host: str, port: int, drain_seconds: float, queue: int) -> int:
     """Serve a model over HTTP until a signal to stop, and return the exit status.
 
     On another host than the first one, its ranks follow those of the first host, until the server there ends.

@@ -90,7 +90,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class Row:
+class FlagRow:
     """An option with a flag: its class, its name there, and what is known of it."""
 
     kind: type
@@ -112,8 +112,8 @@ class Row:
         return value
 
 
-FLAGS: Mapping[str, Row] = {
-    one.flag.name or name: Row(kind, name, one, one.flag)
+FLAGS: Mapping[str, FlagRow] = {
+    one.flag.name or name: FlagRow(kind, name, one, one.flag)
     for kind in (DistributedOptions, ModelOptions, *OPTIMIZATION)
     for name, one in options_of(kind).items()
     if one.flag is not None

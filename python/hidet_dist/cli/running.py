@@ -20,7 +20,7 @@ import numpy as np
 from hidet_dist import launch
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.checks import shown
-from hidet_dist.cli.arrays import Header, opened_arrays, write_arrays
+from hidet_dist.cli.arrays import NpyHeader, opened_arrays, write_arrays
 from hidet_dist.cli.request import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime.partition import load_partition
@@ -60,7 +60,7 @@ class _Input:
         shape = tuple(extent if whole and isinstance(extent, int) else None for extent in x.written or x.shape)
         return cls(names, "bool" if x.dtype == "boolean" else x.dtype, shape)
 
-    def check(self, found: Header, what: str) -> None:
+    def check(self, found: NpyHeader, what: str) -> None:
         """Raise InputError for an array of another dtype or shape; ``what`` begins the sentence."""
         if self.dtype is None:
             return

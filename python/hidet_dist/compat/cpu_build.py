@@ -87,7 +87,7 @@ def compiler_with(
     """
     common, directories = (*_COMMON, *flags), list(include_dirs)
 
-    class Compiler(GCC):
+    class PrecompilingGcc(GCC):
         command_prefix = (gcc(), *common)
 
         def precompile(self) -> None:
@@ -131,7 +131,7 @@ def compiler_with(
             ]
             self.run_compile_command(" ".join(command), src_path, out_lib_path)
 
-    return Compiler
+    return PrecompilingGcc
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
     """Let hidet optimize and build for ``gpu`` while the block runs, with kernels cached in ``cache``."""
     properties = properties_of(gpu)
 
-    class Compiler(NVCC):
+    class PatchedNvcc(NVCC):
         _resolve_nvcc_path = staticmethod(lambda: str(toolkit.nvcc))
 
         def __init__(self) -> None:
@@ -103,7 +103,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
     with (
         replaced(hidet.cuda, described),
         replaced(_device, described),
-        replaced(_compiler, {"NVCC": Compiler}),
+        replaced(_compiler, {"NVCC": PatchedNvcc}),
         replaced(_startup, {"_initialized": True}),
         replaced(hidet.option, {"execution_mode": lambda _=None: _symbolic()}),
         hidet.option.context(),

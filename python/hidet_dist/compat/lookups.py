@@ -41,7 +41,7 @@ _methods: dict[type, dict[type, str | None]] = {}
 _UNKNOWN = ""
 
 
-class _Names:
+class _MethodNames:
     """Stands for a functor: each of its methods returns the method's name."""
 
     def __getattr__(self, name: str) -> Callable[[Any], str]:
@@ -56,7 +56,7 @@ def _method(functor: type, node: Any) -> str | None:
             continue
         if dispatch not in _BY_TYPE:
             return None
-        name: Any = dispatch(_Names(), node)
+        name: Any = dispatch(_MethodNames(), node)
         if name is not NotImplemented:
             return str(name)
     return None

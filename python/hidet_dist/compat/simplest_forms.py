@@ -26,11 +26,11 @@ _MOST_FORMS = 65536  # after which they are forgotten, to bound the memory that 
 _simplest: set[Hashable] = set()
 
 
-class _UnknownNodeError(Exception):
+class _UnknownDependencyError(Exception):
     """Raised at a node of which it is not known what simplifying it depends on."""
 
 
-class _Form:
+class _ExpressionForm:
     """The form of an expression: its nodes in the order of a walk; a node that was seen before by its number."""
 
     def __init__(self, skips_tensors: bool):
@@ -61,7 +61,7 @@ class _Form:
             self._add_all(node.indices)
         elif kind is TensorInput:
             if not self.skips_tensors:
-                raise _UnknownNodeError
+                raise _UnknownDependencyError
         elif kind is ReduceCompute:
             self._add_all(node.shape)
             self._add_all(node.axes)
@@ -88,7 +88,7 @@ class _Form:
             self._add_type(node.func_var.type)
             self._add_all(node.args)
         else:
-            raise _UnknownNodeError
+            raise _UnknownDependencyError
 
     def _add_all(self, nodes: Sequence[Expr]) -> None:
         self.parts.append(len(nodes))
@@ -97,7 +97,7 @@ class _Form:
 
     def _add_type(self, of_node: Any) -> None:
         if not isinstance(of_node, DataType | FuncType):  # others are compared by value nowhere
-            raise _UnknownNodeError
+            raise _UnknownDependencyError
         self.parts.append(of_node)
 
 
@@ -105,11 +105,11 @@ def _form_of(node: Any, skip_node_types: Sequence[type[Expr]] | None) -> Hashabl
     """Make a key that is equal only for expressions of the same form; None if there is none."""
     if skip_node_types and list(skip_node_types) != [TensorInput]:
         return None
-    form = _Form(bool(skip_node_types))
+    form = _ExpressionForm(bool(skip_node_types))
     try:
         form.add(node)
         return tuple(form.parts)
-    except _UnknownNodeError:
+    except _UnknownDependencyError:
         return None
 
 

@@ -22,7 +22,7 @@ hidet_collect = tools.collect
 hidet_collect_free_vars = tools.collect_free_vars
 
 
-class _UnknownNodeError(Exception):
+class _UnknownInputsError(Exception):
     """Raised at a node that may contain symbols or free variables."""
 
 
@@ -45,7 +45,7 @@ class _Walk:
             if isinstance(node.type, FuncType):
                 self.functions.add(node)
             elif id(node) not in self._defined or not isinstance(node.type, DataType):
-                raise _UnknownNodeError
+                raise _UnknownInputsError
         elif isinstance(node, BinaryExpr):
             self._add(node.a)
             self._add(node.b)
@@ -56,7 +56,7 @@ class _Walk:
             self._add_all(node.indices)
         elif kind is TensorInput:
             if type(node.ttype.layout) is not RowMajorLayout:
-                raise _UnknownNodeError
+                raise _UnknownInputsError
             self._add_all(node.ttype.shape)
             self.inputs.append(node)
         elif kind is ReduceCompute:
@@ -78,7 +78,7 @@ class _Walk:
             self._add(node.func_var)
             self._add_all(node.args)
         else:
-            raise _UnknownNodeError
+            raise _UnknownInputsError
 
     def _add_all(self, nodes: Sequence[Any]) -> None:
         for node in nodes:
@@ -101,7 +101,7 @@ def _walk(node: Any) -> _Walk | None:
         return _last[0][1]
     try:
         walk: _Walk | None = _Walk(node)
-    except _UnknownNodeError:
+    except _UnknownInputsError:
         walk = None
     _last[:] = [(list(node), walk)]
     return walk

@@ -67,7 +67,7 @@ def _shares(node: Operator) -> Iterable[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class ActivationBuffer:
     """A buffer for activations.
 
     Attributes
@@ -87,7 +87,7 @@ class Buffer:
 
 def activations(
     nodes: Sequence[Operator], outputs: Sequence[Tensor], buffers: Buffers, sizes: Mapping[str, int]
-) -> dict[int, Buffer]:
+) -> dict[int, ActivationBuffer]:
     """Map the numbers of the buffers for activations to the buffers, in the order in which ``nodes`` first use them.
 
     A buffer that no operator reads is live to the end. ``sizes`` are those of symbolic dims.
@@ -107,7 +107,7 @@ def activations(
         last.update((buffers.number[x], at) for x in node.inputs)
     last.update((buffers.number[y], len(nodes)) for y in outputs)
     return {
-        number: Buffer(
+        number: ActivationBuffer(
             y,
             first,
             last.get(number, len(nodes)),

@@ -46,7 +46,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.program import unaliased
 from hidet_dist.spec.parts import part_sizes
 from hidet_dist.targets import KINDS_OF_MEMORY, targets_with
-from hidet_dist.weights import Layout
+from hidet_dist.weights import StoredLayout
 from hidet_dist.weights.panels import StoredPrecision
 
 HeldOn = Callable[[Sequence[int] | None], int]
@@ -90,11 +90,11 @@ class CompiledProgram:
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
     stage: StageManifest
-    layouts: dict[str, Layout]
+    layouts: dict[str, StoredLayout]
     held_bytes: int
 
     @property
-    def weight_layouts(self) -> dict[str, Layout]:
+    def weight_layouts(self) -> dict[str, StoredLayout]:
         """The layouts of the weights and the coordinate: what ranks differ in."""
         return {name: layout for name, layout in self.layouts.items() if name not in self.constants}
 
@@ -184,7 +184,7 @@ def compile_program(
     advance: Callable[[], None] = lambda: None,
     overlap: Cluster | None = None,
     room: int | None = None,
-    meanwhile: Callable[[Mapping[str, Layout]], None] = lambda _: None,
+    meanwhile: Callable[[Mapping[str, StoredLayout]], None] = lambda _: None,
     fits: Callable[[HeldOn], None] = lambda _: None,
     fused: Callable[[FlowGraph], None] = lambda _: None,
     in_rows: Collection[str] = (),

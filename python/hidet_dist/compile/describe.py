@@ -10,7 +10,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import SymbolVar
 
 from hidet_dist import native
-from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
+from hidet_dist.artifacts import KernelLaunch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
 from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck, StateSignature
 from hidet_dist.compile.backend import Backend
@@ -19,7 +19,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
-from hidet_dist.weights import Layout
+from hidet_dist.weights import StoredLayout
 from hidet_dist.weights.panels import PanelLayout, Panels
 
 
@@ -81,12 +81,12 @@ def stage_of(
 
 def layouts_of(
     program: Program, data: Sequence[str], constants: Mapping[str, Tensor], panels: Mapping[str, Panels]
-) -> dict[str, Layout]:
+) -> dict[str, StoredLayout]:
     """Map the names of weights and initial states in ``data``, the coordinate and constants to dtypes and shapes.
 
     The shape of a weight that has ``panels`` is that of its panels.
     """
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, StoredLayout] = {}
     for weight in program.weights:
         shape = extents_of(program.weight_placeholders[weight.name])
         if weight.name in panels:
@@ -97,12 +97,12 @@ def layouts_of(
         if state.name in program.initial:
             local = extents_of(program.state_placeholders[state.name])
             layouts[program.initial_name(state.name)] = _layout(state.dtype, local)
-    layouts[COORDINATE] = Layout("int32", (program.mesh.ndim,))
-    layouts.update({name: Layout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
+    layouts[COORDINATE] = StoredLayout("int32", (program.mesh.ndim,))
+    layouts.update({name: StoredLayout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
     return {name: layouts[name] for name in data}
 
 
-def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
+def description_of(stage: StageManifest, layouts: Mapping[str, StoredLayout], target: Backend) -> str:
     """Make the description that is compiled into the stage's launcher."""
     return describe(
         stage,
@@ -132,14 +132,14 @@ def _written(local: Tensor) -> tuple[int | str, ...]:
     return tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
 
 
-def _launch(node: Operator, kernel: int) -> Launch:
+def _launch(node: Operator, kernel: int) -> KernelLaunch:
     outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
-    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+    return KernelLaunch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
 
 
-def _layout(dtype: str, shape: Sequence[Extent]) -> Layout:
+def _layout(dtype: str, shape: Sequence[Extent]) -> StoredLayout:
     """Make the layout of a shard, whose extents are products of a number and of the symbols of unequal parts."""
     products = [factors_of(extent) for extent in shape]
     numbers = tuple(math.prod(factor for factor in product if isinstance(factor, int)) for product in products)
     factors = ((dim, f.name) for dim, product in enumerate(products) for f in product if isinstance(f, SymbolVar))
-    return Layout(dtype, numbers, factors=tuple(factors))
+    return StoredLayout(dtype, numbers, factors=tuple(factors))

@@ -23,7 +23,7 @@ from hidet.ir.expr import Constant, Expr, SymbolVar
 
 from hidet_dist import native
 from hidet_dist.compat.cpu_build import LIBRARIES, compiler_version, content_of, gcc
-from hidet_dist.compile.buffers import Buffer, Buffers, activations
+from hidet_dist.compile.buffers import ActivationBuffer, Buffers, activations
 from hidet_dist.compile.placement import place_buffers, placed_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, symbols_in
@@ -79,7 +79,7 @@ class Workspace:
         """Compute the bytes for activations at other sizes of symbolic dims."""
         return placed_nbytes(list(self._activations_at(sizes).values()), self.placement)
 
-    def _activations_at(self, sizes: Mapping[str, int]) -> dict[int, Buffer]:
+    def _activations_at(self, sizes: Mapping[str, int]) -> dict[int, ActivationBuffer]:
         return activations(self._nodes, self._outputs, self.buffers, sizes)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from hidet_dist.compile.buffers import Buffer
+from hidet_dist.compile.buffers import ActivationBuffer
 
 _TRIES = 400  # orders tried from each start
 _WORK = 200_000  # pairs of buffers looked at from each start
@@ -36,7 +36,7 @@ class Placement:
     nbytes: int
 
 
-def place_buffers(buffers: Sequence[Buffer]) -> Placement:
+def place_buffers(buffers: Sequence[ActivationBuffer]) -> Placement:
     """Find an order that takes a small workspace of each kind of memory; ``buffers`` are in the order of ``first``."""
     order: list[int] = []
     before: list[tuple[int, ...]] = [()] * len(buffers)
@@ -53,7 +53,7 @@ def place_buffers(buffers: Sequence[Buffer]) -> Placement:
     return Placement(tuple(order), tuple(before), nbytes)
 
 
-def placed_nbytes(buffers: Sequence[Buffer], placement: Placement) -> int:
+def placed_nbytes(buffers: Sequence[ActivationBuffer], placement: Placement) -> int:
     """Compute the bytes of the workspaces for the same buffers in other sizes, placed in the order that was found."""
     offsets = [0] * len(buffers)
     needed: dict[int, int] = {}
@@ -75,12 +75,12 @@ def _lowest(size: int, others: Sequence[tuple[int, int]]) -> int:
     return at
 
 
-def live_peak(buffers: Sequence[Buffer]) -> int:
+def live_peak(buffers: Sequence[ActivationBuffer]) -> int:
     """Compute the most bytes of buffers that are live at the same time."""
     return max(_loads(buffers), default=0)
 
 
-def _loads(buffers: Sequence[Buffer]) -> list[int]:
+def _loads(buffers: Sequence[ActivationBuffer]) -> list[int]:
     """Compute the bytes of live buffers by node."""
     change = [0] * (2 + max((one.last for one in buffers), default=-1))
     for one in buffers:
@@ -92,7 +92,7 @@ def _loads(buffers: Sequence[Buffer]) -> list[int]:
 class _Workspace:
     """The buffers of one kind of memory, and for each those that are live at the same time (``beside``)."""
 
-    def __init__(self, buffers: Sequence[Buffer]):
+    def __init__(self, buffers: Sequence[ActivationBuffer]):
         self.buffers = buffers
         self.beside: list[list[int]] = [[] for _ in buffers]
         live: list[int] = []

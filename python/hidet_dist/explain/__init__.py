@@ -2,12 +2,12 @@
 
 from hidet_dist.explain.explanation import Explanation, StageExplanation, explanation_file
 from hidet_dist.explain.schedule import schedule_lines
-from hidet_dist.spec.report import Incumbent, Row, RunnerUp, SearchReport, Traffic
+from hidet_dist.spec.report import Incumbent, PlanRow, RunnerUp, SearchReport, Traffic
 
 __all__ = [
     "Explanation",
     "Incumbent",
-    "Row",
+    "PlanRow",
     "RunnerUp",
     "SearchReport",
     "StageExplanation",

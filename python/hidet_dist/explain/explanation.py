@@ -16,7 +16,7 @@ from hidet_dist.errors import PlanError
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.files import json_text
 from hidet_dist.spec.overlap import OverlapPlan
-from hidet_dist.spec.report import Incumbent, Row, StepTaken
+from hidet_dist.spec.report import Incumbent, PlanRow, StepTaken
 
 if TYPE_CHECKING:
     from hidet_dist.spec import Plan, StagePlan
@@ -321,7 +321,7 @@ class StageExplanation(_Printed):
         for column in ("Name", "InSpec", "OutSpec"):
             table.add_column(column, overflow="fold")
         table.add_column("Cost [µs]", justify="right")
-        rows: list[Row] = [row for part in incumbent.rows.values() for row in part]
+        rows: list[PlanRow] = [row for part in incumbent.rows.values() for row in part]
         for row in rows:
             table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, f"{row.seconds * 1e6:.1f}")))
         table.add_row("Total", "", "", f"{incumbent.seconds * 1e6:.1f}")

@@ -10,7 +10,7 @@ from hidet_dist.compile import CompiledProgram
 from hidet_dist.errors import PlanError
 from hidet_dist.partitioning import Program
 from hidet_dist.spec import TensorPlan
-from hidet_dist.weights import Layout
+from hidet_dist.weights import StoredLayout
 
 
 def share_storage(programs: Sequence[Program], keys: Sequence[Mapping[str, Hashable]]) -> list[Program]:
@@ -77,7 +77,7 @@ def weight_bytes(programs: Sequence[Program], rank: int) -> int:
 
 def different_layouts(programs: Sequence[CompiledProgram]) -> set[str]:
     """List the weights that programs over one storage would read in different layouts."""
-    known: dict[str, Layout] = {}
+    known: dict[str, StoredLayout] = {}
     return {
         name
         for program in programs

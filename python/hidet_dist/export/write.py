@@ -36,7 +36,7 @@ from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
-from hidet_dist.weights import Layout, Source, shard_blocks, write_safetensors
+from hidet_dist.weights import Source, StoredLayout, shard_blocks, write_safetensors
 from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import PanelLayout
 
@@ -250,7 +250,7 @@ def write_artifacts(
 def write_weights(
     folder: Path,
     stage: int,
-    programs: Sequence[tuple[Program, Mapping[str, Layout]]],
+    programs: Sequence[tuple[Program, Mapping[str, StoredLayout]]],
     meshes: Sequence[DeviceMesh],
 ) -> None:
     """Write the data of all ranks of a stage, before anything else of the stage.
@@ -272,7 +272,7 @@ def write_weights(
     ArtifactError
         When the disk lacks space for the weights.
     """
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, StoredLayout] = {}
     held_by: dict[str, Program] = {}
     for program, of_program in programs:
         for name, layout in of_program.items():
@@ -315,7 +315,7 @@ def _write_stage(folder: Path, name: str, compiled: CompiledProgram) -> StageMan
 
 
 def _write_rank(
-    path: Path, mesh: DeviceMesh, rank: int, layouts: Mapping[str, Layout], held_by: Mapping[str, Program]
+    path: Path, mesh: DeviceMesh, rank: int, layouts: Mapping[str, StoredLayout], held_by: Mapping[str, Program]
 ) -> None:
     """Write a rank's shards block by block, so that no whole shard is held in memory."""
     coordinate = mesh.coordinate(rank)

@@ -14,7 +14,7 @@ import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import UnusedWeightsWarning, WeightsError
-from hidet_dist.frontends.conversion import Conversion, Recipe, conversions_of
+from hidet_dist.frontends.conversion import Recipe, WeightConversion, conversions_of
 from hidet_dist.frontends.pytorch.calls import name_of_dtype
 from hidet_dist.weights.named import weight_as, weight_of
 from hidet_dist.weights.sources import same_elements, source_of
@@ -56,7 +56,7 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
     renamings, converters = conversions_of(module)
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     weights: dict[str, Tensor] = {}
-    conversions: dict[str, Conversion] = {}
+    conversions: dict[str, WeightConversion] = {}
     unused = []
     for key in _keys_of(module, state, files, renamings, converters):
         if key.name not in state or (key.pattern is None and key.name in weights):
@@ -64,7 +64,7 @@ def stored_weights(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor
         elif key.pattern is None:
             weights[key.name] = _converted(key.name, files[key.stored], state[key.name])
         else:
-            conversion = conversions.setdefault(key.name, Conversion(converter_of[key.pattern], key.name))
+            conversion = conversions.setdefault(key.name, WeightConversion(converter_of[key.pattern], key.name))
             conversion.add(key.stored, key.pattern, _recipe(key.name, files[key.stored], state[key.name]))
     for conversion in conversions.values():
         for name, recipe in conversion.results(module).items():

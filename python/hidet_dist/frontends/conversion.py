@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights.combined import Joined, Part, Permuted, Source, Stacked
+from hidet_dist.weights.combined import Joined, Permuted, SlicedSource, Source, Stacked
 from hidet_dist.weights.named import InMemory
 
 
@@ -91,7 +91,7 @@ class Recipe:
         dim %= self.ndim
         bounds = [slice(start, start + length) if d == dim else slice(0, size) for d, size in enumerate(self.shape)]
         shape = [length if d == dim else size for d, size in enumerate(self.shape)]
-        return Recipe(Part(self.source, bounds), shape, self.dtype)
+        return Recipe(SlicedSource(self.source, bounds), shape, self.dtype)
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Recipe, ...]:
         """Split a dim in parts of these sizes; the last one may be smaller where one size is given."""
@@ -161,7 +161,7 @@ _RECORDED: dict[str, Callable[..., Any]] = {
 }
 
 
-class Conversion:
+class WeightConversion:
     """One conversion of transformers with the tensors that it takes: those of one weight, or of several split from it.
 
     Parameters

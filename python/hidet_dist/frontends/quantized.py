@@ -30,7 +30,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _SCALES = ("float16", "bfloat16", "float32")
 
 
-class _Parts:
+class _LayerTensors:
     """The tensors of one layer's weight, by the ends of their names. Each is taken once."""
 
     def __init__(self, layer: str, tensors: dict[str, StoredTensor]):
@@ -118,7 +118,7 @@ def weights_of_folder(folder: Path, config: Mapping[str, Any] | None) -> dict[st
     weights = {}
     for name in [name for name in pending if name.endswith(f".{method.mark}")]:
         layer = name.removesuffix(f".{method.mark}")
-        matrix = method.make(_Parts(layer, pending), config)
+        matrix = method.make(_LayerTensors(layer, pending), config)
         if f"{layer}.weight" in pending:
             raise WeightsError(f"The files have both {name} and {layer}.weight.")
         weights[f"{layer}.weight"] = weight_of(f"{layer}.weight", matrix, matrix.shape, "float32")
@@ -136,7 +136,7 @@ def _problems_of_gptq(config: Mapping[str, Any]) -> Iterator[str]:
         yield "dynamic gives layers other bits, which is not supported"
 
 
-def _gptq(parts: _Parts, config: Mapping[str, Any]) -> GroupedMatrix:
+def _gptq(parts: _LayerTensors, config: Mapping[str, Any]) -> GroupedMatrix:
     bits = config["bits"]
     places = places_in_order(bits)
     numbers = PackedNumbers(parts.take("qweight"), 0, bits, places)
@@ -155,7 +155,7 @@ def _problems_of_awq(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"version is {shown(config['version'])}, and gemm is read"
 
 
-def _awq(parts: _Parts, config: Mapping[str, Any]) -> GroupedMatrix:
+def _awq(parts: _LayerTensors, config: Mapping[str, Any]) -> GroupedMatrix:
     numbers, zeros = (PackedNumbers(parts.take(end), 1, 4, _AWQ_PLACES) for end in ("qweight", "qzeros"))
     return parts.matrix(numbers, parts.take("scales", _SCALES), zeros, True)
 
@@ -190,7 +190,7 @@ def _problems_of_compressed(config: Mapping[str, Any]) -> Iterator[str]:
         yield "transform_config has transforms of activations, which are not supported"
 
 
-def _compressed(parts: _Parts, config: Mapping[str, Any]) -> GroupedMatrix:
+def _compressed(parts: _LayerTensors, config: Mapping[str, Any]) -> GroupedMatrix:
     words = parts.take("weight_packed")
     whole = parts.take("weight_shape", ("int64", "int32"), 1)
     rows, columns = whole.read([slice(0, whole.shape[0])]).tolist() if whole.shape == (2,) else (0, 0)
@@ -226,7 +226,7 @@ class _Method:
 
     problems: Callable[[Mapping[str, Any]], Iterator[str]]
     mark: str
-    make: Callable[[_Parts, Mapping[str, Any]], GroupedMatrix]
+    make: Callable[[_LayerTensors, Mapping[str, Any]], GroupedMatrix]
 
 
 _METHODS = {

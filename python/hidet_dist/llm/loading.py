@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import ConfigError, RendezvousError
-from hidet_dist.launch import TERMINATE_SECONDS, Place, environment_of, hosts_problem, place_on_host
+from hidet_dist.launch import TERMINATE_SECONDS, HostPlace, environment_of, hosts_problem, place_on_host
 from hidet_dist.llm.cached import found_or_built
 from hidet_dist.llm.chat import start_renderer
 from hidet_dist.llm.options import LoadOptions
@@ -68,7 +68,7 @@ class Hosts:
     number: int | None = None
     rendezvous: str | None = None
 
-    def place(self, world_size: int) -> Place:
+    def place(self, world_size: int) -> HostPlace:
         """Return the ranks of this host.
 
         Raises
@@ -82,7 +82,7 @@ class Hosts:
             raise ConfigError(f"{world_size} ranks cannot be on {self.count} hosts: each has equally many.")
         return place_on_host(world_size // self.count, self.count, self.number, self.rendezvous)
 
-    def place_of(self, options: LoadOptions) -> Place:
+    def place_of(self, options: LoadOptions) -> HostPlace:
         """Return the ranks of this host for options, before the model is found. Raises ConfigError as :meth:`place`."""
         return self.place(options.ranks or max(options.stages, self.count))
 
@@ -183,7 +183,7 @@ def _checked(options: Mapping[str, Any]) -> LoadOptions:
 
 
 def _started(
-    stored: StoredModel, timeout_seconds: float, place: Place, local_rank: int, secret: str
+    stored: StoredModel, timeout_seconds: float, place: HostPlace, local_rank: int, secret: str
 ) -> subprocess.Popen[bytes]:
     """Start a rank of this host that follows rank 0. It ends when the pipe does, and thus when this process does."""
     command = [sys.executable, "-m", "hidet_dist.llm.rank", str(stored.folder), repr(timeout_seconds)]
@@ -253,7 +253,7 @@ class LanguageModel:
         The model.
     timeout_seconds: float
         How long ranks wait for one another.
-    place: Place
+    place: HostPlace
         The ranks of this host, rank 0 among them.
     tokenizer: Future
         The tokenizer, which is read meanwhile.
@@ -277,7 +277,7 @@ class LanguageModel:
     """
 
     def __init__(
-        self, stored: StoredModel, timeout_seconds: float, place: Place, tokenizer: Future[CheckpointTokenizer]
+        self, stored: StoredModel, timeout_seconds: float, place: HostPlace, tokenizer: Future[CheckpointTokenizer]
     ):
         self.name = stored.name
         self.on_death: Callable[[int, int], None] | None = None
@@ -315,7 +315,7 @@ class LanguageModel:
 
             return PartitionModel(stored, led=self._ranks > 1, opened=opened)
 
-    def _start(self, stored: StoredModel, timeout_seconds: float, place: Place) -> None:
+    def _start(self, stored: StoredModel, timeout_seconds: float, place: HostPlace) -> None:
         """Become rank 0, and start the other ranks of this host."""
         secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
         session.start(

@@ -55,7 +55,7 @@ class Pool:
 
 
 @dataclass
-class _Step:
+class _RaggedStep:
     """What the layers of one step share."""
 
     model: RaggedModel | None
@@ -73,7 +73,7 @@ class _Mask:
     window: int
 
 
-_STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("step")
+_STEP: contextvars.ContextVar[_RaggedStep] = contextvars.ContextVar("step")
 
 
 class RaggedModel(torch.nn.Module):
@@ -139,7 +139,7 @@ class RaggedModel(torch.nn.Module):
         wanted: integers [R]
             The tokens whose logits are wanted, by their index.
         """
-        step = _Step(self, slots, sequences, lengths, table)
+        step = _RaggedStep(self, slots, sequences, lengths, table)
         logits: torch.Tensor = _run(self.module, step, tokens, positions, wanted)
         return logits.float()
 
@@ -223,7 +223,7 @@ def _rope_types(text: Any) -> list[Any]:
     return [x.get("rope_type", "default") for x in per_layer or [parameters]]
 
 
-def _run(module: Any, step: _Step, tokens: Any, positions: Any, wanted: Any) -> Any:
+def _run(module: Any, step: _RaggedStep, tokens: Any, positions: Any, wanted: Any) -> Any:
     """Call a model for the tokens of a step."""
     token = _STEP.set(step)
     try:
@@ -245,7 +245,7 @@ def _pools_of(module: Any) -> dict[int, Pool]:
     for name in ("input_ids", "position_ids", "past_key_values", "logits_to_keep"):
         if name not in names:
             raise TraceError(f"{kind} takes no {name}, without which its tokens cannot be of several sequences.")
-    step = _Step(None)
+    step = _RaggedStep(None)
     try:
         with quiet_logs(), _without_data(module) as mode, experts_by_products(), torch.no_grad():
             number = mode.from_tensor(torch.zeros(2, dtype=torch.int64))

@@ -28,7 +28,7 @@ _PLACES = (0, 1, 2, 7, 63, 64, 127, 128, 129, 255, 511, 512, 4095, 8191)
 
 
 @dataclass
-class _Step:
+class _EncoderStep:
     """What the layers of one step share; ``layers`` counts those that attended."""
 
     sequences: torch.Tensor
@@ -37,7 +37,7 @@ class _Step:
     layers: int = 0
 
 
-_STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("encoder step")
+_STEP: contextvars.ContextVar[_EncoderStep] = contextvars.ContextVar("encoder step")
 
 
 class _Everything:
@@ -90,7 +90,7 @@ class RaggedEncoder(torch.nn.Module):
         table: integers [S, P]
             The tokens of each text, by their index in the step.
         """
-        step = _Step(sequences, lengths, table)
+        step = _EncoderStep(sequences, lengths, table)
         token = _STEP.set(step)
         try:
             kinds = {"token_type_ids": torch.zeros_like(tokens)[None]} if self._takes_kinds else {}

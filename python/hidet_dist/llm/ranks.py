@@ -34,7 +34,7 @@ class _Kind(enum.IntEnum):
     COMPARE = 4  # no call: rank 0 failed in the last one
 
 
-class _Outcome(enum.IntEnum):
+class _CallOutcome(enum.IntEnum):
     """How the last call went on a rank."""
 
     DONE = 0
@@ -42,7 +42,7 @@ class _Outcome(enum.IntEnum):
     FAILED = 2
 
 
-class _Ranks:
+class _RankMessages:
     """The messages of the ranks: one from each before each call.
 
     That of rank 0 says what to compute next. All say how the last call went, so that all ranks decide alike whether to
@@ -105,9 +105,9 @@ class _Ranks:
         worst = max(outcomes)
         rank = outcomes.index(worst)
         said = messages[rank, _HEADER:].tobytes().rstrip(b"\0").decode(errors="ignore")
-        if set(outcomes) == {_Outcome.REFUSED}:
+        if set(outcomes) == {_CallOutcome.REFUSED}:
             raise CallError(f"Rank {rank} refused this step, as all ranks did: {said}") from error
-        if worst == _Outcome.REFUSED:
+        if worst == _CallOutcome.REFUSED:
             raise EngineError(f"Rank {rank} refused a step that others have computed: {said}") from error
         raise EngineError(f"Rank {rank} failed: {said}") from error
 
@@ -116,7 +116,7 @@ def _message(error: Exception | None) -> _Words:
     """Make a message that says how the last call went on this rank."""
     message = np.zeros(_WORDS, np.int32)
     if error is not None:
-        message[1] = _Outcome.REFUSED if isinstance(error, CallError | InputError) else _Outcome.FAILED
+        message[1] = _CallOutcome.REFUSED if isinstance(error, CallError | InputError) else _CallOutcome.FAILED
         room = message[_HEADER:].view(np.uint8)
         reason = describe(error).encode()[: len(room)]
         room[: len(reason)] = np.frombuffer(reason, np.uint8)
@@ -158,7 +158,7 @@ class LeadingModel:
 
     def __init__(self, model: StepModel, world_size: int):
         self._model = model
-        self._ranks = _Ranks(world_size)
+        self._ranks = _RankMessages(world_size)
         self._open = True
 
     @property
@@ -224,7 +224,7 @@ def follow(model: StepModel, world_size: int) -> None:
     EngineError, CommunicationError
         When a rank failed or died.
     """
-    ranks = _Ranks(world_size)
+    ranks = _RankMessages(world_size)
     error: Exception | None = None
     try:
         while True:

@@ -11,7 +11,7 @@ from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
-from hidet_dist.machine.protocols import Protocol, Route
+from hidet_dist.machine.protocols import GroupRoute, Protocol
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import ALL_REDUCE, Collective
 
@@ -182,7 +182,7 @@ class Cluster:
     device, which takes (n-1)(a + b/(n^2 w)). A group over several mesh axes is one ring with its slowest link.
 
     Where links have protocols, a collective takes the least time of those that all links of its group have
-    (:class:`hidet_dist.machine.protocols.Route`).
+    (:class:`hidet_dist.machine.protocols.GroupRoute`).
     """
 
     mesh: DeviceMesh
@@ -260,17 +260,20 @@ class Cluster:
         return min(found) if found else kind.ring_passes * self._ring_seconds(around, axes)
 
     @cached_property
-    def _routes(self) -> dict[tuple[int, ...], list[tuple[bool, Route]]]:
+    def _routes(self) -> dict[tuple[int, ...], list[tuple[bool, GroupRoute]]]:
         """The routes over groups of axes that were asked for: there are few groups of a mesh."""
         return {}
 
-    def _routes_over(self, axes: tuple[int, ...]) -> list[tuple[bool, Route]]:
+    def _routes_over(self, axes: tuple[int, ...]) -> list[tuple[bool, GroupRoute]]:
         """List the routes, and whether each is a ring, of the protocols that the links of all axes have."""
         if axes not in self._routes:
             sizes = [self.mesh.group_size([axis]) for axis in axes]
             links = [{protocol.name: protocol for protocol in self.links[axis].protocols} for axis in axes]
             self._routes[axes] = [
-                (protocol.is_ring, Route.over([(size, link[name]) for size, link in zip(sizes, links, strict=True)]))
+                (
+                    protocol.is_ring,
+                    GroupRoute.over([(size, link[name]) for size, link in zip(sizes, links, strict=True)]),
+                )
                 for name, protocol in links[0].items()
                 if all(name in link for link in links)
             ]

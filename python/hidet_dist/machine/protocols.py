@@ -61,7 +61,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Route:
+class GroupRoute:
     """The figures of one protocol over a group of devices that several links connect.
 
     Attributes
@@ -78,7 +78,7 @@ class Route:
     bandwidth_bytes_per_second: float
 
     @classmethod
-    def over(cls, used: Sequence[tuple[int, Protocol]]) -> Route:
+    def over(cls, used: Sequence[tuple[int, Protocol]]) -> GroupRoute:
         """Make the route over links: for each the number of devices along it, and its figures.
 
         A piece of data visits all n devices of a ring. It is sent from one group of devices to the next by the slowest

@@ -57,7 +57,7 @@ from hidet_dist.native.communicator import (
     sequence,
     set_overlap,
 )
-from hidet_dist.native.cublas import Cublas, load_cublas
+from hidet_dist.native.cublas import CublasHandle, load_cublas
 from hidet_dist.native.indices import StridedRange
 from hidet_dist.native.library import (
     ABI_VERSION,
@@ -77,7 +77,7 @@ from hidet_dist.native.signatures import (
     Overlap,
     StreamFunction,
     TicketFunction,
-    Transport,
+    TransportTable,
 )
 from hidet_dist.native.transports import (
     TRANSPORT_FUNCTIONS,
@@ -101,7 +101,7 @@ __all__ = [
     "TRANSPORT_FUNCTIONS",
     "Blocks",
     "Change",
-    "Cublas",
+    "CublasHandle",
     "ForkFunction",
     "MappedFile",
     "Nccl",
@@ -110,8 +110,8 @@ __all__ = [
     "StreamFunction",
     "StridedRange",
     "TicketFunction",
-    "Transport",
     "TransportFunction",
+    "TransportTable",
     "all_gather",
     "all_gather_blocks",
     "all_gather_parts",

@@ -8,12 +8,12 @@ from ctypes import c_int64
 from hidet_dist.native.codes import OK
 from hidet_dist.native.library import last_error, library
 from hidet_dist.native.mapped_file import MappedFile
-from hidet_dist.native.signatures import Envelope, Overlap, Transport
+from hidet_dist.native.signatures import Envelope, Overlap, TransportTable
 
 ENVELOPE_BYTES = ctypes.sizeof(Envelope)
 
 
-def create_communicator(transport: Transport | None, mesh_shape: tuple[int, ...], rank: int) -> int:
+def create_communicator(transport: TransportTable | None, mesh_shape: tuple[int, ...], rank: int) -> int:
     """Make a communicator and return its handle. Raises ``ValueError`` with the native message where it is refused."""
     shape = (c_int64 * len(mesh_shape))(*mesh_shape)
     table = None if transport is None else ctypes.byref(transport)

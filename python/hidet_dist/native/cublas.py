@@ -16,7 +16,7 @@ def load_cublas(path: str) -> int:
     return version
 
 
-class Cublas:
+class CublasHandle:
     """A cuBLAS handle for the device whose context is current; see cublas.h.
 
     Parameters

@@ -8,7 +8,7 @@ from ctypes import c_int64
 
 from hidet_dist.native.codes import OK
 from hidet_dist.native.library import last_error, library
-from hidet_dist.native.signatures import NCCL, ConnectFunction, Overlap, StreamFunction, Transport
+from hidet_dist.native.signatures import NCCL, ConnectFunction, Overlap, StreamFunction, TransportTable
 
 _ID_BYTES = NCCL.constants["NCCL_ID_BYTES"]
 _UUID_BYTES = 16
@@ -86,7 +86,7 @@ class Nccl:
         )
         if not self._handle:
             raise ValueError(last_error())
-        self.table = Transport()
+        self.table = TransportTable()
         library().hidet_dist_nccl_table(self._handle, ctypes.byref(self.table))
         self.overlap = Overlap()
         library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hidet_dist.native.codes import OK
 from hidet_dist.native.library import library
-from hidet_dist.native.signatures import ConnectFunction, Transport
+from hidet_dist.native.signatures import ConnectFunction, TransportTable
 
 
 class SharedMemory:
@@ -28,7 +28,7 @@ class SharedMemory:
 
     def __init__(
         self,
-        fallback: Transport,
+        fallback: TransportTable,
         connect: Callable[[int], int],
         connect_peer: Callable[[int], int],
         rank: int,
@@ -42,7 +42,7 @@ class SharedMemory:
         )
         if not self._handle:
             raise ValueError(f"no shared-memory transport with a time-out of {timeout_seconds} s")
-        self.table = Transport()
+        self.table = TransportTable()
         library().hidet_dist_shm_table(self._handle, ctypes.byref(self.table))
 
     @staticmethod

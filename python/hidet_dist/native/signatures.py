@@ -63,7 +63,7 @@ def _method(*arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(c_int32, c_void_p, *arguments)
 
 
-class Transport(ctypes.Structure):
+class TransportTable(ctypes.Structure):
     """``hidet_dist_transport``: a table of functions, which its maker keeps alive as long as the communicator."""
 
     _fields_ = (
@@ -104,7 +104,7 @@ COLLECTIVES = Header(
         "group_size": Signature(c_int32, (c_int32,)),
         "abi_version": Signature(c_int32, ()),
         "dtype_size": Signature(c_int64, (c_int32,)),
-        "communicator_create": Signature(c_void_p, (POINTER(Transport), POINTER(c_int64), c_int32, c_int64)),
+        "communicator_create": Signature(c_void_p, (POINTER(TransportTable), POINTER(c_int64), c_int32, c_int64)),
         "communicator_destroy": Signature(None, (c_void_p,)),
         "bind": Signature(None, (c_void_p,)),
         "communicator_error": Signature(c_char_p, (c_void_p,)),
@@ -118,7 +118,7 @@ COLLECTIVES = Header(
         "communicator_group_size": Signature(c_int64, (c_void_p, c_int32)),
         "last_error": Signature(c_char_p, ()),
     },
-    structures={"blocks": Blocks, "envelope": Envelope, "transport": Transport},
+    structures={"blocks": Blocks, "envelope": Envelope, "transport": TransportTable},
     constants={
         "ABI_VERSION": 6,
         "MAX_MESH_AXES": 16,
@@ -192,9 +192,9 @@ ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 SHARED_MEMORY = Header(
     functions={
         "shm_create": Signature(
-            c_void_p, (POINTER(Transport), ConnectFunction, ConnectFunction, c_int32, c_int32, c_double)
+            c_void_p, (POINTER(TransportTable), ConnectFunction, ConnectFunction, c_int32, c_int32, c_double)
         ),
-        "shm_table": Signature(None, (c_void_p, POINTER(Transport))),
+        "shm_table": Signature(None, (c_void_p, POINTER(TransportTable))),
         "shm_segment": Signature(c_int32, (c_int32,)),
         "shm_attach": Signature(c_int32, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
         "shm_delegate": Signature(None, (c_void_p, c_int32)),
@@ -222,7 +222,7 @@ NCCL = Header(
         "nccl_create": Signature(
             c_void_p, (POINTER(c_int64), c_int32, c_int64, c_int32, StreamFunction, ConnectFunction, c_double)
         ),
-        "nccl_table": Signature(None, (c_void_p, POINTER(Transport))),
+        "nccl_table": Signature(None, (c_void_p, POINTER(TransportTable))),
         "nccl_overlap": Signature(None, (c_void_p, POINTER(Overlap))),
         "nccl_has": Signature(c_int32, (c_void_p, c_int32)),
         "nccl_await": Signature(None, (c_void_p,)),

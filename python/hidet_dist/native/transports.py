@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hidet_dist.native.signatures import Transport
+from hidet_dist.native.signatures import TransportTable
 
-_FIELDS: dict[str, Any] = {name: kind for name, kind, *_ in Transport._fields_ if name != "context"}
+_FIELDS: dict[str, Any] = {name: kind for name, kind, *_ in TransportTable._fields_ if name != "context"}
 _OPTIONAL = ("copy", "all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks")
 
 TRANSPORT_FUNCTIONS = tuple(name for name in _FIELDS if name not in _OPTIONAL)
@@ -17,7 +17,7 @@ TransportFunction = Callable[..., int]
 """A transport's function in Python: it takes the native arguments without the context, and returns a status code."""
 
 
-def make_transport(functions: Mapping[str, TransportFunction]) -> Transport:
+def make_transport(functions: Mapping[str, TransportFunction]) -> TransportTable:
     """Make a transport for host memory from Python functions, which must not raise. A null address is ``None``.
 
     ``functions`` has exactly those of ``TRANSPORT_FUNCTIONS``; otherwise ``ValueError`` is raised. The native library
@@ -25,7 +25,7 @@ def make_transport(functions: Mapping[str, TransportFunction]) -> Transport:
     """
     if functions.keys() != set(TRANSPORT_FUNCTIONS):
         raise ValueError(f"a transport has {', '.join(TRANSPORT_FUNCTIONS)}, not {', '.join(functions)}")
-    table = Transport()
+    table = TransportTable()
     for name, function in functions.items():
         setattr(table, name, _FIELDS[name](_without_context(function)))
     return table
@@ -35,7 +35,7 @@ def _without_context(function: TransportFunction) -> TransportFunction:
     return lambda _context, *arguments: function(*arguments)
 
 
-def deferred_transport(make: Callable[[], Transport]) -> Transport:
+def deferred_transport(make: Callable[[], TransportTable]) -> TransportTable:
     """Make a transport for host memory that forwards each call to the transport that ``make()`` returns.
 
     ``make`` is called in each of them; it must return the same transport each time, and must not raise.
@@ -44,7 +44,7 @@ def deferred_transport(make: Callable[[], Transport]) -> Transport:
     def forward(name: str) -> TransportFunction:
         return lambda _context, *arguments: getattr(make(), name)(None, *arguments)
 
-    table = Transport()
+    table = TransportTable()
     for name in TRANSPORT_FUNCTIONS:
         setattr(table, name, _FIELDS[name](forward(name)))
     return table

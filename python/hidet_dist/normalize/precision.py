@@ -55,7 +55,7 @@ def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         graph.update_nodes()
-        return _Rewriter(graph, dtype, _only_float32(graph, dtype)).run()
+        return _PrecisionRewriter(graph, dtype, _only_float32(graph, dtype)).run()
 
 
 class _Decisions:
@@ -118,7 +118,7 @@ def _only_float32(graph: FlowGraph, dtype: str) -> frozenset[Tensor]:
     return frozenset(x for x, dtypes in wanted.items() if dtypes == {"float32"} and len(x.shape) <= 1)
 
 
-class _Rewriter:
+class _PrecisionRewriter:
     def __init__(self, graph: FlowGraph, dtype: str, kept: frozenset[Tensor]):
         self.graph = graph
         self.kept = kept  # weights that stay in float32

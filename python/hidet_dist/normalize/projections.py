@@ -37,7 +37,7 @@ from hidet_dist.weights import is_weight, part_of_weight
 
 
 @dataclass(frozen=True)
-class Cut:
+class DimCut:
     """Every ``step``-th of the elements ``start`` to ``stop`` of dim ``dim`` of a tensor."""
 
     dim: int
@@ -69,7 +69,7 @@ def split_projections(graph: FlowGraph) -> FlowGraph:
     return rewrite(graph, part)
 
 
-def cut_of(op: StridedSliceOp) -> Cut | None:
+def cut_of(op: StridedSliceOp) -> DimCut | None:
     """Return the cut of a slice that takes all other dims whole; None for any other."""
     cuts = []
     shape = op.inputs[0].shape
@@ -82,7 +82,7 @@ def cut_of(op: StridedSliceOp) -> Cut | None:
             continue
         if not is_constant(stop, shape[axis]):
             return None
-        cuts.append(Cut(int(axis), int(start), int(stop), int(stride)))
+        cuts.append(DimCut(int(axis), int(start), int(stop), int(stride)))
     return cuts[0] if len(cuts) == 1 else None
 
 
@@ -90,7 +90,7 @@ class _Cutter:
     def __init__(self, graph: FlowGraph):
         self.uses = uses_of(graph)
         self.verdicts: dict[Tensor, bool] = {}
-        self.parts: dict[tuple[Tensor, Cut], Tensor] = {}
+        self.parts: dict[tuple[Tensor, DimCut], Tensor] = {}
         self.repeated = Repeated()
 
     def may_cut(self, op: StridedSliceOp) -> bool:
@@ -113,7 +113,7 @@ class _Cutter:
             return False
         return all(self.reaches_product(x, cut) for cut in ordered)
 
-    def reaches_product(self, x: Tensor, cut: Cut) -> bool:
+    def reaches_product(self, x: Tensor, cut: DimCut) -> bool:
         """Whether a cut of ``x`` can be moved to the weight of a product without computing anything twice."""
         op = x.op
         if op is None or not is_constant(x.shape[cut.dim]):
@@ -130,13 +130,13 @@ class _Cutter:
             reached = True
         return reached
 
-    def part(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
+    def part(self, x: Tensor, cut: DimCut, new: Mapping[Tensor, Tensor]) -> Tensor:
         """Compute ``cut`` of ``x`` from cut constants; ``new`` maps tensors to those already rewritten."""
         if (x, cut) not in self.parts:
             self.parts[x, cut] = self.make(x, cut, new)
         return self.parts[x, cut]
 
-    def make(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
+    def make(self, x: Tensor, cut: DimCut, new: Mapping[Tensor, Tensor]) -> Tensor:
         if is_weight(x):
             return part_of_weight(x, cut.dim, cut.start, cut.stop, cut.step)
         if _is_constant(x):
@@ -166,13 +166,13 @@ def _with_shape(op: Operator, inputs: list[Tensor], shape: tuple[Extent, ...]) -
     return rebuild(op, inputs, [shape])[0]
 
 
-def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
+def _through(op: Operator, cut: DimCut) -> tuple[DimCut | None, ...] | None:
     """Derive the cuts of an operator's inputs from that of its output; None for an input that is needed whole."""
     shape = extents_of(op.outputs[0])
     if isinstance(op, UnaryElementwiseOp):
         return (cut,)
     if isinstance(op, BinaryElementwiseOp):
-        moves: list[Cut | None] = []
+        moves: list[DimCut | None] = []
         for x in op.inputs:
             dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast aligned at their last dims
             broadcast = dim < 0 or same_extent(x.shape[dim], 1)
@@ -188,7 +188,7 @@ def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
     return None
 
 
-def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: Cut) -> Cut | None:
+def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: DimCut) -> DimCut | None:
     """Derive the cut of a reshape's input from that of its output: both dims must follow the same outer extent."""
     inner = prod(after[cut.dim + 1 :])
     for dim in reversed(range(len(before))):
@@ -199,17 +199,17 @@ def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: Cut) -> Cu
             if cut.step > 1:
                 return replace(cut, dim=dim) if inner == stride else None
             begin, end = cut.start * inner, cut.stop * inner
-            return None if begin % stride or end % stride else Cut(dim, begin // stride, end // stride)
+            return None if begin % stride or end % stride else DimCut(dim, begin // stride, end // stride)
     return None
 
 
-def _of_weight(op: MatmulOp | ExpertProductOp, cut: Cut) -> Cut:
+def _of_weight(op: MatmulOp | ExpertProductOp, cut: DimCut) -> DimCut:
     """The cut of a product's weight for one of its columns."""
     transposed = op.attrs["transpose_b" if isinstance(op, MatmulOp) else "transposed"]
     return replace(cut, dim=len(op.inputs[1].shape) - (2 if transposed else 1))
 
 
-def _can_cut(weight: Tensor, cut: Cut) -> bool:
+def _can_cut(weight: Tensor, cut: DimCut) -> bool:
     """Whether a cut of a product's weight can be moved to a constant: the weight, or one that it is a view of."""
     if _is_constant(weight):
         return True

@@ -15,7 +15,7 @@ from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
-from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
+from hidet_dist.overlap.streams import RUN, START, Launch, StreamTask, schedule
 from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 from hidet_dist.spec.buffers import buffer_nbytes
 
@@ -106,7 +106,7 @@ def _split(launches: Sequence[Launch]) -> set[int]:
 
 def _tasks(
     graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int], earlier: Mapping[Operator, Sequence[Operator]]
-) -> list[Task]:
+) -> list[StreamTask]:
     number = {node: n for n, node in enumerate(graph.nodes)}
     outputs = set(graph.outputs)
     model = _ProgramCost(cluster, sizes)
@@ -121,7 +121,7 @@ def _tasks(
         written = [] if node.share_map else [y for y in node.outputs if y not in outputs]
         nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in written)
         communicates = isinstance(node, CommunicationOp)
-        tasks.append(Task(model.seconds(node), communicates, reads, nbytes, shares))
+        tasks.append(StreamTask(model.seconds(node), communicates, reads, nbytes, shares))
     return tasks
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.cost.fusion import Fusions, Member, sharing
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
-from hidet_dist.overlap.streams import START, Schedule, Task, schedule, serial
+from hidet_dist.overlap.streams import START, Schedule, StreamTask, schedule, serial
 from hidet_dist.reshard import Element, Step, StepSeconds, step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
@@ -23,7 +23,7 @@ from hidet_dist.view import GraphView
 
 
 @dataclass(frozen=True)
-class Communication:
+class TaskPurpose:
     """The purpose of a collective: a conversion of ``tensor`` to ``target``, or the reduction of an operator's output.
 
     ``operator`` is where the plan has it, None for a graph output; ``target`` is None for a reduction.
@@ -44,11 +44,11 @@ class _Unit:
     nbytes: int
     reads: list[int] = field(default_factory=list)
     shares: int | None = None
-    communication: Communication | None = None
+    communication: TaskPurpose | None = None
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StepPart:
     """A part of a conversion step: its seconds, the bytes of its result, and the step's text if it communicates."""
 
     seconds: float
@@ -78,10 +78,10 @@ class PlannedTasks:
         for name, use in view.uses():
             if use.operator is not None:
                 self._readers.setdefault(name, []).append(use.operator)
-        self._parts: dict[object, tuple[_Part, ...]] = {}
+        self._parts: dict[object, tuple[_StepPart, ...]] = {}
         self._sizes: dict[tuple[str, TensorShardSpec], int] = {}
 
-    def of(self, stage: StagePlan) -> tuple[list[Task], list[Communication | None], list[Place]]:
+    def of(self, stage: StagePlan) -> tuple[list[StreamTask], list[TaskPurpose | None], list[Place]]:
         """List the tasks of a plan in execution order, the purpose of each collective, and the place of each task."""
         units = _Units(self, stage, self._kernels(stage)).units
         order = _sorted(units)
@@ -95,7 +95,7 @@ class PlannedTasks:
             entry = units[unit]
             reads = tuple(sorted({number[read] for read in entry.reads}))
             shares = None if entry.shares is None else number[entry.shares]
-            tasks.append(Task(entry.seconds, entry.communication is not None, reads, entry.nbytes, shares))
+            tasks.append(StreamTask(entry.seconds, entry.communication is not None, reads, entry.nbytes, shares))
         return tasks, [units[unit].communication for unit in order], [units[unit].place for unit in order]
 
     def _kernels(self, stage: StagePlan) -> list[int]:
@@ -136,7 +136,7 @@ class PlannedTasks:
             self._sizes[key] = buffer_nbytes(nbytes)
         return self._sizes[key]
 
-    def converting(self, conversion: ConversionPlan) -> tuple[_Part, ...]:
+    def converting(self, conversion: ConversionPlan) -> tuple[_StepPart, ...]:
         """List the parts of a conversion."""
         shape, element = self.view.pieces(conversion.tensor)
         key = shape, itemsize(element), conversion.source, conversion.steps
@@ -145,7 +145,7 @@ class PlannedTasks:
             self._parts[key] = self._cut(shape, element, conversion.source, steps)
         return self._parts[key]
 
-    def reducing(self, name: str, partial: TensorShardSpec, fns: tuple[ReduceFn, ...]) -> tuple[_Part, ...]:
+    def reducing(self, name: str, partial: TensorShardSpec, fns: tuple[ReduceFn, ...]) -> tuple[_StepPart, ...]:
         """List the parts of an output's reduction."""
         shape, element = self.view.shape(name), self.view.itemsize(name)
         key = shape, element, partial, fns
@@ -157,9 +157,9 @@ class PlannedTasks:
 
     def _cut(
         self, shape: tuple[int, ...], element: Element, source: Layout, steps: Sequence[Step]
-    ) -> tuple[_Part, ...]:
+    ) -> tuple[_StepPart, ...]:
         mesh, element_bytes = self.cluster.mesh, itemsize(element)
-        parts: list[_Part] = []
+        parts: list[_StepPart] = []
         for step in steps:
             after = step.after(source, shape, mesh)
             seconds: StepSeconds = step_parts(step, source, after, shape, element_bytes, self.cluster)
@@ -167,7 +167,7 @@ class PlannedTasks:
             result = split_of(after).local_nbytes(shape, element_bytes, mesh)
             source = after
             if not step.collective.communicates:
-                parts.append(_Part(seconds.pack, buffer_nbytes(result), None))
+                parts.append(_StepPart(seconds.pack, buffer_nbytes(result), None))
                 continue
             received = result
             if step.exchanges(self.cluster.device.places_shards):
@@ -175,10 +175,10 @@ class PlannedTasks:
             elif not step.is_uneven(mesh):
                 received = step.received_nbytes(sent, result, mesh)
             if seconds.pack:
-                parts.append(_Part(seconds.pack, buffer_nbytes(sent), None))
-            parts.append(_Part(seconds.communicate, buffer_nbytes(received), str(step)))
+                parts.append(_StepPart(seconds.pack, buffer_nbytes(sent), None))
+            parts.append(_StepPart(seconds.communicate, buffer_nbytes(received), str(step)))
             if seconds.unpack:
-                parts.append(_Part(seconds.unpack, buffer_nbytes(result), None))
+                parts.append(_StepPart(seconds.unpack, buffer_nbytes(result), None))
         return tuple(parts)
 
 
@@ -234,7 +234,7 @@ class _Units:
     def _chain(
         self,
         place: Place,
-        parts: Sequence[_Part],
+        parts: Sequence[_StepPart],
         source: int | None,
         operator: int | None,
         name: str,
@@ -243,7 +243,7 @@ class _Units:
     ) -> int | None:
         """Add a task for each part, one after the other, and return the last one."""
         for n, part in enumerate(parts):
-            communication = None if part.step is None else Communication(operator, name, target, part.step)
+            communication = None if part.step is None else TaskPurpose(operator, name, target, part.step)
             last = n == len(parts) - 1
             nbytes = 0 if last and (name, result) in self.resident else part.nbytes
             reads = [] if source is None else [source]
@@ -304,8 +304,8 @@ class Overlapped:
     """A plan's schedule, its tasks, the purpose of each task that communicates, and the place of each task."""
 
     schedule: Schedule
-    tasks: Sequence[Task]
-    communications: Sequence[Communication | None]
+    tasks: Sequence[StreamTask]
+    communications: Sequence[TaskPurpose | None]
     places: Sequence[Place]
 
     def in_turn(self) -> Overlapped:

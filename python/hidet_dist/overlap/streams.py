@@ -27,7 +27,7 @@ _EQUAL = 1e-12  # relative difference of times that are summed in another order
 
 
 @dataclass(frozen=True)
-class Task:
+class StreamTask:
     """A kernel, or a collective.
 
     Attributes
@@ -72,19 +72,19 @@ class Schedule:
     peak_bytes: int
 
 
-def serial(tasks: Sequence[Task]) -> Schedule:
+def serial(tasks: Sequence[StreamTask]) -> Schedule:
     """Launch one task after the other, as on a device without overlap."""
     return _evaluated(tasks, _serial(tasks))
 
 
-def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
+def schedule(tasks: Sequence[StreamTask], room: int | None = None) -> Schedule:
     """Find a good schedule, no longer than that of :func:`serial`, which waits for all collectives.
 
     There is no wait for a collective that only collectives read: they are in order on one stream.
 
     Parameters
     ----------
-    tasks: sequence of Task
+    tasks: sequence of StreamTask
         In an order in which they can run.
     room: int, optional
         Bytes of results that may be held at a time; no limit when not given. If even :func:`serial` holds more, its
@@ -104,7 +104,7 @@ def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
     return best
 
 
-def _least_seconds(tasks: Sequence[Task]) -> float:
+def _least_seconds(tasks: Sequence[StreamTask]) -> float:
     """Bound the makespan from below: by the tasks of each stream, and by chains of dependent tasks."""
     path: list[float] = []
     for task in tasks:
@@ -115,7 +115,7 @@ def _least_seconds(tasks: Sequence[Task]) -> float:
     return max(*streams, max(path, default=0.0))
 
 
-def _serial(tasks: Sequence[Task]) -> list[Launch]:
+def _serial(tasks: Sequence[StreamTask]) -> list[Launch]:
     launches = []
     for number, task in enumerate(tasks):
         if task.communicates:
@@ -125,12 +125,12 @@ def _serial(tasks: Sequence[Task]) -> list[Launch]:
     return launches
 
 
-def _evaluated(tasks: Sequence[Task], launches: Sequence[Launch]) -> Schedule:
+def _evaluated(tasks: Sequence[StreamTask], launches: Sequence[Launch]) -> Schedule:
     seconds, exposed = timeline(tasks, launches)
     return Schedule(tuple(launches), seconds, exposed, max(held(tasks, launches), default=0))
 
 
-def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, tuple[float, ...]]:
+def timeline(tasks: Sequence[StreamTask], launches: Sequence[Launch]) -> tuple[float, tuple[float, ...]]:
     """Compute the makespan of launches in seconds, and the time that each collective keeps the computing stream idle.
 
     While that stream waits, a collective runs; the idle time is attributed to the collectives that run then.
@@ -157,7 +157,7 @@ def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, 
     return max(computed, communicated), tuple(exposed)
 
 
-def spans(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[tuple[float, float]]:
+def spans(tasks: Sequence[StreamTask], launches: Sequence[Launch]) -> list[tuple[float, float]]:
     """Compute the begin and the duration of each task, in seconds, from the times of :func:`timeline`."""
     computed = communicated = 0.0
     begin, end = [0.0] * len(tasks), [0.0] * len(tasks)
@@ -174,7 +174,7 @@ def spans(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[tuple[float
     return [(first, task.seconds) for first, task in zip(begin, tasks, strict=True)]
 
 
-def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
+def held(tasks: Sequence[StreamTask], launches: Sequence[Launch]) -> list[int]:
     """Compute the bytes of results held at each launch. A collective's input is held until the wait for it."""
     place: dict[int, int] = {}  # by task: the launch at which its result is written
     done: dict[int, int] = {}  # by task: the launch from which on it has surely ended
@@ -199,7 +199,7 @@ def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
     return list(accumulate(change))[:-1]
 
 
-def _readers(tasks: Sequence[Task]) -> list[list[int]]:
+def _readers(tasks: Sequence[StreamTask]) -> list[list[int]]:
     readers: list[list[int]] = [[] for _ in tasks]
     for number, task in enumerate(tasks):
         for read in dict.fromkeys(task.reads):
@@ -216,7 +216,7 @@ class _Order:
     begin: list[float]
 
 
-def _list_order(tasks: Sequence[Task], in_order: bool, backwards: bool) -> _Order:
+def _list_order(tasks: Sequence[StreamTask], in_order: bool, backwards: bool) -> _Order:
     """Order tasks by list scheduling, from the first task on, or ``backwards`` from the last one.
 
     Forwards, communication begins as early as possible. Backwards, it begins as late as possible, and does not delay
@@ -243,7 +243,7 @@ class _ListScheduling:
     earlier deadlines.
     """
 
-    def __init__(self, reads: Sequence[Sequence[int]], tasks: Sequence[Task], in_order: bool):
+    def __init__(self, reads: Sequence[Sequence[int]], tasks: Sequence[StreamTask], in_order: bool):
         self.tasks = tasks
         self.in_order = in_order
         self.reads = [tuple(dict.fromkeys(task_reads)) for task_reads in reads]
@@ -344,7 +344,7 @@ class _ListScheduling:
 class _Planned:
     """A schedule under construction: the starts of collectives, and the waits for them."""
 
-    def __init__(self, tasks: Sequence[Task], order: _Order):
+    def __init__(self, tasks: Sequence[StreamTask], order: _Order):
         self.tasks = tasks
         self.computed, self.communicated, self.begin = order.computed, order.communicated, order.begin
         self.readers = _readers(tasks)

@@ -34,7 +34,7 @@ from hidet_dist.weights.states import is_value_of_state, state_mark_of
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatchGraph:
     """The graph of one micro-batch.
 
     Attributes
@@ -106,7 +106,7 @@ def micro_batch(
     dims: Sequence[int | None] | None = None,
     symbols: Sequence[SymbolPlan] = (),
     rules: RuleTable | None = None,
-) -> MicroBatch:
+) -> MicroBatchGraph:
     """Cut the batch of a graph into ``count`` micro-batches, and make the graph of one.
 
     The parts of a batch of fixed size are equal; those of a symbolic one are as :func:`micro_sizes` says.
@@ -135,7 +135,7 @@ def micro_batch(
     inputs = _inputs(graph)
     if count == 1:
         whole: tuple[int | None, ...] = (None,) * sum(not is_value_of_state(y) for y in graph.outputs)
-        return MicroBatch(graph, 1, (None,) * len(inputs), whole, tuple(symbols))
+        return MicroBatchGraph(graph, 1, (None,) * len(inputs), whole, tuple(symbols))
     refuse_states(graph, "a micro-batch would find what another one has written: use one micro-batch.")
     if len(dims) != len(inputs):
         raise ConfigError(f"The graph has {len(inputs)} inputs; {len(dims)} batch dims are given.")
@@ -154,7 +154,7 @@ def micro_batch(
     return _built(view, mesh, given, chosen, dims, count)
 
 
-def recut(batch: MicroBatch, count: int, symbols: Sequence[SymbolPlan]) -> MicroBatch:
+def recut(batch: MicroBatchGraph, count: int, symbols: Sequence[SymbolPlan]) -> MicroBatchGraph:
     """Cut a symbolic batch, which is proven to be cut into several micro-batches, into ``count`` of them.
 
     ``symbols`` are those of the whole batch. Raises ConfigError when the batch to plan for is too small.
@@ -182,7 +182,7 @@ def _symbolic_micro_batch(
     dims: tuple[int | None, ...],
     symbols: Sequence[SymbolPlan],
     rules: RuleTable | None,
-) -> MicroBatch:
+) -> MicroBatchGraph:
     """Cut a symbolic batch. Raises ConfigError as :func:`micro_batch` does."""
     name = batch_symbol(graph, dims)
     if name is None:
@@ -194,7 +194,7 @@ def _symbolic_micro_batch(
     known = {symbol.name: symbol for symbol in symbols}
     check_symbols(graph, list(known))
     cut = _cut_symbols(symbols, name, count)
-    return MicroBatch(graph, count, dims, _independent(graph, name, dims, known, rules), cut)
+    return MicroBatchGraph(graph, count, dims, _independent(graph, name, dims, known, rules), cut)
 
 
 def _independent(
@@ -361,7 +361,7 @@ def _built(
     chosen: Sequence[OpShardSpec],
     dims: Sequence[int | None],
     count: int,
-) -> MicroBatch:
+) -> MicroBatchGraph:
     """Build the graph of one micro-batch from the whole graph's operators."""
     specs = dict(given)
     made: dict[Tensor, Tensor] = {}
@@ -386,4 +386,4 @@ def _built(
     graph.update_nodes()
     split = [specs[name].mesh_axes_per_dim if name in specs else () for name in view.outputs]
     output_dims = tuple(next((dim for dim, axes in enumerate(one) if axes), None) for one in split)
-    return MicroBatch(graph, count, tuple(dims), output_dims)
+    return MicroBatchGraph(graph, count, tuple(dims), output_dims)

@@ -32,7 +32,7 @@ _ANEW = "After a change of specs, hidet.distributed.recost derives the conversio
 
 
 @dataclass(frozen=True)
-class Conversion:
+class PlannedConversion:
     """A tensor's conversion from ``source`` to ``target`` at the operator of its first use; None for graph outputs."""
 
     operator: int | None
@@ -173,7 +173,7 @@ def check_updates(view: GraphView, stage: StagePlan) -> None:
             )
 
 
-def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
+def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[PlannedConversion]:
     """Yield the conversions that the specs of a stage need, in the order of their first use."""
     spec_of = {tensor.name: tensor.spec for tensor in stage.stored}
     for op, planned in zip(view.operators, stage.operators, strict=True):
@@ -186,7 +186,7 @@ def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion
             target = stage.operators[use.operator].spec.in_specs[use.position]
         if target != spec_of[name] and (name, target) not in seen:
             seen.add((name, target))
-            yield Conversion(use.operator, name, spec_of[name], target)
+            yield PlannedConversion(use.operator, name, spec_of[name], target)
 
 
 def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> StagePlan:

@@ -9,7 +9,7 @@ from hidet.graph import Tensor
 
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch, batch_symbol, micro_batch
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph, batch_symbol, micro_batch
 from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import Plan
@@ -40,7 +40,7 @@ class Cut:
     boundaries: tuple[Boundary, ...]
     graph_inputs: tuple[PipelineInput, ...]
     graph_outputs: tuple[PipelineOutput, ...]
-    batch: MicroBatch
+    batch: MicroBatchGraph
 
     def pipeline(
         self, operators: Sequence[Sequence[int]], ranks: Sequence[Sequence[int]], results: str = ALL
@@ -52,12 +52,12 @@ class Cut:
         )
 
 
-def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
+def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut:
     """Cut the graph of one micro-batch into stages.
 
     Parameters
     ----------
-    batch: MicroBatch
+    batch: MicroBatchGraph
         The graph; see :func:`hidet_dist.partitioning.micro_batches.micro_batch`.
     operators: sequence of sequences of int
         The operators of each stage, ascending. A stage may read tensors of earlier stages only.

@@ -66,7 +66,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class _Scores:
+class _ScoresPattern:
     """``q k^T * scale + bias``: the operands of the product, whether the second is transposed, scale and bias."""
 
     q: Tensor
@@ -131,7 +131,7 @@ def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
     return None if x.op is None or only_user(x, uses) is None else softmax_of(x.op, uses)
 
 
-def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
+def _scores(x: Tensor | None, uses: Uses) -> _ScoresPattern | None:
     """Match the argument of a softmax: a scaled product, plus a bias."""
     if x is None:
         return None
@@ -148,7 +148,7 @@ def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
         return None
     product, scale = matched
     q, k = product.inputs
-    return _Scores(q, k, bool(product.attrs["transpose_b"]), scale, bias)
+    return _ScoresPattern(q, k, bool(product.attrs["transpose_b"]), scale, bias)
 
 
 def _product(x: Tensor, uses: Uses, readers: int = 1) -> tuple[Operator, float] | None:
@@ -174,7 +174,7 @@ def _reads(x: Tensor, uses: Uses, readers: int) -> bool:
     return len(users) == readers and all(user is not None for user in users)
 
 
-def _fits(scores: _Scores, v: Tensor, output: Tensor) -> bool:
+def _fits(scores: _ScoresPattern, v: Tensor, output: Tensor) -> bool:
     q, k = scores.q, scores.k
     tensors = [q, k, v, output, *([] if scores.bias is None else [scores.bias])]
     if not all(is_constant(*x.shape) for x in tensors) or not len(q.shape) == len(k.shape) == len(v.shape) > 2:
@@ -199,7 +199,7 @@ def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
     return x.op is not None
 
 
-def _keys_shape(scores: _Scores) -> list[Extent]:
+def _keys_shape(scores: _ScoresPattern) -> list[Extent]:
     *outer, a, b = extents_of(scores.k)
     return [*outer, a, b] if scores.keys_first else [*outer, b, a]
 

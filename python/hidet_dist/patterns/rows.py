@@ -34,7 +34,7 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsPattern:
     """A softmax or norm along the last dim of ``x``; ``epsilon`` is that of a norm, None for a softmax."""
 
     kind: str
@@ -42,7 +42,7 @@ class Rows:
     epsilon: float | None
 
 
-def rows_of(op: Operator, uses: Uses) -> Rows | None:
+def rows_of(op: Operator, uses: Uses) -> RowsPattern | None:
     """Match the last operator of a softmax or norm that the kernels for GPUs support; None for any other operator."""
     match = next((match for find in (_softmax, _norm, _rms_norm) if (match := find(op, uses)) is not None), None)
     if match is None or match.x.dtype.name not in _FLOATS or not _is_supported(match.x):
@@ -76,21 +76,21 @@ def softmax_of(op: Operator, uses: Uses) -> Tensor | None:
     return x
 
 
-def _softmax(op: Operator, uses: Uses) -> Rows | None:
+def _softmax(op: Operator, uses: Uses) -> RowsPattern | None:
     x = softmax_of(op, uses)
-    return None if x is None else Rows(SOFTMAX, x, None)
+    return None if x is None else RowsPattern(SOFTMAX, x, None)
 
 
-def _norm(op: Operator, uses: Uses) -> Rows | None:
+def _norm(op: Operator, uses: Uses) -> RowsPattern | None:
     if not isinstance(op, NormalizeOp) or op.attrs["accumulate_dtype"] != "float32":
         return None
     x = op.inputs[0]
     if [dim % len(x.shape) for dim in op.attrs["dims"]] != [len(x.shape) - 1]:
         return None
-    return Rows(NORM, _widest(x), float(op.attrs["epsilon"]))
+    return RowsPattern(NORM, _widest(x), float(op.attrs["epsilon"]))
 
 
-def _rms_norm(op: Operator, uses: Uses) -> Rows | None:
+def _rms_norm(op: Operator, uses: Uses) -> RowsPattern | None:
     if not isinstance(op, MultiplyOp):
         return None
     for x, factor in (op.inputs, reversed(op.inputs)):
@@ -108,7 +108,7 @@ def _rms_norm(op: Operator, uses: Uses) -> Rows | None:
         base = _widest(x)
         is_whole = same_shape(extents_of(op.outputs[0]), extents_of(x))
         if is_whole and all(_widest(operand) is base for operand in square.inputs):
-            return Rows(RMS_NORM, base, float(shifted.attrs["scalar"]))
+            return RowsPattern(RMS_NORM, base, float(shifted.attrs["scalar"]))
     return None
 
 

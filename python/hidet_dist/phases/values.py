@@ -46,7 +46,7 @@ from hidet_dist.phases.dump import Dump, choices_text, rules_text
 from hidet_dist.pipeline import stage_cluster
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.planning import Planning, plan_graph, problem_of
-from hidet_dist.progress import Progress, Task
+from hidet_dist.progress import Progress, ProgressBar
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.rules.rule import RuleTable
@@ -64,7 +64,7 @@ from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.spec.symbols import SymbolPlan, within_limits
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
-from hidet_dist.weights import Layout, SafetensorsFiles, check_weights
+from hidet_dist.weights import SafetensorsFiles, StoredLayout, check_weights
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.panels import STORED, StoredPrecision
 from hidet_dist.weights.stored_groups import stored_precision_of
@@ -549,7 +549,7 @@ class Partitioned:
         named = {x: names[x] for x in graph.inputs or []}
         self.planned.prepared.traced.dump("7-fused", lambda: "\n".join(graph_lines(graph, named)))
 
-    def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, Layout]) -> None:
+    def _write_weights(self, folder: Path, number: int, layouts: Mapping[str, StoredLayout]) -> None:
         meshes = [program.mesh for program in self.programs]
         write_weights(folder, number, [(self.programs[number], layouts)], meshes)
 
@@ -668,7 +668,7 @@ class Compiled:
 
 
 @contextmanager
-def _task(progress: Progress | None, what: str) -> Iterator[Task]:
+def _task(progress: Progress | None, what: str) -> Iterator[ProgressBar]:
     """Show ``what`` while the block runs, among the bars of ``progress`` or by itself."""
     if progress is not None:
         with progress.task(what) as task:

@@ -5,15 +5,15 @@ from hidet_dist.pipeline.family import search_pipeline_family
 from hidet_dist.pipeline.given import GivenStage, plan_given, stage_cluster
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
-from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StageMessage
 
 __all__ = [
     "GivenStage",
-    "Message",
     "PipelineOptions",
     "PipelineResult",
     "PlannedStage",
     "StageConstraint",
+    "StageMessage",
     "parse_stages",
     "plan_given",
     "search_pipeline",

@@ -22,7 +22,7 @@ from hidet_dist.machine.slices import MeshSlice, link_between, sub_cluster
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import message_seconds
 from hidet_dist.pipeline.stage_search import StageSearch
-from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage, StagePart
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StageMessage, StagePart
 from hidet_dist.pipeline.tables import stage_rules
 from hidet_dist.rules.rule import RuleTable, signature_of
 from hidet_dist.search.formulation.formulate import stored_specs
@@ -54,7 +54,7 @@ def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
         return None
     seconds = _operator_seconds(view, cluster)
     least = LEAST_SHARE * math.fsum(seconds)
-    parts = _Parts(seconds)
+    parts = _DisjointSets(seconds)
     join: set[int] = set()
     for number, numbers in enumerate(read):
         roots = {parts.find(n) for n in numbers if n not in join}
@@ -99,7 +99,7 @@ def _operator_seconds(view: GraphView, cluster: Cluster) -> list[float]:
     return result
 
 
-class _Parts:
+class _DisjointSets:
     """Disjoint sets of operators, each with the seconds of its operators; ``seconds`` is by root."""
 
     def __init__(self, seconds: Sequence[float]):
@@ -186,7 +186,7 @@ class BranchSearch(StageSearch):
         return self._result(stages, self._value(bounds, least, parts[-1]))
 
     def _branch(
-        self, operators: tuple[int, ...], part: MeshSlice, last: MeshSlice, sent: Sequence[Message]
+        self, operators: tuple[int, ...], part: MeshSlice, last: MeshSlice, sent: Sequence[StageMessage]
     ) -> tuple[SearchResult, float] | None:
         """Plan a branch so that its seconds and those of its messages are the least; None if nothing fits.
 
@@ -254,7 +254,9 @@ class BranchSearch(StageSearch):
         transfer = plan_transfer(shape, MeshLayout(source.mesh, spec), MeshLayout(target.mesh, whole))
         return transfer_seconds(transfer, self.view.nbytes(name), link, target)
 
-    def _least_messages(self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]) -> tuple[Message, ...]:
+    def _least_messages(
+        self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]
+    ) -> tuple[StageMessage, ...]:
         """Make the messages to the join, which arrive replicated, with lower bounds of their seconds."""
         view, last = self.view, len(operators) - 1
         stage_of = {operator: k for k, numbers in enumerate(operators) for operator in numbers}
@@ -269,5 +271,5 @@ class BranchSearch(StageSearch):
             link = link_between(self.cluster, parts[source], parts[last])
             spec = TensorShardSpec.replicated(len(view.shape(name)))
             seconds = message_seconds(view, name, parts[source].size, target, spec, link)
-            result.append(Message(name, source, last, spec, spec, view.nbytes(name), seconds))
+            result.append(StageMessage(name, source, last, spec, spec, view.nbytes(name), seconds))
         return tuple(result)

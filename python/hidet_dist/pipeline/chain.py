@@ -99,7 +99,7 @@ class _Ways:
     arrival: npt.NDArray[np.int64]
 
 
-class _Program:
+class _DynamicProgram:
     """One pass of the dynamic program: the least sum of stages with periods up to ``most``, or the least period."""
 
     def __init__(self, problem: ChainProblem, most: float, maximum: bool):
@@ -243,12 +243,12 @@ class _Program:
 
 def least_sum(problem: ChainProblem, most: float = math.inf) -> Chain | None:
     """Find the pipeline of the least sum whose periods are at most ``most`` seconds; None if there is none."""
-    return _Program(problem, most, False).best()
+    return _DynamicProgram(problem, most, False).best()
 
 
 def least_slowest(problem: ChainProblem) -> Chain | None:
     """Find the pipeline with the least period of its slowest stage; None if there is none."""
-    return _Program(problem, math.inf, True).best()
+    return _DynamicProgram(problem, math.inf, True).best()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
-from hidet_dist.partitioning.micro_batches import MicroBatch, refuse_states
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph, refuse_states
 from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import search_pipeline
@@ -270,7 +270,7 @@ class _FamilySearch:
         plans = tuple(one.plan(self.cluster, self.pipeline) for one in made)
         return Family(plans, seconds, gap, min(bound, seconds), specs, self.limits.time_reached)
 
-    def _stage(self, micros: Sequence[MicroBatch], stages: Sequence[PlannedStage]) -> Family:
+    def _stage(self, micros: Sequence[MicroBatchGraph], stages: Sequence[PlannedStage]) -> Family:
         """Plan the graphs' parts of one stage together, with what enters in the specs of each graph's plan."""
         cluster = stages[0].cluster
         members = []

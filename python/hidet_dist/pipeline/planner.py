@@ -16,7 +16,7 @@ from hidet_dist.errors import ConfigError, HidetDistError, InfeasibleError, Solv
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch, recut, refuse_states
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph, batch_dims, micro_batch, recut, refuse_states
 from hidet_dist.pipeline.branches import BranchSearch, may_branch
 from hidet_dist.pipeline.chain_search import ChainSearch
 from hidet_dist.pipeline.options import PipelineOptions
@@ -77,7 +77,7 @@ def search_pipeline(
     refuse_states(graph, "stages that keep them are not searched: give their operators as 'stages', or plan one stage.")
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
     symbols = tuple(size.of(name) for name, size in options.symbols.items())
-    proven: MicroBatch | None = None  # a symbolic batch, cut
+    proven: MicroBatchGraph | None = None  # a symbolic batch, cut
     best: PipelineResult | None = None
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
@@ -226,7 +226,7 @@ def _counts(graph: NormalGraph, pipeline: PipelineOptions, symbols: Sequence[Sym
 
 
 def _one_stage(
-    micro: MicroBatch,
+    micro: MicroBatchGraph,
     cluster: Cluster,
     options: SearchOptions,
     pipeline: PipelineOptions,

@@ -10,12 +10,12 @@ from dataclasses import replace
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device
 from hidet_dist.machine.slices import MeshSlice, devices_along, slices_at, sub_cluster
-from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stages import (
-    Message,
     PipelineResult,
     PlannedStage,
+    StageMessage,
     StagePart,
     delivered_seconds,
     objective_seconds,
@@ -42,7 +42,7 @@ class StageSearch(ABC):
 
     def __init__(
         self,
-        micro: MicroBatch,
+        micro: MicroBatchGraph,
         cluster: Cluster,
         options: SearchOptions,
         pipeline: PipelineOptions,
@@ -129,7 +129,7 @@ class StageSearch(ABC):
         """Predict the seconds to send the outputs from the last stage to the ranks of the others."""
         return delivered_seconds(self.view, self.cluster, self.pipeline, last)
 
-    def _value(self, seconds: Sequence[float], messages: Sequence[Message], last: MeshSlice) -> float:
+    def _value(self, seconds: Sequence[float], messages: Sequence[StageMessage], last: MeshSlice) -> float:
         """Compute the objective's value of stages of such seconds, the last of which is on the slice ``last``."""
         return objective_seconds(self.pipeline.value, self.micro.count, seconds, messages, self._delivered(last))
 

@@ -11,7 +11,7 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.messages import delivery_seconds
@@ -129,7 +129,7 @@ class StagePart:
 
 
 @dataclass(frozen=True)
-class Message:
+class StageMessage:
     """A tensor that is sent from stage ``source`` to stage ``target``, in one micro-batch.
 
     Attributes
@@ -173,9 +173,9 @@ class PipelineResult:
     bound_seconds: a lower bound of the value of all candidates; 0 if the time limit left candidates out.
     """
 
-    micro: MicroBatch
+    micro: MicroBatchGraph
     stages: tuple[PlannedStage, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[StageMessage, ...]
     delivery_seconds: float
     value: float
     bound_seconds: float
@@ -203,7 +203,7 @@ class PipelineResult:
         return periods([stage.plan.seconds for stage in self.stages], self.messages, self.delivery_seconds)
 
 
-def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: float) -> list[float]:
+def periods(seconds: Sequence[float], messages: Sequence[StageMessage], delivery: float) -> list[float]:
     """Add to the seconds of each stage those of what it sends and receives."""
     result = list(seconds)
     for message in messages:
@@ -214,7 +214,11 @@ def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: flo
 
 
 def objective_seconds(
-    objective: Objective, micro_batches: int, seconds: Sequence[float], messages: Sequence[Message], delivery: float
+    objective: Objective,
+    micro_batches: int,
+    seconds: Sequence[float],
+    messages: Sequence[StageMessage],
+    delivery: float,
 ) -> float:
     """Compute an objective's value.
 
@@ -242,7 +246,11 @@ def delivered_seconds(view: GraphView, cluster: Cluster, options: PipelineOption
 
 
 def pipeline_of(
-    micro: MicroBatch, cluster: Cluster, options: PipelineOptions, stages: Sequence[PlannedStage], bound: float = 0.0
+    micro: MicroBatchGraph,
+    cluster: Cluster,
+    options: PipelineOptions,
+    stages: Sequence[PlannedStage],
+    bound: float = 0.0,
 ) -> PipelineResult:
     """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
     view = planning_view(micro.graph, micro.declared, cluster.mesh)
@@ -253,7 +261,7 @@ def pipeline_of(
     return PipelineResult(micro, tuple(stages), messages, delivery, value, min(bound, value))
 
 
-def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[Message]:
+def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[StageMessage]:
     """Find the tensors that are sent between stages, in the order of their targets; outputs go to the last stage."""
     stage_of = {operator: k for k, stage in enumerate(stages) for operator in stage.operators}
     source_of = {view.names[y]: stage_of[n] for n, op in enumerate(view.operators) for y in op.outputs}
@@ -261,14 +269,14 @@ def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[Planned
     inputs = [{tensor.name: tensor.spec for tensor in stage.plan.inputs} for stage in stages]
     results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
 
-    def message(name: str, target: int, required: TensorShardSpec) -> Message:
+    def message(name: str, target: int, required: TensorShardSpec) -> StageMessage:
         source = source_of[name]
         sender, receiver = stages[source], stages[target]
         produced = results[source][names[source][name]]
         link, nbytes = link_between(cluster, sender.part, receiver.part), view.nbytes(name)
         layouts = MeshLayout(sender.cluster.mesh, produced), MeshLayout(receiver.cluster.mesh, required)
         seconds = transfer_seconds(plan_transfer(view.shape(name), *layouts), nbytes, link, receiver.cluster)
-        return Message(name, source, target, produced, required, nbytes, seconds)
+        return StageMessage(name, source, target, produced, required, nbytes, seconds)
 
     last = len(stages) - 1
     for target, part_names_of in enumerate(names):

@@ -27,7 +27,7 @@ from hidet_dist.pipeline.units import Unit
 from hidet_dist.rewriting import Subgraph
 from hidet_dist.rules.rule import OfferedParts, RuleTable
 from hidet_dist.search.elimination.eliminate import boundary_table
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.formulation.devices import limiting_devices
@@ -327,7 +327,7 @@ class StageBounds:
             prices = Prices([second_per_byte])
             every = [list(range(len(costs))) for costs in problem.cost]
             kept = Presolve(problem).reduce(every, prices, self.limits, fixed=ends).kept
-            table = boundary_table(Instance(problem, kept, Tables(self.limits), prices), ends)
+            table = boundary_table(EliminationInstance(problem, kept, Tables(self.limits), prices), ends)
             table = np.where(table < impossible, table, np.inf)
             if not self.arrivals[n]:
                 table = table[None]

@@ -23,15 +23,14 @@ from hidet_dist.report.data import (
     REDUCE,
     STATE,
     WEIGHT,
+    AvoidingChange,
     Communication,
-    Holding,
-    Incumbent,
-    Machine,
-    Memory,
+    IncumbentTimes,
+    MachineFigures,
+    MemoryUse,
     Operator,
     RankMemory,
     Report,
-    Saving,
     Search,
     Span,
     Tensor,
@@ -106,7 +105,7 @@ class _Collector:
     def report(self, title: str) -> Report:
         stage, device = self.stage, self.cluster.device
         communications = self._communications()
-        machine = Machine(
+        machine = MachineFigures(
             device.name,
             int(device.memory_bytes),
             tuple(float(link.bandwidth_bytes_per_second) for link in self.cluster.links),
@@ -220,10 +219,10 @@ class _Collector:
             for entry in self.stage.overlap.communications:
                 hidden[entry.operator, entry.tensor, entry.step].append(entry.hidden_seconds)
         producers = {name: operator for operator in self.operators for name in operator.outputs}
-        savings: Mapping[object, Saving] = {}
+        savings: Mapping[object, AvoidingChange] = {}
         if self.searched is not None:
             savings = {
-                (entry.operator, entry.tensor, entry.target): Saving(
+                (entry.operator, entry.tensor, entry.target): AvoidingChange(
                     entry.changed, entry.spec, entry.at_least_seconds, entry.alone_seconds
                 )
                 for entry in self.searched.savings
@@ -276,7 +275,7 @@ class _Collector:
             shape, element = self.view.shape(sent.tensor), self.view.itemsize(sent.tensor)
         return step_seconds(sent.step, sent.before, sent.after, shape, itemsize(element), self.cluster)
 
-    def _memory(self) -> Memory:
+    def _memory(self) -> MemoryUse:
         view, stage, places = self.view, self.stage, self.cluster.device.places_shards
         budget, at = self.budget, None
         ranks: list[DeviceHeld] = []
@@ -284,14 +283,10 @@ class _Collector:
             ranks = held_by_ranks(view, stage, self.cluster, self.mem_budget)
             fullest = max(ranks, key=lambda held: held.excess).device
             budget, at = fullest.nbytes, fullest.coordinate
-        held = tuple(
-            Holding(entry.tensor, entry.what, entry.begin, entry.end, entry.nbytes)
-            for entry in holdings(view, stage, places, at)
-            if entry.nbytes
-        )
+        held = tuple(entry for entry in holdings(view, stage, places, at) if entry.nbytes)
         nbytes = tuple(point_bytes(view, stage, places, at))
         of_ranks = tuple(RankMemory(rank.most, rank.device.nbytes) for rank in ranks)
-        return Memory(budget, POINTS, nbytes, held, at or (), of_ranks)
+        return MemoryUse(budget, POINTS, nbytes, held, at or (), of_ranks)
 
     def _timeline(self) -> tuple[Span, ...]:
         model = PredictedCost(self.cluster)
@@ -317,7 +312,8 @@ class _Collector:
         if self.searched is None:
             return None
         incumbents = tuple(
-            Incumbent(entry.seconds, entry.bound_seconds, entry.elapsed_seconds) for entry in self.searched.incumbents
+            IncumbentTimes(entry.seconds, entry.bound_seconds, entry.elapsed_seconds)
+            for entry in self.searched.incumbents
         )
         return Search(
             self.searched.mode,

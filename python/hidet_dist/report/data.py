@@ -11,7 +11,7 @@ from hidet_dist.codec import OMITTED, Signed, decode, encode
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_PLAN_BYTES
-from hidet_dist.spec.report import RunnerUp, StepTaken
+from hidet_dist.spec.report import Holding, RunnerUp, StepTaken
 
 FORMAT = 1
 FILE = "report.json"
@@ -88,7 +88,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Saving:
+class AvoidingChange:
     """The cheapest known spec of an operator or a tensor that avoids a collective.
 
     ``changed`` names the operator or the tensor. ``at_least_seconds`` is a lower bound of the time of all plans with
@@ -135,21 +135,7 @@ class Communication:
     seconds: float
     hidden_seconds: float
     why: str
-    without: Saving | None = None
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Bytes of a tensor that a device holds from program point ``begin`` to ``end`` (included).
-
-    ``what`` is ``weight``, ``state``, ``input``, ``output``, ``activation``, ``converted`` or ``buffer``.
-    """
-
-    tensor: str
-    what: str
-    begin: int
-    end: int
-    nbytes: int
+    without: AvoidingChange | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +147,7 @@ class RankMemory:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """The memory of a device: its budget, the bytes at each program point, and the tensors that it holds.
 
     Where parts are unequal, it is the device at the coordinate ``device``, which has the least room left, and ``ranks``
@@ -207,7 +193,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Incumbent:
+class IncumbentTimes:
     """The time of the best plan at some point of the search, and the lower bound then; elapsed seconds if known."""
 
     seconds: float
@@ -223,7 +209,7 @@ class Search:
     bound_seconds: Signed
     gap: Signed
     time_limit_reached: bool
-    incumbents: tuple[Incumbent, ...]
+    incumbents: tuple[IncumbentTimes, ...]
     steps: tuple[StepTaken, ...] = ()
 
 
@@ -236,7 +222,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Family:
+class LayerFamily:
     """Modules whose paths differ only in a number, such as ``layers.0`` to ``layers.31``.
 
     Attributes
@@ -254,7 +240,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFigures:
     """The machine for which costs are predicted; links are listed by mesh axis."""
 
     device: str
@@ -287,7 +273,7 @@ class Report:
     title: str
     mesh_shape: tuple[int, ...]
     mesh_axes: tuple[str, ...]
-    machine: Machine
+    machine: MachineFigures
     fingerprint: str
     seconds: float
     makespan_seconds: float
@@ -297,9 +283,9 @@ class Report:
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
     communications: tuple[Communication, ...]
-    memory: Memory
+    memory: MemoryUse
     timeline: tuple[Span, ...]
-    families: tuple[Family, ...]
+    families: tuple[LayerFamily, ...]
     search: Search | None = None
     origin: dict[str, str] = field(default_factory=dict)
     mesh_shares: Annotated[tuple[tuple[int, ...], ...], OMITTED] = ()

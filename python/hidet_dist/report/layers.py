@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hidet_dist.report.data import ACTIVATION, Communication, Family, Operator, Tensor, Variant
+from hidet_dist.report.data import ACTIVATION, Communication, LayerFamily, Operator, Tensor, Variant
 from hidet_dist.report.modules import SEPARATOR
 
 _MOST_OPERATORS = 3  # differences of operators that are listed one by one
@@ -33,7 +33,7 @@ class _Member:
 
 def families(
     tensors: Sequence[Tensor], operators: Sequence[Operator], communications: Sequence[Communication]
-) -> tuple[Family, ...]:
+) -> tuple[LayerFamily, ...]:
     """Group modules whose paths differ only in a number, and find those whose plans differ from most."""
     members: dict[str, dict[int, _Member]] = defaultdict(lambda: defaultdict(_Member))
     for tensor in tensors:
@@ -60,7 +60,7 @@ def _splits(path: str) -> Iterator[tuple[str, int, str]]:
             yield SEPARATOR.join(parts[:n]), int(part), SEPARATOR.join(parts[n + 1 :])
 
 
-def _family(prefix: str, members: dict[int, _Member]) -> Family:
+def _family(prefix: str, members: dict[int, _Member]) -> LayerFamily:
     """Group the layers of a family by their plans; of groups of equal size, the usual one has the middle layer."""
     numbers = sorted(members)
     middle = numbers[len(numbers) // 2]
@@ -74,7 +74,7 @@ def _family(prefix: str, members: dict[int, _Member]) -> Family:
         for group in alike.values()
         if group is not usual
     )
-    return Family(prefix, tuple(numbers), tuple(usual), variants)
+    return LayerFamily(prefix, tuple(numbers), tuple(usual), variants)
 
 
 def _differences(layer: _Member, usual: _Member) -> Iterator[str]:

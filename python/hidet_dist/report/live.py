@@ -43,7 +43,7 @@ Search = Callable[[Mapping[str, str], Clock], Report]
 jumps to infinity once nobody waits for the report: a search with a time limit then ends."""
 
 
-class _Server(ThreadingHTTPServer):
+class _ReportServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, report: Report, search: Search):
@@ -69,7 +69,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _ReportServer
     timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(report: Report, search: Search) -> Iterator[str]:
     """Serve a report until the block ends; yield its address."""
-    server = _Server(report, search)
+    server = _ReportServer(report, search)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

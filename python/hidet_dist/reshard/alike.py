@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 from hidet_dist.machine import Cluster
 from hidet_dist.native.search.paths import Flags, Nodes, flags_of, nodes_of
 from hidet_dist.reshard.cost import Shard, StepWork, seconds_of_work, step_work
-from hidet_dist.reshard.steps import Moves, Offered, Step
+from hidet_dist.reshard.steps import Offered, Step, StepMoves
 from hidet_dist.spec.partial import Layout
 
 _MOST_SECONDS = 2**17  # after which the seconds are forgotten: each takes about 200 bytes
@@ -42,7 +42,7 @@ class AlikeLayouts:
 
     def __init__(self, shape: tuple[int, ...], cluster: Cluster, usable: tuple[int, ...], offered: Offered):
         self._cluster = cluster
-        self._moves = Moves(shape, cluster.mesh, usable, offered)
+        self._moves = StepMoves(shape, cluster.mesh, usable, offered)
         self._numbers: dict[Layout, int] = {}
         self.layouts: list[Layout] = []
         self._shards: dict[int, Shard] = {}

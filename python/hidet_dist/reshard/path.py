@@ -16,7 +16,7 @@ from hidet_dist.native.search.paths import NativePaths, Nodes, nodes_of
 from hidet_dist.reshard.alike import AlikeLayouts, alike_dims
 from hidet_dist.reshard.buffers import StepBytes, step_bytes
 from hidet_dist.reshard.cost import Element, Shard, itemsize, seconds_of_work, step_work
-from hidet_dist.reshard.steps import Moves, Offered, Step
+from hidet_dist.reshard.steps import Offered, Step, StepMoves
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
@@ -225,7 +225,7 @@ class _LayoutGraph:
     def __init__(self, layouts: _Layouts, alike: AlikeLayouts):
         shape, self._element_bytes = layouts.pieces
         self._alike = alike
-        self._moves = Moves(shape, layouts.cluster.mesh)
+        self._moves = StepMoves(shape, layouts.cluster.mesh)
         self._elements = layouts.elements
         self._cluster = layouts.cluster
         self._paths = NativePaths()

@@ -349,10 +349,10 @@ def moves(
     mesh's shares, or in parts that are ``offered``. Raises SpecError when the layout does not fit.
     """
     layout.validate(shape, mesh, padded=True)
-    yield from Moves(shape, mesh, usable, offered)(layout)
+    yield from StepMoves(shape, mesh, usable, offered)(layout)
 
 
-class Moves:
+class StepMoves:
     """The steps of :func:`moves` for layouts of one tensor.
 
     A layout that fits and a step of it are checked by what the step changes: the dims that it joins and splits.

@@ -53,26 +53,26 @@ class Digit:
 
 
 @dataclass(frozen=True)
-class Form:
+class IndexForm:
     """An index in normal form: ``const + sum(coefficient * digit)``, with only digits of extent above 1."""
 
     terms: tuple[tuple[Digit, int], ...] = ()
     const: int = 0
 
     @classmethod
-    def of(cls, terms: Mapping[Digit, int], const: int = 0) -> Form:
+    def of(cls, terms: Mapping[Digit, int], const: int = 0) -> IndexForm:
         """Make a form from a mapping, without zero terms."""
         return cls(tuple(sorted((d, c) for d, c in terms.items() if c and d.extent > 1)), const)
 
-    def __add__(self, other: Form) -> Form:
+    def __add__(self, other: IndexForm) -> IndexForm:
         terms = dict(self.terms)
         for digit, coefficient in other.terms:
             terms[digit] = terms.get(digit, 0) + coefficient
-        return Form.of(terms, self.const + other.const)
+        return IndexForm.of(terms, self.const + other.const)
 
-    def scaled(self, factor: int) -> Form:
+    def scaled(self, factor: int) -> IndexForm:
         """Multiply the form by a constant."""
-        return Form.of({d: c * factor for d, c in self.terms}, self.const * factor)
+        return IndexForm.of({d: c * factor for d, c in self.terms}, self.const * factor)
 
     @property
     def digits(self) -> frozenset[Digit]:
@@ -108,12 +108,12 @@ class Access:
     """One access of an input: the index of each dim (None if it depends on data), and the digits of its loop nest."""
 
     tensor: int
-    indices: tuple[Form | None, ...]
+    indices: tuple[IndexForm | None, ...]
     nest: frozenset[Digit]
 
 
 @dataclass
-class Reduction:
+class RootReduction:
     """A reduction at the root of an output: sharding its digits leaves partial results of ``op``."""
 
     output: int
@@ -138,7 +138,7 @@ class Definition:
 
     accesses: list[Access] = field(default_factory=list)
     out_digits: list[tuple[tuple[Digit, ...], ...]] = field(default_factory=list)
-    reductions: list[Reduction] = field(default_factory=list)
+    reductions: list[RootReduction] = field(default_factory=list)
     pinned: set[Digit] = field(default_factory=set)
     canonical: Any = ()
     work: list[tuple[frozenset[Digit], int, int]] = field(default_factory=list)
@@ -203,7 +203,7 @@ def _twins(definition: Definition) -> dict[tuple[int, int], int]:
     return twins
 
 
-_Env = dict[ir.Var, "Form | None"]
+_Env = dict[ir.Var, "IndexForm | None"]
 
 
 class _Walker:
@@ -222,7 +222,7 @@ class _Walker:
         self.variables = 0
         self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
         self.out_variables: dict[tuple[tuple[int, ...], int], int] = {}
-        self.grids_counted: set[tuple[GridCompute, tuple[Form | None, ...]]] = set()
+        self.grids_counted: set[tuple[GridCompute, tuple[IndexForm | None, ...]]] = set()
 
     def run(self) -> Definition:
         canonical = []
@@ -237,7 +237,7 @@ class _Walker:
                 if (shape, dim) not in self.out_variables:
                     self.out_variables[shape, dim] = self.new_variable()
                 digits = self.digits_of(self.twins.get((number, dim), self.out_variables[shape, dim]), shape[dim])
-                env[axis] = Form.of({d: d.stride for d in digits})
+                env[axis] = IndexForm.of({d: d.stride for d in digits})
                 dims.append(tuple(reversed([d for d in digits if d.extent > 1])))
             self.definition.out_digits.append(tuple(dims))
             nest = frozenset(d for digits in dims for d in digits)
@@ -275,14 +275,14 @@ class _Walker:
 
     # Indices
 
-    def index(self, e: Any, env: _Env) -> Form | None:
+    def index(self, e: Any, env: _Env) -> IndexForm | None:
         """Compute the normal form of an index expression; None if it depends on data or is not affine."""
         if isinstance(e, int):
-            return Form(const=e)
+            return IndexForm(const=e)
         if isinstance(e, ir.Constant):
-            return Form(const=int(e)) if e.type.is_data_type() and e.type.is_integer() else None
+            return IndexForm(const=int(e)) if e.type.is_data_type() and e.type.is_integer() else None
         if isinstance(e, ir.SymbolVar):
-            return Form(const=self.sizes[e.name]) if e.name in self.sizes else None
+            return IndexForm(const=self.sizes[e.name]) if e.name in self.sizes else None
         if isinstance(e, ir.Var):
             return env.get(e)
         if isinstance(e, ir.Cast):
@@ -301,7 +301,7 @@ class _Walker:
             return self.index(e.then_expr if condition else e.else_expr, env)
         return None
 
-    def arithmetic(self, e: ir.Expr, a: Form, b: Form) -> Form | None:
+    def arithmetic(self, e: ir.Expr, a: IndexForm, b: IndexForm) -> IndexForm | None:
         if isinstance(e, ir.Add):
             return a + b
         if isinstance(e, ir.Sub):
@@ -314,16 +314,16 @@ class _Walker:
             return None
         return self.divide(a, b.const, quotient=not isinstance(e, ir.Mod))
 
-    def divide(self, a: Form, divisor: int, quotient: bool) -> Form | None:
+    def divide(self, a: IndexForm, divisor: int, quotient: bool) -> IndexForm | None:
         """Compute ``a / divisor`` or ``a % divisor``. A digit that belongs to both of them is cut."""
         if a.minimum < 0:
             return None  # C rounds towards zero
         high = {d: c // divisor for d, c in a.terms if c % divisor == 0}
-        low = Form.of({d: c for d, c in a.terms if c % divisor}, a.const % divisor)
+        low = IndexForm.of({d: c for d, c in a.terms if c % divisor}, a.const % divisor)
         if low.minimum < 0:
             return None  # the low digits carry into the high ones
         if low.maximum < divisor:
-            return Form.of(high, a.const // divisor) if quotient else low
+            return IndexForm.of(high, a.const // divisor) if quotient else low
         for digit, coefficient in low.terms:
             cut = divisor // math.gcd(divisor, coefficient)
             if coefficient > 0 and divisor % coefficient == 0 and cut < digit.extent and digit.extent % cut == 0:
@@ -429,7 +429,7 @@ class _Walker:
         digits: set[Digit] = set()
         for axis, size in zip(axes, shape, strict=True):
             bound = self.digits_of(self.new_variable(), self.extent(size))
-            env[axis] = Form.of({d: d.stride for d in bound})
+            env[axis] = IndexForm.of({d: d.stride for d in bound})
             digits.update(d for d in bound if d.extent > 1)
         return frozenset(digits)
 
@@ -478,7 +478,7 @@ class _Walker:
         op = str(e.reduce_operation)
         reduce_op = None if root is None or varying else self.reduce_op(op, root)
         if root is not None and reduce_op is not None:
-            self.definition.reductions.append(Reduction(root, reduce_op, digits))
+            self.definition.reductions.append(RootReduction(root, reduce_op, digits))
         else:
             self.definition.pinned |= digits
         self.count(nest | digits, 1)
@@ -522,7 +522,7 @@ def _keeps_reduction(target: Any) -> bool:
     return isinstance(target, DataType) and target.is_float()
 
 
-def _compare(e: ir.Expr, difference: Form) -> bool | None:
+def _compare(e: ir.Expr, difference: IndexForm) -> bool | None:
     low, high = difference.minimum, difference.maximum
     if isinstance(e, ir.LessThan):
         return True if high < 0 else False if low >= 0 else None
@@ -547,7 +547,7 @@ def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
             entries = local.setdefault(node.variable, [])
             if node not in entries:
                 entries.append(node)
-        elif isinstance(node, Form):
+        elif isinstance(node, IndexForm):
             for digit, _ in node.terms:
                 collect(digit)
         elif isinstance(node, tuple):
@@ -563,7 +563,7 @@ def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
     def rewrite(node: Any) -> Any:
         if isinstance(node, Digit):
             return names.get(node)
-        if isinstance(node, Form):
+        if isinstance(node, IndexForm):
             return ("form", node.const, tuple(sorted((names[d], c) for d, c in node.terms if d in names)))
         if isinstance(node, tuple):
             return tuple(part for part in map(rewrite, node) if part is not None)

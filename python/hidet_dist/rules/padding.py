@@ -16,7 +16,7 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.expr import if_then_else
 
-from hidet_dist.rules.access import Definition, Digit, Form
+from hidet_dist.rules.access import Definition, Digit, IndexForm
 from hidet_dist.rules.declared import DECLARED
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.traits import has_traits, traits_of
@@ -72,7 +72,7 @@ def _is_zero(node: Any, digit: Digit) -> bool:
     """Tell whether a value is zero wherever the operands that the digit indexes are zero."""
     kind = node[0]
     if kind == "access":
-        return any(isinstance(index, Form) and digit in index.digits for index in node[2])
+        return any(isinstance(index, IndexForm) and digit in index.digits for index in node[2])
     if kind == "const":
         return _constant(node) == 0
     if kind in ("cast", "Neg"):
@@ -111,7 +111,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _digits(node: Any) -> Iterator[Digit]:
-    if isinstance(node, Form):
+    if isinstance(node, IndexForm):
         yield from node.digits
     elif isinstance(node, tuple):
         for part in node:
@@ -123,7 +123,7 @@ def _fragile(canonical: Any, op: Operator) -> Iterator[Digit]:
     for node in _nodes(canonical):
         if node[0] in ("access", "table"):
             for index in node[-1]:
-                if not isinstance(index, Form):
+                if not isinstance(index, IndexForm):
                     yield from _digits(index)
         elif node[0] in _DIVISIONS and not _is_float(node, op):
             yield from _digits(node[2])

@@ -14,11 +14,11 @@ from hidet_dist.runtime.dlpack import CPU, DEVICE_NAMES
 from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.kept import Kept
 from hidet_dist.runtime.memory import Memory
-from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
+from hidet_dist.runtime.tensors import NUMPY, TensorBuffer, buffer_of, has_dtype, kind_of
 from hidet_dist.spec.symbols import bind, known_sizes
 
 
-class Signature:
+class CallSignature:
     """The signature of a stage's program, by which the inputs and outputs of calls are checked.
 
     Parameters
@@ -45,7 +45,7 @@ class Signature:
         self._right: list[tuple[int, ...] | None] = [None for _ in stage.inputs]  # the last shapes that were right
         self._supported: set[str] = set()  # libraries known to have the dtypes of all outputs
 
-    def inputs(self, given: Sequence[Any]) -> list[Buffer]:
+    def inputs(self, given: Sequence[Any]) -> list[TensorBuffer]:
         """Check the given inputs, and return their memory.
 
         Integers in host memory of a dtype whose values the program's holds, such as int32 for int64, are copied to it.
@@ -69,14 +69,14 @@ class Signature:
             buffers.append(buffer)
         return buffers
 
-    def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
+    def packed(self, inputs: Sequence[TensorBuffer]) -> list[TensorBuffer]:
         """Return the inputs, with copies of those that are not contiguous. Raises InputError, MemoryError."""
         return [
             buffer if buffer.contiguous else self._memory.packed(buffer, self._names[number])
             for number, buffer in enumerate(inputs)
         ]
 
-    def sizes(self, inputs: Sequence[Buffer]) -> Mapping[str, int]:
+    def sizes(self, inputs: Sequence[TensorBuffer]) -> Mapping[str, int]:
         """Compute the local size of each symbolic dim. Raises InputError for a size that is not allowed."""
         if not self._stage.symbols:
             return {}
@@ -102,13 +102,13 @@ class Signature:
         pairs = zip(written, shapes.values(), strict=True)
         return known_sizes(self._stage.symbols, self._stage.local_symbols, pairs, list(shapes))
 
-    def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
+    def check_indices(self, inputs: Sequence[TensorBuffer], sizes: Mapping[str, int]) -> None:
         """Raise InputError where inputs hold indices out of range, given the sizes of local symbols."""
         self._index_checks.check(inputs, sizes)
 
     def outputs(
-        self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
-    ) -> list[Buffer]:
+        self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[TensorBuffer]
+    ) -> list[TensorBuffer]:
         """Check the caller's tensors for the outputs, and return their memory.
 
         Raises
@@ -119,7 +119,7 @@ class Signature:
         """
         if len(given) != len(self._outputs):
             raise InputError(f"The program has {len(self._outputs)} outputs; {len(given)} were given.")
-        buffers: list[Buffer] = []
+        buffers: list[TensorBuffer] = []
         for number, (y, dtype, shape) in enumerate(zip(given, self._outputs, shapes, strict=True)):
             what = f"Output {number}"
             buffer = buffer_of(y, what, to_write=True)
@@ -141,21 +141,21 @@ class Signature:
 
     def new_outputs(
         self, kind: str, shapes: Sequence[tuple[int, ...]], device: tuple[int, int]
-    ) -> tuple[list[Any], list[Buffer]]:
+    ) -> tuple[list[Any], list[TensorBuffer]]:
         """Make outputs of a library on a DLPack device, and return them and their memory."""
         made = [
             self._memory.empty(kind, shape, dtype, device) for shape, dtype in zip(shapes, self._outputs, strict=True)
         ]
         return made, [buffer_of(y, f"Output {number}") for number, y in enumerate(made)]
 
-    def zeros(self, sizes: Mapping[str, int]) -> list[Buffer]:
+    def zeros(self, sizes: Mapping[str, int]) -> list[TensorBuffer]:
         """Make inputs of zeros, given the sizes of local symbols."""
         return [
             self._memory.zeros([sizes[n] if isinstance(n, str) else n for n in x.shape], dtype)
             for x, (dtype, _) in zip(self._stage.inputs, self._inputs, strict=True)
         ]
 
-    def scratch(self, shapes: Sequence[tuple[int, ...]]) -> list[Buffer]:
+    def scratch(self, shapes: Sequence[tuple[int, ...]]) -> list[TensorBuffer]:
         """Make outputs whose content is discarded."""
         return [self._memory.zeros(shape, dtype) for shape, dtype in zip(shapes, self._outputs, strict=True)]
 
@@ -178,7 +178,7 @@ class Signature:
             self._supported.add(kind)
         return kind
 
-    def _check_device(self, what: str, buffer: Buffer) -> None:
+    def _check_device(self, what: str, buffer: TensorBuffer) -> None:
         if not self._memory.holds(buffer.device):
             kind, number = buffer.device
             raise InputError(
@@ -186,7 +186,7 @@ class Signature:
                 f"{number}."
             )
 
-    def _check_input(self, number: int, buffer: Buffer) -> None:
+    def _check_input(self, number: int, buffer: TensorBuffer) -> None:
         what = self._names[number]
         dtype = self._inputs[number][0]
         self._check_device(what, buffer)
@@ -209,7 +209,7 @@ _HELD = {
 """The dtypes of integers whose values are all values of another."""
 
 
-def _widened(buffer: Buffer, dtype: str) -> Buffer:
+def _widened(buffer: TensorBuffer, dtype: str) -> TensorBuffer:
     """Copy integers in host memory to a wider dtype."""
     packed = buffer.packed()
     return buffer_of(raw_view(packed.address, packed.shape, np.dtype(packed.dtype), packed).astype(dtype), "A copy")

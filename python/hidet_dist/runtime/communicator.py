@@ -15,7 +15,7 @@ from hidet_dist import native
 from hidet_dist.errors import CommunicationError, ConfigError
 from hidet_dist.runtime import liveness
 from hidet_dist.runtime.forks import Owner, keep_forever
-from hidet_dist.runtime.liveness import Progress, Verdict
+from hidet_dist.runtime.liveness import CollectiveProgress, Verdict
 from hidet_dist.runtime.transports import Failures, Setup, Transport, open_transport
 from hidet_dist.targets import DEFAULT_TARGET, TARGETS
 
@@ -132,11 +132,11 @@ class Communicator:
     def _first_rank(self) -> int:
         return 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> CollectiveProgress:
         handle = self._handle
         if handle is None:
-            return Progress(0)
-        return Progress(native.sequence(handle), native.peers(handle) or self._waits_elsewhere())
+            return CollectiveProgress(0)
+        return CollectiveProgress(native.sequence(handle), native.peers(handle) or self._waits_elsewhere())
 
     def bind(self) -> None:
         """Make it the calling thread's current communicator, which the thread's collectives use."""
@@ -348,7 +348,7 @@ class Communicator:
             leader._name,
             leader.rank,
             leader.world_size,
-            Progress(progress.sequence, self.peers),
+            CollectiveProgress(progress.sequence, self.peers),
             everyone.settings.host_rank,
             waits=bool(progress.peers),
         )

@@ -12,7 +12,7 @@ from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.memory import HostMemory, Memory
-from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.program import StageProgram
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class RankPart:
     stage: StageManifest
     launcher: Launcher
     kernels: Sequence[Sequence[int]]
-    program: Program
+    program: StageProgram
 
 
-class Device(Protocol):
+class RankDevice(Protocol):
     """The device of one rank, for one stage."""
 
     @property
@@ -88,7 +88,7 @@ class DeviceKind:
     """
 
     check: Callable[[], None]
-    open: Callable[[Manifest, StageManifest, int], Device]
+    open: Callable[[Manifest, StageManifest, int], RankDevice]
 
 
 class HostDevice:

@@ -13,7 +13,7 @@ from hidet_dist.artifacts.manifest import IndexCheck, Product, StageManifest
 from hidet_dist.errors import ArtifactError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.kept import Kept
-from hidet_dist.runtime.tensors import Buffer
+from hidet_dist.runtime.tensors import TensorBuffer
 
 _INTEGERS = {f"{kind}{bits}": (bits // 8, kind == "int") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
@@ -61,7 +61,7 @@ class IndexChecks:
             if not sizes and not signature.is_symbolic:
                 self._fixed[number] = _Range(check, signature.dtype, [int(n) for n in signature.shape], {})
 
-    def check(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
+    def check(self, inputs: Sequence[TensorBuffer], sizes: Mapping[str, int]) -> None:
         """Check that all indices are in range, given the sizes of local symbols.
 
         Only tensors in host memory are checked. On a GPU, kernels return NaN for indices out of range.
@@ -110,7 +110,7 @@ class _Range:
         bounds = (max(-_LIMIT, min(bound, _LIMIT)) for bound in (self.least, self.greatest))
         self._range = native.StridedRange(self.itemsize, signed, shape, strides, *bounds)
 
-    def first_outside(self, buffer: Buffer) -> tuple[int, int] | None:
+    def first_outside(self, buffer: TensorBuffer) -> tuple[int, int] | None:
         """Find the first element of a contiguous tensor that is out of range. Returns its offset and value, or None."""
         outside = self._range.first_outside(buffer.address + self.offset * self.itemsize)
         return None if outside is None else (self.offset + outside[0], outside[1])

@@ -81,7 +81,7 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CollectiveProgress:
     """The number of collectives that a rank has started on a communicator, and the peers of the current one."""
 
     sequence: int
@@ -146,7 +146,7 @@ def verdict_key(communicator: str) -> str:
 
 @dataclass(frozen=True)
 class _Watched:
-    progress: Callable[[], Progress]
+    progress: Callable[[], CollectiveProgress]
     on_verdict: Callable[[Verdict], None]
 
 
@@ -176,7 +176,9 @@ class Heartbeat:
         self._publish()
         self._thread.start()
 
-    def watch(self, communicator: str, progress: Callable[[], Progress], on_verdict: Callable[[Verdict], None]) -> None:
+    def watch(
+        self, communicator: str, progress: Callable[[], CollectiveProgress], on_verdict: Callable[[Verdict], None]
+    ) -> None:
         """Publish a communicator's progress too, and call ``on_verdict`` once when there is a verdict about it.
 
         Both functions are called in the heartbeat's thread, but not after ``unwatch`` has returned.
@@ -264,7 +266,7 @@ def blame(
     communicator: str,
     rank: int,
     world_size: int,
-    progress: Progress,
+    progress: CollectiveProgress,
     host: int,
     first: int = 0,
     waits: bool = True,
@@ -283,7 +285,7 @@ def blame(
         The communicator's name.
     rank, world_size: int
         This rank, and the number of ranks.
-    progress: Progress
+    progress: CollectiveProgress
         This rank's progress, with the ranks of the collective that failed.
     host: int
         The rank that hosts the store, negative if it is in another group.
@@ -324,7 +326,13 @@ def _earlier_verdict(store: Store, key: str) -> Verdict | None:
 
 
 def _search(
-    store: Store, communicator: str, rank: int, world_size: int, progress: Progress, first_rank: int, waits: bool
+    store: Store,
+    communicator: str,
+    rank: int,
+    world_size: int,
+    progress: CollectiveProgress,
+    first_rank: int,
+    waits: bool,
 ) -> Verdict:
     def named(ranks: list[int]) -> str:
         return _ranks([first_rank + other for other in ranks])

@@ -17,13 +17,13 @@ from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.process import resident_bytes
 from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
-from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.program import StageProgram
 from hidet_dist.runtime.runner import Runner, StageRunner
 from hidet_dist.runtime.states import States
 from hidet_dist.spec.interface import Interface
 
 if TYPE_CHECKING:
-    from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
+    from hidet_dist.runtime.pipeline.program import PipelinedProgram, StepInterval
 
 _NANOSECONDS = 1e9  # per second
 
@@ -47,7 +47,7 @@ class LoadedProgram:
         The number of that stage.
     ranks: tuple of int
         This rank, and the number of ranks.
-    program: Program
+    program: StageProgram
         The stage's program.
     pipelined: PipelinedProgram or None
         The stage as a part of its pipeline; None without one.
@@ -68,7 +68,7 @@ class LoadedProgram:
         stage: StageManifest,
         stage_number: int,
         ranks: tuple[int, int],
-        program: Program,
+        program: StageProgram,
         pipelined: PipelinedProgram | None,
         calls: Calls,
         communicators: tuple[Communicator, Communicator],
@@ -168,9 +168,9 @@ class LoadedProgram:
     @numbered
     def _begin_stream(self, number: int, pipelined: PipelinedProgram, batches: Iterable[Any]) -> Iterator[Any]:
         self._calls.make(number, Purpose.STREAM, lambda: (None, {}), lambda _: pipelined.begin(number), self._number)
-        from hidet_dist.runtime.pipeline.stream import Stream
+        from hidet_dist.runtime.pipeline.stream import ResultStream
 
-        return Stream(pipelined, self._calls, batches, self._end_stream)
+        return ResultStream(pipelined, self._calls, batches, self._end_stream)
 
     @numbered
     def _end_stream(self, number: int) -> None:
@@ -302,14 +302,14 @@ class LoadedProgram:
         _, times = self._execute(number, prepare, Purpose.RUN, record=True, keeps_states=True)
         end = time.perf_counter_ns()
         assert times is not None
-        from hidet_dist.runtime.pipeline.program import Interval
+        from hidet_dist.runtime.pipeline.program import StepInterval
 
         launches = [
             (self.stage.kernels[launch.kernel], launch.kernel, launch.output, launch.communication)
             for launch in self.stage.launches
         ]
         known: list[tuple[tuple[str, int, str, str], int, int]] = []
-        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, kernels=times)]:
+        for interval in times if isinstance(times, list) else [StepInterval("run", 0, begin, end, kernels=times)]:
             if interval.kernels is None:
                 known.append((self._message(interval.name), interval.begin, interval.end))
             else:
@@ -352,14 +352,14 @@ class LoadedProgram:
         record: bool = False,
         keeps_states: bool = False,
         agreed: bool = False,
-    ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
+    ) -> tuple[list[Any], np.ndarray | list[StepInterval] | None]:
         """Make a call. Returns the outputs and, with ``record``, the times of its kernels or of a pipeline's steps.
 
         With ``keeps_states`` it finds states of zeros, and leaves the states as they are. With ``agreed`` the ranks
         have agreed to it.
         """
 
-        def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
+        def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[StepInterval] | None]:
             with self._states.aside(self._communicator.give_up) if keeps_states else self._writing_states(number):
                 return self._runner.run(prepared, number, record)
 

@@ -24,9 +24,9 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.arrays import Arrays, HostArrays
 from hidet_dist.runtime.recycling import LEAST_BYTES, Recycler, aligned
-from hidet_dist.runtime.tensors import HIDET, Buffer, host_tensor
+from hidet_dist.runtime.tensors import HIDET, TensorBuffer, host_tensor
 from hidet_dist.weights import header
-from hidet_dist.weights.header import Place
+from hidet_dist.weights.header import LocatedTensor
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
@@ -56,10 +56,10 @@ class Memory(Protocol):
     def active(self) -> AbstractContextManager[None]:
         """Make the context in which this thread can launch kernels."""
 
-    def packed(self, buffer: Buffer, what: str) -> Buffer:
+    def packed(self, buffer: TensorBuffer, what: str) -> TensorBuffer:
         """Return a contiguous tensor: ``buffer`` or a copy. Raises InputError about ``what`` where it cannot."""
 
-    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, places: Mapping[str, LocatedTensor]) -> dict[str, int]:
         """Load a file's tensors; return their addresses by name. Takes over the file's descriptor."""
 
     def check(self) -> None:
@@ -87,13 +87,13 @@ class Memory(Protocol):
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
         """Make an uninitialized tensor on a DLPack device. ``kind`` is its library, which must have the dtype."""
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
+    def zeros(self, shape: Sequence[int], dtype: str) -> TensorBuffer:
         """Make a buffer of zeros."""
 
-    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+    def stage(self, inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]) -> list[int]:
         """Return the addresses at which kernels read inputs and write outputs, within :meth:`active`."""
 
-    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+    def deliver(self, outputs: Sequence[TensorBuffer], addresses: Sequence[int]) -> None:
         """Copy outputs from these addresses to their tensors, once they are computed."""
 
     def wait(self, communicator: Communicator) -> None:
@@ -146,7 +146,7 @@ class HostMemory:
         """Tell whether a tensor on this DLPack device is in the host's memory, pinned or not."""
         return device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
-    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, places: Mapping[str, LocatedTensor]) -> dict[str, int]:
         """Map a safetensors file, and take over its descriptor. Pages are read when kernels read them.
 
         Raises
@@ -205,7 +205,7 @@ class HostMemory:
         """Return an empty context: kernels on the host need none."""
         return nullcontext()
 
-    def packed(self, buffer: Buffer, what: str) -> Buffer:
+    def packed(self, buffer: TensorBuffer, what: str) -> TensorBuffer:
         """Return the tensor if it is contiguous, or else a contiguous copy."""
         return buffer.packed()
 
@@ -215,15 +215,15 @@ class HostMemory:
         memory = self._results.take(nbytes) if nbytes >= LEAST_BYTES and kind != HIDET else None
         return host_tensor(kind, shape, dtype, memory)
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
+    def zeros(self, shape: Sequence[int], dtype: str) -> TensorBuffer:
         """Make a buffer of zeros."""
         return host_zeros(shape, dtype)
 
-    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+    def stage(self, inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]) -> list[int]:
         """Return the addresses of inputs and outputs, which kernels use in place."""
         return [buffer.address for buffer in (*inputs, *outputs)]
 
-    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+    def deliver(self, outputs: Sequence[TensorBuffer], addresses: Sequence[int]) -> None:
         """Do nothing: kernels write outputs in place."""
 
     def wait(self, communicator: Communicator) -> None:
@@ -254,11 +254,11 @@ class HostMemory:
         self._close()
 
 
-def host_zeros(shape: Sequence[int], dtype: str) -> Buffer:
+def host_zeros(shape: Sequence[int], dtype: str) -> TensorBuffer:
     """Make a buffer of zeros in host memory."""
     memory = np.zeros(math.prod(shape) * dtype_bytes(dtype), np.uint8)
     address = memory.ctypes.data
-    return Buffer(address, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
+    return TensorBuffer(address, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
 
 
 def dtype_bytes(dtype: str) -> int:

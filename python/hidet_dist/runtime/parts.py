@@ -14,15 +14,15 @@ from hidet_dist.artifacts.manifest import COORDINATE, StageManifest, StateSignat
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.device import Device, RankPart
+from hidet_dist.runtime.device import RankDevice, RankPart
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.processor import check_features
-from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.program import StageProgram
 from hidet_dist.runtime.states import States
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import device_kind
-from hidet_dist.weights.header import Layout
+from hidet_dist.weights.header import StoredLayout
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
 
@@ -56,7 +56,7 @@ class LoadedParts:
         The number of the rank's stage, in all programs.
     ranks: range
         The ranks of that stage.
-    device: Device
+    device: RankDevice
         The rank's device.
     states: States
         The states of all programs.
@@ -82,7 +82,7 @@ class LoadedParts:
         self._libraries = Libraries()
         self._launchers: list[Launcher] = []
         stages = [program.stages[self.stage_number].at(self._group_rank) for program in manifest.programs]
-        self.device: Device = device_kind(manifest.target).open(manifest, stages[0], rank)
+        self.device: RankDevice = device_kind(manifest.target).open(manifest, stages[0], rank)
         self.states = States((), {}, self.device.memory)
         try:
             self._load(artifacts, rank, stages)
@@ -149,7 +149,7 @@ class LoadedParts:
                     f"launcher needs {launcher.workspaces()}. Build the artifacts again."
                 )
             with _lock_of(stages):
-                program = Program(stage, launcher, memory, runtime, stage.part_sizes(self._group_rank))
+                program = StageProgram(stage, launcher, memory, runtime, stage.part_sizes(self._group_rank))
             self.parts.append(RankPart(stage, launcher, kernels, program))
 
     def _load_weights(
@@ -157,10 +157,10 @@ class LoadedParts:
         artifacts: OpenedArtifacts,
         rank: int,
         stages: Sequence[StageManifest],
-        layouts: Sequence[Mapping[str, Layout]],
+        layouts: Sequence[Mapping[str, StoredLayout]],
     ) -> dict[str, int]:
         """Load the rank's storage, which has each weight once; return the addresses by name."""
-        held: dict[str, Layout] = {}
+        held: dict[str, StoredLayout] = {}
         for place, (stage, of_stage) in enumerate(zip(stages, layouts, strict=True)):
             for name, layout in of_stage.items():
                 if name not in stage.constants and held.setdefault(name, layout) != layout:
@@ -175,7 +175,7 @@ class LoadedParts:
         return self.device.memory.load(file, places)
 
     def _load_constants(
-        self, artifacts: OpenedArtifacts, stage: StageManifest, layouts: Mapping[str, Layout]
+        self, artifacts: OpenedArtifacts, stage: StageManifest, layouts: Mapping[str, StoredLayout]
     ) -> dict[str, int]:
         """Load the constants of a program, which all of its ranks have; return their addresses by name."""
         if not stage.constants:

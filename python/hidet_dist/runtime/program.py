@@ -12,16 +12,16 @@ import numpy as np
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.errors import HidetDistError, InputError
 from hidet_dist.runtime import dlpack
-from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.arguments import CallSignature
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.kept import Kept
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.memory import Memory
-from hidet_dist.runtime.tensors import Buffer
+from hidet_dist.runtime.tensors import TensorBuffer
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that is ready to be launched.
 
     Attributes
@@ -33,9 +33,9 @@ class Prepared:
     """
 
     sizes: tuple[int, ...]
-    inputs: Sequence[Buffer]
+    inputs: Sequence[TensorBuffer]
     results: list[Any]
-    outputs: Sequence[Buffer]
+    outputs: Sequence[TensorBuffer]
     addresses: list[int]
 
 
@@ -49,7 +49,7 @@ def with_planned(planned: Mapping[str, int], sizes: Mapping[str, int]) -> dict[s
     return {**planned, **sizes}
 
 
-class Program:
+class StageProgram:
     """One stage's program on one rank.
 
     hidet's runtime has one table of symbolic dims' sizes per process. Preparing a run writes it, and the run reads it,
@@ -83,7 +83,7 @@ class Program:
         self._memory = memory
         self._runtime = runtime
         self._parts = dict(parts or {})
-        self._signature = Signature(stage, memory)
+        self._signature = CallSignature(stage, memory)
         # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
         self._shapes: Kept[tuple[int, ...], list[tuple[int, ...]]] = Kept()
         self._workspaces: Kept[tuple[int, ...], int] = Kept()
@@ -92,7 +92,7 @@ class Program:
             self._reserve_workspace({})
         self.check_runtime()
 
-    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Prepared, Mapping[str, int]]:
+    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[PreparedRun, Mapping[str, int]]:
         """Check and place the inputs and outputs of a run, and allocate memory for its activations.
 
         Parameters
@@ -128,7 +128,7 @@ class Program:
             results, buffers = list(outputs), signature.outputs(outputs, shapes, arguments)
         return self._placed(sizes, arguments, results, buffers), sizes
 
-    def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[Prepared, Mapping[str, int]]:
+    def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedRun, Mapping[str, int]]:
         """Prepare a run on zeros whose outputs are discarded.
 
         ``sizes`` has global sizes of symbolic dims, by name; the others have the sizes that the plan was made for.
@@ -146,13 +146,15 @@ class Program:
         """Return the outputs' shapes at these sizes of local symbols. Raises InputError if one of them is empty."""
         return self._checked_shapes(sizes)
 
-    def place(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], sizes: Mapping[str, int]) -> Prepared:
+    def place(
+        self, inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer], sizes: Mapping[str, int]
+    ) -> PreparedRun:
         """Prepare a run on tensors that are known to fit the program at these ``sizes`` of local symbols."""
         self._shapes_at(sizes)
         return self._placed(sizes, inputs, [], outputs)
 
     def run(
-        self, prepared: Prepared, communicator: Communicator, record: bool = False
+        self, prepared: PreparedRun, communicator: Communicator, record: bool = False
     ) -> tuple[list[Any], np.ndarray | None]:
         """Make a run. Returns the outputs, and with ``record`` the times of kernels: int64[launches, 2], in ns.
 
@@ -184,10 +186,14 @@ class Program:
             raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
 
     def _placed(
-        self, sizes: Mapping[str, int], arguments: Sequence[Buffer], results: list[Any], outputs: Sequence[Buffer]
-    ) -> Prepared:
+        self,
+        sizes: Mapping[str, int],
+        arguments: Sequence[TensorBuffer],
+        results: list[Any],
+        outputs: Sequence[TensorBuffer],
+    ) -> PreparedRun:
         self._reserve_workspace(sizes)  # another program of the rank may have made room for more since
-        return Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
+        return PreparedRun(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
 
     def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """Return the outputs' shapes, as :meth:`_shapes_at`. Raises InputError if one of them would be empty."""

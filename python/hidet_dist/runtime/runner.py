@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.program import Prepared, Program
+from hidet_dist.runtime.program import PreparedRun, StageProgram
 
 if TYPE_CHECKING:
-    from hidet_dist.runtime.pipeline.program import Interval
+    from hidet_dist.runtime.pipeline.program import StepInterval
 
 
 class Runner(Protocol):
@@ -29,7 +29,7 @@ class Runner(Protocol):
 
     def run(
         self, prepared: Any, number: int, record: bool = False
-    ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
+    ) -> tuple[list[Any], np.ndarray | list[StepInterval] | None]:
         """Make call ``number``; return the outputs and, with ``record``, the times of kernels or of steps."""
 
 
@@ -38,7 +38,7 @@ class StageRunner:
 
     Parameters
     ----------
-    program: Program
+    program: StageProgram
         The program.
     own: Communicator
         The communicator of the stage's ranks, which kernels use.
@@ -48,13 +48,13 @@ class StageRunner:
 
     gives_results = True
 
-    def __init__(self, program: Program, own: Communicator, communicator: Communicator):
+    def __init__(self, program: StageProgram, own: Communicator, communicator: Communicator):
         self.prepare = program.prepare
         self.prepare_zeros = program.prepare_zeros
         self._program = program
         self._own, self._communicator = own, communicator
 
-    def run(self, prepared: Prepared, number: int, record: bool = False) -> tuple[list[Any], np.ndarray | None]:
+    def run(self, prepared: PreparedRun, number: int, record: bool = False) -> tuple[list[Any], np.ndarray | None]:
         """Make call ``number``; return the outputs and, with ``record``, the times of kernels."""
         if self._own is not self._communicator:
             self._own.begin_call(number)

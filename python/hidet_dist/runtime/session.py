@@ -23,7 +23,7 @@ from hidet_dist.targets import DEFAULT_TARGET
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
 
-class _Session:
+class _ProcessSession:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.rendezvous: Rendezvous | None = None
@@ -62,7 +62,7 @@ class _Session:
             self.rendezvous.abandon()
 
 
-_session: _Session | None = None
+_session: _ProcessSession | None = None
 
 
 def init(
@@ -107,7 +107,7 @@ def start(settings: Settings) -> None:
     global _session  # noqa: PLW0603 - one process is one rank: this is process-wide by nature
     if _session is not None:
         raise ConfigError("init was called before: call shutdown first")
-    _session = _Session(settings)
+    _session = _ProcessSession(settings)
 
 
 @atexit.register
@@ -150,7 +150,7 @@ def meet() -> None:
         Where the ranks do not all come.
     """
     global _session  # noqa: PLW0603
-    _session = _Session(resolve_settings()) if _session is None else _session
+    _session = _ProcessSession(resolve_settings()) if _session is None else _session
     if _session.settings.world_size > 1:
         _session.meet()
 
@@ -230,7 +230,7 @@ def communicator_for(
         Where the connection to the rendezvous store is lost.
     """
     global _session  # noqa: PLW0603
-    session = _Session(resolve_settings()) if _session is None else _session
+    session = _ProcessSession(resolve_settings()) if _session is None else _session
     settings = session.settings
     devices = math.prod(mesh_shape)
     ranks = range(settings.world_size) if first_rank is None else range(first_rank, first_rank + devices)

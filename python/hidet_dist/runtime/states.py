@@ -12,7 +12,7 @@ import numpy as np
 from hidet_dist.artifacts.manifest import StateSignature
 from hidet_dist.errors import InputError
 from hidet_dist.runtime.memory import Memory, dtype_bytes
-from hidet_dist.runtime.tensors import NUMPY, TORCH, Buffer, buffer_of, has_dtype, host_tensor
+from hidet_dist.runtime.tensors import NUMPY, TORCH, TensorBuffer, buffer_of, has_dtype, host_tensor
 
 
 class States:
@@ -128,7 +128,7 @@ class States:
             self._memory.copy(buffer_of(copy, name).address, self._held[name], self._nbytes[name])
         return saved
 
-    def checked(self, values: Mapping[str, Any]) -> dict[str, Buffer]:
+    def checked(self, values: Mapping[str, Any]) -> dict[str, TensorBuffer]:
         """Return the memory of values for some states, by name.
 
         Raises
@@ -153,7 +153,7 @@ class States:
             buffers[name] = self._memory.packed(buffer, what)
         return buffers
 
-    def load(self, buffers: Mapping[str, Buffer]) -> None:
+    def load(self, buffers: Mapping[str, TensorBuffer]) -> None:
         """Give states values that :meth:`checked` returned; the others stay as they are."""
         self._are_initial = False
         for name, buffer in buffers.items():

@@ -12,10 +12,10 @@ from hidet_dist.errors import ArtifactError, WeightsError
 from hidet_dist.limits import MOST_HEADER_BYTES
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.weights import header
-from hidet_dist.weights.header import Layout, Place
+from hidet_dist.weights.header import LocatedTensor, StoredLayout
 
 
-def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Place]:
+def places_in(file: VerifiedFile, layouts: Mapping[str, StoredLayout]) -> dict[str, LocatedTensor]:
     """Locate each tensor, in bytes, in a safetensors file that holds exactly these tensors.
 
     The layouts determine the header and the size of the file. The positions are computed from them, and the file's
@@ -36,7 +36,7 @@ def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Pl
     return {name: places[name] for name in layouts}
 
 
-def check_coordinate(file: VerifiedFile, place: Place, coordinate: Sequence[int]) -> None:
+def check_coordinate(file: VerifiedFile, place: LocatedTensor, coordinate: Sequence[int]) -> None:
     """Raise ArtifactError if the coordinate in a rank's file differs from the rank's."""
     data = os.pread(file.descriptor, place.nbytes, place.begin)
     stored = tuple(np.frombuffer(data, np.int32).tolist())
@@ -47,7 +47,7 @@ def check_coordinate(file: VerifiedFile, place: Place, coordinate: Sequence[int]
         )
 
 
-def _difference(file: VerifiedFile, expected: Mapping[str, Place]) -> str:
+def _difference(file: VerifiedFile, expected: Mapping[str, LocatedTensor]) -> str:
     length = int.from_bytes(os.pread(file.descriptor, header.LENGTH_BYTES, 0), "little")
     try:
         text = os.pread(file.descriptor, min(length, MOST_HEADER_BYTES), header.LENGTH_BYTES)
@@ -63,5 +63,5 @@ def _difference(file: VerifiedFile, expected: Mapping[str, Place]) -> str:
     return f"it also has {others}" if others else "its header is not formatted as builds format it"
 
 
-def _text(place: Place) -> str:
+def _text(place: LocatedTensor) -> str:
     return f"{place.dtype}{list(place.shape)} at byte {place.begin}"

@@ -23,7 +23,7 @@ NUMPY, TORCH, HIDET = "numpy", "torch", "hidet"
 
 
 @dataclass(frozen=True)
-class Buffer:
+class TensorBuffer:
     """A tensor in memory.
 
     Attributes
@@ -52,7 +52,7 @@ class Buffer:
     strides: tuple[int, ...] = ()
     negated: bool = False
 
-    def packed(self) -> Buffer:
+    def packed(self) -> TensorBuffer:
         """Return the tensor if it is contiguous in host memory, or else a copy that is."""
         if self.contiguous:
             return self
@@ -64,11 +64,11 @@ class Buffer:
         memory = (ctypes.c_char * (high - low)).from_address(self.address + low)
         view = np.ndarray(self.shape, np.dtype((np.void, itemsize)), memoryview(memory), -low, self.strides)
         copy = view.copy(order="C")
-        return Buffer(
+        return TensorBuffer(
             copy.ctypes.data, self.shape, self.dtype, self.nbytes, True, (dlpack.CPU, 0), False, (copy, self.owner)
         )
 
-    def overlaps(self, other: Buffer) -> bool:
+    def overlaps(self, other: TensorBuffer) -> bool:
         """Tell whether two contiguous tensors share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
@@ -82,7 +82,7 @@ def kind_of(x: Any) -> str:
     return NUMPY
 
 
-def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
+def buffer_of(x: Any, what: str, to_write: bool = False) -> TensorBuffer:
     """Describe the memory of a tensor, without copying it.
 
     Parameters
@@ -102,7 +102,7 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
     if isinstance(x, np.ndarray):
         flags = x.flags
         contiguous = flags.c_contiguous and flags.aligned
-        return Buffer(
+        return TensorBuffer(
             x.ctypes.data,
             x.shape,
             _numpy_name(x.dtype),
@@ -143,7 +143,7 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
         or 0 in shape
         or all(n == 1 or a == b for n, a, b in zip(shape, export.strides, expected, strict=True))
     )
-    return Buffer(
+    return TensorBuffer(
         export.address,
         shape,
         export.dtype,

@@ -26,7 +26,7 @@ from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.formulation.formulate import Formulation
@@ -100,7 +100,9 @@ class OverlapSearch:
                 try:
                     kept = Presolve(discounted).reduce(kept, prices, options.limits).kept
                     tables = Tables(options.limits)
-                    choices = eliminate(Instance(discounted, kept, tables, prices), options.solver_gap / 4).choices
+                    choices = eliminate(
+                        EliminationInstance(discounted, kept, tables, prices), options.solver_gap / 4
+                    ).choices
                 except (TooWide, OutOfTimeError):
                     break
             if choices in seen or max(held_bytes(problem, groups, choices)) > problem.budget:

@@ -37,7 +37,7 @@ def placements(spec: TensorShardSpec) -> Placements:
 
 
 @dataclass
-class _Known:
+class _KnownPlacements:
     """The placements of a tensor so far; none may be added if ``fixed``, and only those of ``options``, if given."""
 
     placed: dict[int, int]
@@ -73,10 +73,10 @@ class _Propagation:
         self.limits = limits
         self.view = view
         self.formulation = formulation
-        self.known: dict[str, _Known] = {}
-        self.delivered: list[_Known] = []  # placements of graph outputs as they are delivered
+        self.known: dict[str, _KnownPlacements] = {}
+        self.delivered: list[_KnownPlacements] = []  # placements of graph outputs as they are delivered
         for name in view.tensors:
-            self.known[name] = _Known({}, view.nbytes(name))
+            self.known[name] = _KnownPlacements({}, view.nbytes(name))
         stored = zip((*view.weights, *view.inputs), (*formulation.weight_specs, *formulation.inputs), strict=True)
         for name, specs in stored:
             self.known[name] = self._boundary(name, specs)
@@ -90,11 +90,11 @@ class _Propagation:
         self.best: dict[Hashable, int] = {}
         self.picks = [0] * len(view.operators)
 
-    def _boundary(self, name: str, specs: Sequence[TensorShardSpec]) -> _Known:
+    def _boundary(self, name: str, specs: Sequence[TensorShardSpec]) -> _KnownPlacements:
         """Collect the placements that all ``specs`` of a graph input, output or weight have in common."""
         options = [frozenset(placements(spec)) for spec in specs]
         common = options[0].intersection(*options)
-        return _Known(dict(sorted(common)), self.view.nbytes(name), len(specs) == 1, options)
+        return _KnownPlacements(dict(sorted(common)), self.view.nbytes(name), len(specs) == 1, options)
 
     def run(self) -> tuple[int, ...]:
         count = len(self.view.operators)
@@ -140,7 +140,9 @@ class _Propagation:
         op = self.view.operators[number]
         return [self.view.names[x] for x in (*op.inputs, *op.outputs)]
 
-    def _choose(self, number: int, choice_placements: list[tuple[Placements, ...]], known: list[_Known]) -> int:
+    def _choose(
+        self, number: int, choice_placements: list[tuple[Placements, ...]], known: list[_KnownPlacements]
+    ) -> int:
         costs = self.formulation.problem.cost[number]
 
         def rank(k: int) -> tuple[int, int, int, float, int]:
@@ -180,7 +182,7 @@ class _Propagation:
             for name, specs in zip(self.view.states, self.formulation.states, strict=True)
         ]
 
-    def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:
+    def _nearest(self, specs: Sequence[TensorShardSpec], known: _KnownPlacements) -> int:
         """Select the spec that drops the fewest of the placements, and then adds the fewest."""
 
         def rank(k: int) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.formulation.devices import DeviceHeld
 from hidet_dist.search.formulation.formulate import Formulation
@@ -23,14 +23,14 @@ from hidet_dist.search.problem.prices import Prices
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.plan import ConversionPlan
-from hidet_dist.spec.report import Incumbent, Row, RunnerUp, Saving, SearchReport, StepTaken, Traffic
+from hidet_dist.spec.report import Incumbent, PlanRow, RunnerUp, Saving, SearchReport, StepTaken, Traffic
 from hidet_dist.view import GraphView
 
 _Numbers = npt.NDArray[np.int64]
 _Seconds = npt.NDArray[np.float64]
 
 
-class Known(NamedTuple):
+class KnownIncumbent(NamedTuple):
     """An incumbent: its choices and seconds, and the lower bound and the elapsed seconds at its time."""
 
     choices: tuple[int, ...]
@@ -46,7 +46,7 @@ class Incumbents:
     Those between two that differ little are left out: each one is written down as a plan for the report.
     """
 
-    known: list[Known] = field(default_factory=list)
+    known: list[KnownIncumbent] = field(default_factory=list)
 
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
         """Record a better plan, or a better bound for the last one."""
@@ -54,7 +54,7 @@ class Incumbents:
         repeated = bool(self.known) and self.known[-1].choices == picks
         if repeated or (len(self.known) > 1 and seconds > self.known[-2].seconds * (1 - tuning.INCUMBENT_GAP)):
             self.known.pop()
-        self.known.append(Known(picks, seconds, min(bound, seconds), elapsed))
+        self.known.append(KnownIncumbent(picks, seconds, min(bound, seconds), elapsed))
 
 
 def write_report(
@@ -62,7 +62,7 @@ def write_report(
     formulation: Formulation,
     stage: StagePlan,
     picks: Sequence[int],
-    incumbents: Sequence[tuple[Known, StagePlan]],
+    incumbents: Sequence[tuple[KnownIncumbent, StagePlan]],
     mode: str,
     bound_seconds: float,
     gap: float,
@@ -107,7 +107,7 @@ class Alternatives:
         try:
             limits.check()
             every = [list(range(len(costs))) for costs in problem.cost]
-            self.least = marginals(Instance(problem, every, Tables(limits), free))
+            self.least = marginals(EliminationInstance(problem, every, Tables(limits), free))
         except OutOfTimeError:
             self.least = None
         self.alone = _alone(problem, picks)
@@ -329,9 +329,9 @@ def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
     return spec_of
 
 
-def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumbent, ...]:
+def _incumbents(incumbents: Sequence[tuple[KnownIncumbent, StagePlan]]) -> tuple[Incumbent, ...]:
     result = []
-    before: dict[int, tuple[Row, ...]] = {}
+    before: dict[int, tuple[PlanRow, ...]] = {}
     written: dict[tuple[TensorShardSpec, ...], str] = {}  # equal layers of all plans have few specs
     for known, stage in incumbents:
         rows = _rows(stage, written)
@@ -341,7 +341,7 @@ def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumben
     return tuple(result)
 
 
-def _rows(stage: StagePlan, written: dict[tuple[TensorShardSpec, ...], str]) -> dict[int, tuple[Row, ...]]:
+def _rows(stage: StagePlan, written: dict[tuple[TensorShardSpec, ...], str]) -> dict[int, tuple[PlanRow, ...]]:
     """Make the plan's table by operator number, as the Slapo autosharder prints it: operator, then its conversions.
 
     ``written`` are specs that were written out already.
@@ -352,11 +352,13 @@ def _rows(stage: StagePlan, written: dict[tuple[TensorShardSpec, ...], str]) -> 
             written[specs] = " x ".join(map(str, specs))
         return written[specs]
 
-    rows: dict[int, tuple[Row, ...]] = {}
+    rows: dict[int, tuple[PlanRow, ...]] = {}
     for op in stage.operators:
         ins, outs = joined(op.spec.in_specs), joined(op.spec.out_specs)
-        lines = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
-        lines += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
+        lines = [PlanRow(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
+        lines += [PlanRow(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
         rows[op.index] = tuple(lines)
-    rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_conversions)
+    rows[len(rows)] = tuple(
+        PlanRow("output", str(c.source), str(c.target), c.seconds) for c in stage.output_conversions
+    )
     return rows

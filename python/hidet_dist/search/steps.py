@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """A step: what it does, and when it is taken. A ``needed`` one is part of every search."""
 
     does: str
@@ -28,32 +28,42 @@ class Step:
     needed: bool = False
 
 
-STEPS: dict[str, Step] = {
-    "elimination": Step("the best plan without activations, and its bound", "always", needed=True),
-    "multipliers": Step(
+STEPS: dict[str, SearchStep] = {
+    "elimination": SearchStep("the best plan without activations, and its bound", "always", needed=True),
+    "multipliers": SearchStep(
         "multipliers of the points' bytes: the best bound, and plans on the way",
         "the plan so far exceeds the budget",
         needed=True,
     ),
-    "unfit-choices": Step("drop choices with which every plan exceeds the budget at a point", "within multipliers"),
-    "joint-peaks": Step("one multiplier for near points", "within multipliers, on graphs that are not wide"),
-    "combination": Step("combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"),
-    "frontiers": Step("list all partial plans below a limit, which is raised", "after combination"),
-    "least-memory": Step("the plan of least memory, or a refusal", "no plan fits so far", needed=True),
-    "recombination": Step(
+    "unfit-choices": SearchStep(
+        "drop choices with which every plan exceeds the budget at a point", "within multipliers"
+    ),
+    "joint-peaks": SearchStep("one multiplier for near points", "within multipliers, on graphs that are not wide"),
+    "combination": SearchStep(
+        "combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"
+    ),
+    "frontiers": SearchStep("list all partial plans below a limit, which is raised", "after combination"),
+    "least-memory": SearchStep("the plan of least memory, or a refusal", "no plan fits so far", needed=True),
+    "recombination": SearchStep(
         "an integer program over the choices of known plans", "graphs that are not wide, and the end"
     ),
-    "joining": Step("join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"),
-    "filling": Step(
+    "joining": SearchStep(
+        "join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"
+    ),
+    "filling": SearchStep(
         "plan windows of operators again within the budget", "after joining, and after frontiers; not on wide graphs"
     ),
-    "narrowing": Step(
+    "narrowing": SearchStep(
         "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"
     ),
-    "parts": Step("branch and bound: divide plans by resident bytes and choices", "wide graphs; else a gap of twice"),
-    "integer-program": Step("decide among the choices that are left", "they are few, or the gap is large"),
-    "wide-graph": Step("the pairwise solver, in place of the rest", "graphs too wide for elimination", needed=True),
-    "descent": Step("improve the best plan by one choice at a time", "the end"),
+    "parts": SearchStep(
+        "branch and bound: divide plans by resident bytes and choices", "wide graphs; else a gap of twice"
+    ),
+    "integer-program": SearchStep("decide among the choices that are left", "they are few, or the gap is large"),
+    "wide-graph": SearchStep(
+        "the pairwise solver, in place of the rest", "graphs too wide for elimination", needed=True
+    ),
+    "descent": SearchStep("improve the best plan by one choice at a time", "the end"),
 }
 """The steps, in the order in which they begin."""
 

@@ -144,7 +144,7 @@ def check_specs(
     expected = evaluate(definition_of(op), inputs)
     failures = []
     partials: dict[Any, list[list[Array]]] = {}
-    programs: dict[Any, _Program] = {}
+    programs: dict[Any, _DeviceProgram] = {}
     for spec in specs:
         try:
             # Choices that differ only in their reduce functions share partial results.
@@ -160,7 +160,7 @@ def check_specs(
 
 
 @dataclass(frozen=True)
-class _Program:
+class _DeviceProgram:
     """The program of a device: operators in order, from its shards and its coordinate to its outputs."""
 
     inputs: tuple[Tensor, ...]
@@ -176,7 +176,7 @@ class _Program:
         return [values[y] for y in self.outputs]
 
 
-def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
+def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _DeviceProgram:
     op = rule.op
     shards = [
         part_shape(shape_of(x), tensor_spec, mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)
@@ -192,7 +192,7 @@ def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
         operators.append((operands[number].op, operands[number].op.task))
     outputs = localize(op, operands, spec.in_specs, out_shapes, mesh, lambda: coordinate)
     operators.append((outputs[0].op, definition_of(outputs[0].op)))
-    return _Program(tuple(symbols), coordinate, tuple(operators), tuple(outputs))
+    return _DeviceProgram(tuple(symbols), coordinate, tuple(operators), tuple(outputs))
 
 
 def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> Array:
@@ -209,7 +209,7 @@ def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Se
 
 
 def _run_ranks(
-    rule: Rule, mesh: DeviceMesh, spec: OpShardSpec, inputs: Sequence[Array], programs: dict[Any, _Program]
+    rule: Rule, mesh: DeviceMesh, spec: OpShardSpec, inputs: Sequence[Array], programs: dict[Any, _DeviceProgram]
 ) -> list[list[Array]]:
     """Compute the partial outputs of every rank; ``programs`` caches local programs by shapes."""
     op = rule.op

@@ -14,7 +14,7 @@ import numpy as np
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program, partition_graph
-from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch
+from hidet_dist.partitioning.micro_batches import MicroBatchGraph, batch_dims, micro_batch
 from hidet_dist.partitioning.stages import Cut, cut_graph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.plans import Array, Rng, evaluate_shards, random_stage
@@ -68,10 +68,10 @@ class Cuttable:
 
     def __init__(self, graph: NormalGraph):
         self.graph = graph
-        self._batches: dict[int, MicroBatch] = {}
+        self._batches: dict[int, MicroBatchGraph] = {}
         self._tables: dict[DeviceMesh, RuleTable] = {}
 
-    def micro_batch(self, count: int) -> MicroBatch:
+    def micro_batch(self, count: int) -> MicroBatchGraph:
         """Return the graph of one of ``count`` micro-batches; the whole graph if it mixes elements of the batch."""
         if count not in self._batches:
             try:
@@ -86,7 +86,7 @@ class Cuttable:
         return self._tables.setdefault(mesh, RuleTable(mesh, like))
 
 
-def random_micro_batch(cuttable: Cuttable, rng: Rng) -> MicroBatch:
+def random_micro_batch(cuttable: Cuttable, rng: Rng) -> MicroBatchGraph:
     """Make the graph of a micro-batch, for a random number of micro-batches into which the batch can be split."""
     graph = cuttable.graph
     dims = batch_dims(graph)

@@ -36,7 +36,7 @@ GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
 
 
 @dataclass
-class Result:
+class CheckResult:
     """The result of checking one operator class or graph: a line to print, counts, and failures."""
 
     line: str
@@ -52,10 +52,10 @@ def difference_of(check: Callable[P, str], *args: P.args, **kwargs: P.kwargs) ->
         return f"the check failed.\n{traceback.format_exc()}"
 
 
-def check_class(number: int, instances: int, seed: int) -> Result:
+def check_class(number: int, instances: int, seed: int) -> CheckResult:
     """Check every choice of random instances of operator class ``number`` on all meshes, and in random parts."""
     cls = list(MAKERS)[number]
-    result = Result("", Counter(operators=1))
+    result = CheckResult("", Counter(operators=1))
     for repeat in range(instances):
         rng = np.random.default_rng((seed, number, repeat))
         sample = instance(cls, rng)
@@ -74,7 +74,7 @@ def check_class(number: int, instances: int, seed: int) -> Result:
     return result
 
 
-def check_graph(name: str, plans: int, seed: int) -> Result:
+def check_graph(name: str, plans: int, seed: int) -> CheckResult:
     """Check random plans of a graph, on all meshes in turn, on those of ``PART_MESHES`` in random parts."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
     traced = GRAPHS[name](rng)
@@ -87,7 +87,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     extents = _extents(view, shared)
     for mesh in map(DeviceMesh, PART_MESHES):
         tables[mesh.shape] = RuleTable(mesh, shared, random_parts(extents, mesh, rng))
-    result = Result(f"{name}: {plans} plans", Counter(plans=plans))
+    result = CheckResult(f"{name}: {plans} plans", Counter(plans=plans))
     for number in range(plans):
         shape = list(tables)[number % len(tables)]
         stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
@@ -97,23 +97,23 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     return result
 
 
-def check_states(name: str, plans: int, seed: int, served: int = 0) -> Result:
+def check_states(name: str, plans: int, seed: int, served: int = 0) -> CheckResult:
     """Check random plans of a graph with states over several random calls, on all meshes in turn.
 
     Every second plan of a mesh has random parts. The last ``served`` plans are compiled, and served by real processes.
     """
-    result = Result(f"{name}: {plans} plans of {CALLS} calls", Counter(plans=plans))
+    result = CheckResult(f"{name}: {plans} plans of {CALLS} calls", Counter(plans=plans))
     result.failures += _failures_of_states(name, plans, (seed, 2), served, STATE_MESHES, 1)
     return result
 
 
-def check_families(name: str, families: int, seed: int, served: int = 0) -> Result:
+def check_families(name: str, families: int, seed: int, served: int = 0) -> CheckResult:
     """Check pairs of random plans of a graph with states as programs over one storage, which calls run in turn.
 
     They are on the meshes of ``FAMILY_MESHES``, in random parts. The last ``served`` pairs are compiled, and served by
     real processes.
     """
-    result = Result(f"{name}: {families} families of {CALLS} calls", Counter(families=families))
+    result = CheckResult(f"{name}: {families} families of {CALLS} calls", Counter(families=families))
     result.failures += _failures_of_states(name, families, (seed, 3), served, FAMILY_MESHES, 2)
     return result
 
@@ -156,14 +156,14 @@ def _extents(view: GraphView, rules: RuleTable) -> list[int]:
     return [digit.extent for op in view.operators for digit in rules.rule(op).factors]
 
 
-def check_cuts(name: str, cuts: int, seed: int) -> Result:
+def check_cuts(name: str, cuts: int, seed: int) -> CheckResult:
     """Check random cuts of a graph into stages, each with a random plan on a separate mesh."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name), 1))
     traced = GRAPHS[name](rng)
     inputs = graph_inputs(traced, rng)
     whole = evaluate_graph(traced, inputs)
     cuttable = Cuttable(normalize(traced))
-    result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
+    result = CheckResult(f"{name}: {cuts} cuts", Counter(cuts=cuts))
     for _ in range(cuts):
         pipeline = random_pipeline(cuttable, rng)
         difference = difference_of(check_pipeline, pipeline, inputs, whole, cuttable)

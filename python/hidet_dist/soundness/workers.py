@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hidet_dist.soundness.work import Result
+from hidet_dist.soundness.work import CheckResult
 
-Unit = tuple[Callable[..., Result], str | int, int]
+Unit = tuple[Callable[..., CheckResult], str | int, int]
 """A check, the name or number of what it checks, and how many instances or plans."""
 
 _MOST_BYTES = 2**31
@@ -23,7 +23,7 @@ _MOST_BYTES = 2**31
 _KIB = 1024  # in which Linux counts the peak of a process
 
 
-def results(work: Sequence[Unit], seed: int, jobs: int) -> Iterator[Result]:
+def results(work: Sequence[Unit], seed: int, jobs: int) -> Iterator[CheckResult]:
     """Do the work in ``jobs`` processes, and yield the results in order.
 
     One job is this process itself, where a debugger reaches the checks; the run ends with it.
@@ -34,7 +34,7 @@ def results(work: Sequence[Unit], seed: int, jobs: int) -> Iterator[Result]:
     local = threading.local()
     started: list[_Worker] = []
 
-    def do(unit: Unit) -> Result:
+    def do(unit: Unit) -> CheckResult:
         worker = getattr(local, "worker", None)
         if worker is None:
             local.worker = worker = _Worker()
@@ -42,7 +42,7 @@ def results(work: Sequence[Unit], seed: int, jobs: int) -> Iterator[Result]:
         return worker.do(unit, seed)
 
     with ThreadPoolExecutor(jobs) as threads:
-        futures: list[Future[Result]] = [threads.submit(do, unit) for unit in work]
+        futures: list[Future[CheckResult]] = [threads.submit(do, unit) for unit in work]
         try:
             for future in futures:
                 yield future.result()
@@ -60,7 +60,7 @@ class _Worker:
         self._process: Any = None
         self._pipe: Connection | None = None
 
-    def do(self, unit: Unit, seed: int) -> Result:
+    def do(self, unit: Unit, seed: int) -> CheckResult:
         """Do a unit. The result of one at which the process ends is a failure that says how it did."""
         if self._pipe is None:
             self._start()
@@ -74,7 +74,7 @@ class _Worker:
             return _without_result(unit, f"the process ended {_ending(process.exitcode)}")
         if nbytes > _MOST_BYTES:
             self.end()
-        assert isinstance(result, Result)
+        assert isinstance(result, CheckResult)
         return result
 
     def end(self) -> None:
@@ -104,7 +104,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send((_result(unit, seed), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB))
 
 
-def _result(unit: Unit, seed: int) -> Result:
+def _result(unit: Unit, seed: int) -> CheckResult:
     """Do a unit in this process. The result of a check that raises is a failure with its traceback."""
     check, what, count = unit
     try:
@@ -113,10 +113,10 @@ def _result(unit: Unit, seed: int) -> Result:
         return _without_result(unit, f"the check failed.\n{traceback.format_exc()}")
 
 
-def _without_result(unit: Unit, reason: str) -> Result:
+def _without_result(unit: Unit, reason: str) -> CheckResult:
     check, what, _ = unit
     name = f"{getattr(check, 'func', check).__name__}({what!r})"  # of a partial, the function
-    return Result(f"{name}: no result", failures=[f"{name}: {reason}"])
+    return CheckResult(f"{name}: no result", failures=[f"{name}: {reason}"])
 
 
 def _ending(status: int | None) -> str:

@@ -50,7 +50,7 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """A line of a plan's table: an operator, a conversion for it (after ``|-``), or a graph output."""
 
     name: str
@@ -70,7 +70,7 @@ class Incumbent:
     seconds: float
     bound_seconds: Signed
     elapsed_seconds: float | None
-    rows: dict[int, tuple[Row, ...]]
+    rows: dict[int, tuple[PlanRow, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,22 @@ class Traffic:
     """The collectives of one kind: their count, and the bytes of their tensors, whole within each group."""
 
     count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes of ``tensor`` that a device holds from program point ``begin`` to ``end`` (included).
+
+    ``what`` is ``weight``, ``state``, ``input`` or ``output`` for tensors that are held during the whole run,
+    ``activation`` for an operator's result, ``converted`` for a tensor in another spec, and ``buffer`` for a
+    conversion's buffers.
+    """
+
+    tensor: str
+    what: str
+    begin: int
+    end: int
     nbytes: int
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hidet_dist.weights.header import Layout
+from hidet_dist.weights.header import StoredLayout
 
 if TYPE_CHECKING:
     from hidet_dist.weights.combined import Source
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from hidet_dist.weights.states import state
 
 __all__ = [
-    "Layout",
     "SafetensorsFiles",
     "Source",
+    "StoredLayout",
     "as_weight",
     "as_weights",
     "check_weights",

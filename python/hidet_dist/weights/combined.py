@@ -16,7 +16,7 @@ class Source(Protocol):
         ...
 
 
-class Part:
+class SlicedSource:
     """A part of another source: ``part`` has a slice with integer bounds for each dim, and a step where it is not 1."""
 
     def __init__(self, whole: Source, part: Sequence[slice]):

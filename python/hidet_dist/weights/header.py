@@ -50,7 +50,7 @@ LIBRARY_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class StoredLayout:
     """A tensor in a file: hidet's name of its dtype, and its shape in elements.
 
     Where the parts of devices are unequal, ``factors`` has dims, each with the name of a part by which its extent is to
@@ -66,24 +66,24 @@ class Layout:
         """Its size in bytes, but for ``factors``."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
-    def at(self, parts: Mapping[str, int]) -> Layout:
+    def at(self, parts: Mapping[str, int]) -> StoredLayout:
         """Return the layout on a device with these parts. Raises KeyError for an unknown name."""
         if not self.factors:
             return self
         shape = list(self.shape)
         for dim, name in self.factors:
             shape[dim] *= parts[name]
-        return Layout(self.dtype, tuple(shape))
+        return StoredLayout(self.dtype, tuple(shape))
 
 
 @dataclass(frozen=True)
-class Place(Layout):
+class LocatedTensor(StoredLayout):
     """A tensor in a file, and the byte of the file at which it begins."""
 
     begin: int
 
 
-def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
+def parse(text: bytes, file_bytes: int) -> dict[str, LocatedTensor]:
     """Locate each tensor, in the order of the header.
 
     Parameters
@@ -116,7 +116,7 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
                 raise WeightsError(
                     f"The tensor {shown(name)} has the invalid shape or offset {shown(entry['shape'])}, {shown(begin)}."
                 )
-            place = Place(_name(name, entry["dtype"]), shape, data + begin)
+            place = LocatedTensor(_name(name, entry["dtype"]), shape, data + begin)
             if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
                 raise WeightsError(
                     f"The size of the tensor {shown(name)} does not fit its bytes, {shown(begin)} to {shown(end)}."
@@ -139,7 +139,7 @@ def _is_countable(shape: Sequence[int]) -> bool:
     return is_short and math.prod(extent or 1 for extent in shape) <= MOST_BYTES
 
 
-def _check_gaps(places: Mapping[str, Place], begin: int, end: int) -> None:
+def _check_gaps(places: Mapping[str, LocatedTensor], begin: int, end: int) -> None:
     """Check that tensors fill ``begin`` to ``end`` one after the other, as the format has it. Raises WeightsError."""
     for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].nbytes)):
         if place.begin != begin:
@@ -157,7 +157,9 @@ def _name(tensor: str, code: str) -> str:
     return _NAMES[code]
 
 
-def arrange(tensors: Mapping[str, Layout], alignment: int = LIBRARY_ALIGNMENT) -> tuple[bytes, dict[str, Place]]:
+def arrange(
+    tensors: Mapping[str, StoredLayout], alignment: int = LIBRARY_ALIGNMENT
+) -> tuple[bytes, dict[str, LocatedTensor]]:
     """Lay out a file with these tensors: return its first bytes, with the header, and each tensor's place in order.
 
     With the library's alignment the bytes are those that the library writes. With a larger one, each tensor begins at a
@@ -171,12 +173,12 @@ def arrange(tensors: Mapping[str, Layout], alignment: int = LIBRARY_ALIGNMENT) -
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise WeightsError(f"The tensor {name} has the dtype {tensor.dtype}, which safetensors files cannot hold.")
-    offsets: dict[str, tuple[Layout, int]] = {}
+    offsets: dict[str, tuple[StoredLayout, int]] = {}
     end = 0
     for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name.encode())):
         gap = -end % alignment
         if gap and alignment > LIBRARY_ALIGNMENT:
-            offsets[_unused(tensors, offsets)] = (Layout("uint8", (gap,)), end)
+            offsets[_unused(tensors, offsets)] = (StoredLayout("uint8", (gap,)), end)
             end += gap
         offsets[name] = (tensors[name], end)
         end += tensors[name].nbytes
@@ -191,11 +193,13 @@ def arrange(tensors: Mapping[str, Layout], alignment: int = LIBRARY_ALIGNMENT) -
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % alignment)
     data = LENGTH_BYTES + len(text)
-    places = {name: Place(tensor.dtype, tensor.shape, data + begin) for name, (tensor, begin) in offsets.items()}
+    places = {
+        name: LocatedTensor(tensor.dtype, tensor.shape, data + begin) for name, (tensor, begin) in offsets.items()
+    }
     return len(text).to_bytes(LENGTH_BYTES, "little") + text, places
 
 
-def _unused(tensors: Mapping[str, Layout], offsets: Mapping[str, object]) -> str:
+def _unused(tensors: Mapping[str, StoredLayout], offsets: Mapping[str, object]) -> str:
     number = 0
     while (name := f"gap{number}") in tensors or name in offsets:
         number += 1

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from hidet_dist.codec import OMITTED
 from hidet_dist.spec.storage import WeightStorage
-from hidet_dist.weights.header import Layout
+from hidet_dist.weights.header import StoredLayout
 
 GPU_PANEL_WIDTH = 32
 """The columns of a panel for GPUs: the lanes of a warp."""
@@ -168,7 +168,7 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class PanelLayout(Layout):
+class PanelLayout(StoredLayout):
     """A weight in a file whose elements are arranged as panels.
 
     Where the parts of devices are unequal, ``shape`` is that of one unit a device.

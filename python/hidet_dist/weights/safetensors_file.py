@@ -21,7 +21,7 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
 from hidet_dist.files import open_regular, parse_json, read_text, state
 from hidet_dist.limits import MOST_HEADER_BYTES, MOST_HEADER_VALUES, MOST_INDEX_BYTES
-from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT, Layout, arrange, parse
+from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT, StoredLayout, arrange, parse
 
 _TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEMSIZE}
 
@@ -246,7 +246,7 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
 
 def write_safetensors(
     path: Path,
-    tensors: Mapping[str, Layout],
+    tensors: Mapping[str, StoredLayout],
     blocks: Callable[[str], Iterable[torch.Tensor]],
     alignment: int = LIBRARY_ALIGNMENT,
 ) -> None:

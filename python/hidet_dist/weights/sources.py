@@ -13,7 +13,7 @@ from hidet.graph import Tensor
 
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
-from hidet_dist.weights.combined import Cast, Padded, Part, Source
+from hidet_dist.weights.combined import Cast, Padded, SlicedSource, Source
 from hidet_dist.weights.named import InMemory, Mark, is_weight, mark_of
 from hidet_dist.weights.safetensors_file import SafetensorsFiles
 
@@ -71,7 +71,7 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
         stored = files.find(mark.name, mark.dtype or tensor.dtype.name, mark.shape)
     if stored is None:
         return Missing(mark.name)
-    source: Source = Part(stored, mark.part)
+    source: Source = SlicedSource(stored, mark.part)
     if mark.dtype is not None:
         source = Cast(source, getattr(torch, tensor.dtype.name))
     extents = [len(range(bounds.start, bounds.stop, bounds.step or 1)) for bounds in mark.part]

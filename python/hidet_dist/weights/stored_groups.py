@@ -14,7 +14,7 @@ import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights.combined import Joined, Part, Source, Stacked
+from hidet_dist.weights.combined import Joined, SlicedSource, Source, Stacked
 from hidet_dist.weights.named import mark_of
 from hidet_dist.weights.panels import StoredPrecision
 
@@ -76,13 +76,13 @@ def stored_precision_of(weight: Tensor) -> StoredPrecision | None:
         return None
     if mark.stored is None or list(weight.shape) != [part.stop - part.start for part in mark.part]:
         return None  # with zeros behind it
-    return _precision_of(Part(mark.stored, mark.part), len(mark.part))
+    return _precision_of(SlicedSource(mark.stored, mark.part), len(mark.part))
 
 
 def _precision_of(source: Source, dims: int) -> StoredPrecision | None:
     """Return the precision that holds a source of so many dims without rounding; None if there is none."""
     precision: StoredPrecision | None
-    if isinstance(source, Part):
+    if isinstance(source, SlicedSource):
         precision = _precision_of(source.whole, dims)
         last = source.part[-1]
         is_whole = precision is not None and not (last.start % precision.group or last.stop % precision.group)
@@ -96,7 +96,7 @@ def _precision_of(source: Source, dims: int) -> StoredPrecision | None:
 
 def read_groups(source: Source, region: Sequence[slice]) -> Groups:
     """Read a region of whole groups. Raises WeightsError when the source has none, or as its ``read`` does."""
-    if isinstance(source, Part):
+    if isinstance(source, SlicedSource):
         inner = [
             slice(bounds.start + part.start, bounds.start + part.stop)
             for bounds, part in zip(source.part, region, strict=True)

@@ -168,7 +168,7 @@ def handle(stand_ins: Path) -> Iterator[Callable[[], str | None]]:
     stream, report = (
         ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (default_stream, runtime.hidet_set_last_error)
     )
-    own = native.Cublas(stream, report, lambda _: None, ctypes.addressof(workspace), len(workspace))
+    own = native.CublasHandle(stream, report, lambda _: None, ctypes.addressof(workspace), len(workspace))
     cuda = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
 
     def wait() -> str | None:
@@ -265,7 +265,7 @@ def test_scratch_memory_moves_only_when_it_grows(handle: Callable[[], str | None
     library.hidet_dist_cublas_scratch.restype = ctypes.c_void_p
     nothing = native.StreamFunction(lambda: None)
     function = ctypes.cast(nothing, ctypes.c_void_p).value or 0
-    own = native.Cublas(function, function, allocate, function, 1)
+    own = native.CublasHandle(function, function, allocate, function, 1)
     own.bind()
     found = [library.hidet_dist_cublas_scratch(ctypes.c_int64(nbytes)) for nbytes in (100, 50, 100, 150, 200, 8000, 10)]
     own.destroy()

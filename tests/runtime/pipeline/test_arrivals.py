@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hidet_dist.runtime.pipeline.arrivals import Arrival, Arrivals
-from hidet_dist.runtime.pipeline.channel import Channel, Transit
+from hidet_dist.runtime.pipeline.channel import MessageChannel, Transit
 
 Operation = tuple[int, int, int]  # the sending stage, its micro-batch, and the call
 Edges = Sequence[tuple[int, int]]
 
 
-class Recorded(Channel):
+class Recorded(MessageChannel):
     """A channel of one stage that records what it begins and waits for, and sends nothing."""
 
     def __init__(self, stage: int, deferred: bool):

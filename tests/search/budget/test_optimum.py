@@ -17,7 +17,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.budget.relaxation import probe_without_activations, relax_budget
 from hidet_dist.search.budget.state import State
 from hidet_dist.search.elimination.eliminate import Tables, eliminate, fix_required, marginals, minimized
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.options import SolveOptions
@@ -54,8 +54,8 @@ def test_tables_of_a_joint_peak_are_those_of_the_entities_left_open() -> None:
     holds = LiveInterval(0, 0, 0, (0, 7)), LiveInterval(1, 1, 1, (5, 0))
     problem = Problem([[0.0, 1.0]] * 2, [[0, 0]] * 2, 0, [], Activations(2, holds, {}))
     prices, tables = Prices([1.0, 1.0], [(0, 1)]), Tables()
-    assert eliminate(Instance(problem, [[0, 1], [1]], tables, prices)).bound == 1.0
-    assert eliminate(Instance(problem, [[0], [0, 1]], tables, prices)).bound == 1.0
+    assert eliminate(EliminationInstance(problem, [[0, 1], [1]], tables, prices)).bound == 1.0
+    assert eliminate(EliminationInstance(problem, [[0], [0, 1]], tables, prices)).bound == 1.0
 
 
 @settings(max_examples=80, deadline=None)
@@ -69,7 +69,7 @@ def test_elimination_finds_the_optimum_at_any_prices_of_memory(
         return evaluate(problem, picks) + own.of(held_bytes(problem, readers(problem), picks))
 
     best = min(map(cost, all_picks(problem)))
-    found = eliminate(Instance(problem, [list(range(len(c))) for c in problem.cost], Tables(), own))
+    found = eliminate(EliminationInstance(problem, [list(range(len(c))) for c in problem.cost], Tables(), own))
     assert found.seconds == cost(found.choices) == pytest.approx(best)
     assert found.bound == pytest.approx(best)
 
@@ -79,9 +79,9 @@ def test_elimination_finds_the_optimum_at_any_prices_of_memory(
 def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price: int) -> None:
     own = Prices([price] + [0.0] * (problem.activations.points - 1))
     every = [list(range(len(c))) for c in problem.cost]
-    best = eliminate(Instance(problem, every, Tables(), own)).seconds
+    best = eliminate(EliminationInstance(problem, every, Tables(), own)).seconds
     undominated = Presolve(problem).reduce(every).kept
-    assert eliminate(Instance(problem, undominated, Tables(), own)).seconds == pytest.approx(best)
+    assert eliminate(EliminationInstance(problem, undominated, Tables(), own)).seconds == pytest.approx(best)
 
 
 @settings(max_examples=80, deadline=None)
@@ -92,9 +92,9 @@ def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(
     own = priced(problem, line, joint)
     every = [list(range(len(c))) for c in problem.cost]
     reduction = Presolve(problem).reduce(every, own)
-    best = eliminate(Instance(problem, every, Tables(), own))
-    assert eliminate(Instance(problem, reduction.kept, Tables(), own)).bound == pytest.approx(best.bound)
-    left = marginals(Instance(problem, reduction.kept, Tables(), own))
+    best = eliminate(EliminationInstance(problem, every, Tables(), own))
+    assert eliminate(EliminationInstance(problem, reduction.kept, Tables(), own)).bound == pytest.approx(best.bound)
+    left = marginals(EliminationInstance(problem, reduction.kept, Tables(), own))
     assert left is not None
     groups = readers(problem)
     totals = {
@@ -109,7 +109,9 @@ def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(
 @given(problems(activations=False), st.integers(0, 5))
 def test_the_lower_bound_of_a_choice_never_exceeds_its_cost(problem: Problem, price: int) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
-    bounds = marginals(Instance(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.points - 1))))
+    bounds = marginals(
+        EliminationInstance(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.points - 1)))
+    )
     assert bounds is not None
     picks = all_picks(problem)
     for entity, line in enumerate(bounds):
@@ -127,7 +129,7 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "READERS_LIMITS", (1,))
-        found = eliminate(Instance(problem, kept, Tables(), FREE))
+        found = eliminate(EliminationInstance(problem, kept, Tables(), FREE))
     assert found.bound <= best + 1e-9
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
 
@@ -139,7 +141,7 @@ def test_relaxed_tensors_give_a_bound_at_any_prices_of_memory(problem: Problem, 
     every = [list(range(len(costs))) for costs in problem.cost]
     best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
     for limit in (1, 2, 3):
-        assert minimized(Instance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
+        assert minimized(EliminationInstance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,7 +153,7 @@ def test_tensors_are_exact_whose_readers_can_only_require_one_spec(problem: Prob
         fix_required(group, [0] * len(kept), kept, False)
     picks = [p for p in all_picks(problem) if all(k in choices for k, choices in zip(p, kept, strict=True))]
     best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in picks)
-    found = minimized(Instance(problem, kept, Tables(), own), (), 0)
+    found = minimized(EliminationInstance(problem, kept, Tables(), own), (), 0)
     assert not found.relaxed
     assert found.bound == pytest.approx(best)
 
@@ -171,7 +173,7 @@ def test_readers_of_a_relaxed_tensor_pay_for_the_memory_of_their_own_conversions
     every = [[0], *([0, 1] for _ in range(readers_))]
     for price, conversions in ((0.125, 0.5), (1.0, 0.0)):
         own = Prices([price] * (readers_ + 1))
-        bound = minimized(Instance(problem, every, Tables(), own), (), 3).bound
+        bound = minimized(EliminationInstance(problem, every, Tables(), own), (), 3).bound
         assert bound == pytest.approx(min(readers_, conversions + readers_ * 7 * price))
 
 
@@ -257,7 +259,7 @@ def test_equal_layers_are_solved_once() -> None:
     nbytes = []
     for layers in (8, 64):
         problem, tables = chain(layers), Tables()
-        assert eliminate(Instance(problem, [[0, 1]] * len(problem.cost), tables, FREE)).seconds == 0
+        assert eliminate(EliminationInstance(problem, [[0, 1]] * len(problem.cost), tables, FREE)).seconds == 0
         nbytes.append(tables.tables.nbytes)
     # One more table of two entries a layer (the chain so far), where a layer that was solved anew would add several.
     assert nbytes[1] - nbytes[0] <= (64 - 8) * 2 * 8

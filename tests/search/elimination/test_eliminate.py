@@ -11,7 +11,7 @@ from tests.search.small_problems import all_picks, problems
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, share_by_plan
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes
 from hidet_dist.search.problem.prices import Prices
@@ -31,11 +31,11 @@ def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
     best = min(totals.values(), default=math.inf)
     reduction = Presolve(problem).reduce(every, own)
     for kept in (every, reduction.kept):
-        bound = eliminate(Instance(problem, kept, Tables(), own)).bound
+        bound = eliminate(EliminationInstance(problem, kept, Tables(), own)).bound
         if max(map(len, problem.groups.values()), default=0) <= tuning.READERS_LIMITS[0]:
             assert bound == pytest.approx(best)
         assert bound <= best + 1e-9
-    left = marginals(Instance(problem, reduction.kept, Tables(), own))
+    left = marginals(EliminationInstance(problem, reduction.kept, Tables(), own))
     assert left is not None
     for entity, bounds in enumerate(reduction.extend(problem, left)):
         for k, bound in enumerate(bounds):
@@ -54,7 +54,7 @@ def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], pair
         share_by_plan(problem, [*problem.groups], plan)
         assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in problem.sharing.shares.values())
         for limit in (0, 1, 2):
-            assert minimized(Instance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
+            assert minimized(EliminationInstance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,7 +66,7 @@ def test_conversions_shared_from_each_spec_bound_plans_no_worse(problem: Problem
     for paired in (0, 9):
         problem.sharing.paired = paired
         problem.sharing.version += 1
-        bounds.append(minimized(Instance(problem, every, Tables(), own), (), 1).bound)
+        bounds.append(minimized(EliminationInstance(problem, every, Tables(), own), (), 1).bound)
     assert bounds[0] <= bounds[1] + 1e-6
 
 
@@ -80,7 +80,7 @@ def test_readers_share_the_conversion_from_the_spec_that_is_made_where_that_is_l
     convert = ((0.0, 6.0, 6.0), (6.0, 0.0, 0.0), (6.0, 0.0, 0.0))
     edges = [Edge(0, 0, n, (0, 1), (1, 2), convert, n, n) for n in range(1, 6)]
     problem = Problem([[1.0, 101.0]] + [[0.0, 50.0]] * 5, [[0, 0]] * 6, 0, edges)
-    found = minimized(Instance(problem, [[0, 1]] * 6, Tables(), Prices([0.0])), (), tuning.READERS_LIMITS[0])
+    found = minimized(EliminationInstance(problem, [[0, 1]] * 6, Tables(), Prices([0.0])), (), tuning.READERS_LIMITS[0])
     assert found.relaxed == {0: bound > 1.0}
     assert found.bound == pytest.approx(bound)
 
@@ -91,7 +91,7 @@ def test_tables_are_freed_while_the_collector_is_paused() -> None:
     gc.disable()
     try:
         tables = Tables()
-        solved = minimized(Instance(problem, [[0, 1]] * 2, tables, Prices([0.0])), (), 3)
+        solved = minimized(EliminationInstance(problem, [[0, 1]] * 2, tables, Prices([0.0])), (), 3)
         assert tables.last is solved and tables.widest > 0
         alive = weakref.ref(tables)
         del tables
@@ -109,7 +109,9 @@ def test_readers_that_require_a_spec_share_its_cost_among_themselves() -> None:
     cost = [[0.0]] + [[0.0, 3.0]] * 4 + [[0.0]] * 4
     problem = Problem(cost, [[0] * len(own) for own in cost], 0, [*needs, *others])
     every = [list(range(len(own))) for own in cost]
-    equally = minimized(Instance(problem, every, Tables(), Prices([0.0])), (), tuning.READERS_LIMITS[0])
+    equally = minimized(EliminationInstance(problem, every, Tables(), Prices([0.0])), (), tuning.READERS_LIMITS[0])
     assert equally.relaxed == {0: True}
     assert equally.bound == pytest.approx(4.0)
-    assert eliminate(Instance(problem, every, Tables(), Prices([0.0])), coarse=True).bound == pytest.approx(8.0)
+    assert eliminate(EliminationInstance(problem, every, Tables(), Prices([0.0])), coarse=True).bound == pytest.approx(
+        8.0
+    )

@@ -17,7 +17,7 @@ from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.budget.state import State
 from hidet_dist.search.elimination.eliminate import Tables, TooWide
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes, readers
 from hidet_dist.search.problem.prices import Prices
@@ -35,7 +35,7 @@ def frontier(problem: Problem, line: list[int], limit: float) -> tuple[Frontier,
 
 def all_plans(problem: Problem, prices: Prices, limit: float, points: Sequence[int] = ()) -> Frontier:
     every = [list(range(len(c))) for c in problem.cost]
-    return Frontier(Bounded(Instance(problem, every, Tables(), prices)), limit, points)
+    return Frontier(Bounded(EliminationInstance(problem, every, Tables(), prices)), limit, points)
 
 
 def assert_begins_with_best(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.search.elimination.layout import Layout, TensorTable
+from hidet_dist.search.elimination.layout import TensorTable, VariableLayout
 from hidet_dist.search.problem import ConvertedTensor
 
 Recipe = tuple[TensorTable, ...]
@@ -50,7 +50,7 @@ def test_a_layout_has_the_variables_and_factors_of_one_tensor_after_the_other(
             factors.append((table.table, variables))
     of_entities = 100 + np.arange(len(entities))
     flat, begins = np.array(ends, dtype=np.int64).ravel(), 3 * np.arange(len(ends))
-    layout = Layout(entities, of_entities, made, numbers, flat, begins)
+    layout = VariableLayout(entities, of_entities, made, numbers, flat, begins)
     assert layout.sizes.tolist() == sizes
     assert layout.factors.tolist() == [table for table, _ in factors]
     split = np.split(layout.variables, layout.ends)[:-1]

@@ -10,7 +10,7 @@ from tests.search.small_problems import all_picks, peak, problems
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.options import SolveOptions
@@ -59,11 +59,11 @@ def no_prices(problem: Problem) -> Prices:
 
 def test_equal_tensors_of_all_layers_are_relaxed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layers(3)
-    exact = eliminate(Instance(problem, choices(problem), Tables(), no_prices(problem)))
+    exact = eliminate(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
     assert exact.bound == exact.seconds
     assert not problem.narrowing.done
     monkeypatch.setattr(tuning, "WORK_LIMIT", SPECS**6 - 1)
-    relaxed = eliminate(Instance(problem, choices(problem), Tables(), no_prices(problem)))
+    relaxed = eliminate(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
     groups = readers(problem).values()
     assert problem.narrowing.tensors == {group[0].tensor for group in groups if group[0].convert is CHEAP and group[1:]}
     assert relaxed.bound <= exact.seconds <= relaxed.seconds
@@ -81,7 +81,7 @@ def test_bounds_of_narrowed_graphs_hold(problem: Problem, line: list[int], most:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "WORK_LIMIT", most)
         try:
-            result = eliminate(Instance(problem, choices(problem), Tables(), prices))
+            result = eliminate(EliminationInstance(problem, choices(problem), Tables(), prices))
         except TooWide:
             return
     assert result.seconds == pytest.approx(priced(result.choices))
@@ -102,6 +102,6 @@ def test_plans_of_narrowed_graphs_are_the_best(problem: Problem, most: int) -> N
 def test_nothing_is_relaxed_where_that_leaves_the_graph_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layers(1)
     monkeypatch.setattr(tuning, "WORK_LIMIT", 1)
-    assert not narrow(Instance(problem, choices(problem), Tables(), no_prices(problem)))
+    assert not narrow(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
     assert problem.narrowing.done
     assert not problem.narrowing.tensors

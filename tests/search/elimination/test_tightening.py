@@ -11,7 +11,7 @@ from tests.search.small_problems import all_picks, problems
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import Eliminated, eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes
 from hidet_dist.search.problem.prices import Prices
@@ -22,7 +22,9 @@ CONVERT = ((0.0, 1.0, 1.0, 1.0),) * 4
 
 def eliminated(problem: Problem) -> Eliminated:
     every = [list(range(len(costs))) for costs in problem.cost]
-    return eliminate(Instance(problem, every, Tables(), Prices([0.0] * problem.activations.points)), gap=1e-6)
+    return eliminate(
+        EliminationInstance(problem, every, Tables(), Prices([0.0] * problem.activations.points)), gap=1e-6
+    )
 
 
 def problem_of(choices: Sequence[int], edges: Sequence[Edge]) -> Problem:
@@ -104,7 +106,7 @@ def test_bounds_hold_however_little_work_is_left(problem: Problem, line: list[in
         patch.setattr(tuning, "READERS_LIMITS", (0, 1))
         patch.setattr(tuning, "TIGHT_WORK", most)
         try:
-            result = eliminate(Instance(problem, every, Tables(), prices))
+            result = eliminate(EliminationInstance(problem, every, Tables(), prices))
         except TooWide:
             return
     assert result.seconds == pytest.approx(priced(result.choices))

@@ -154,7 +154,7 @@ def channels_last(graph: FlowGraph, weights: Collection[Tensor]) -> FlowGraph:
     convolutions = {node for node in graph.nodes if _runs_by_panels(node, constant)}
     if not convolutions:
         return graph
-    return _Rewriter(graph, choose_layouts(graph, convolutions)).graph()
+    return _LayoutRewriter(graph, choose_layouts(graph, convolutions)).graph()
 
 
 def _runs_by_panels(op: Operator, weights: Collection[Tensor]) -> bool:
@@ -194,7 +194,7 @@ def scale_of(node: Operator, uses: Uses) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-class _Rewriter:
+class _LayoutRewriter:
     """The rewriting of a graph to chosen layouts. Tensors with channels second are those of the graph, or copies."""
 
     def __init__(self, graph: FlowGraph, layouts: Mapping[Operator, Layouts]):

@@ -103,7 +103,7 @@ def spatial_dims(
 
 
 @dataclass(frozen=True)
-class Convolution:
+class DescribedConvolution:
     """A convolution of hidet.
 
     Attributes
@@ -116,7 +116,7 @@ class Convolution:
     attributes: dict[str, Any]
 
 
-def convolution_of(op: Operator) -> Convolution:
+def convolution_of(op: Operator) -> DescribedConvolution:
     """Describe a convolution of hidet; padding before it is part of it."""
     x, w = op.inputs
     spatial = len(w.shape) - 2
@@ -129,7 +129,7 @@ def convolution_of(op: Operator) -> Convolution:
         "groups": int(op.attrs["groups"]),
         "out": list(extents_of(op.outputs[0])[2:]),
     }
-    return Convolution(source, attributes)
+    return DescribedConvolution(source, attributes)
 
 
 class _ConvolutionRule(ResolveRule):

@@ -29,7 +29,7 @@ _SHARE = 8  # preferred elements of a row per thread
 _LEAST_WARPS = 4  # warps of a block, so that the blocks that a multiprocessor can hold fill it
 
 
-class _Rows:
+class _RowThreads:
     """The distribution of a tensor's rows among threads."""
 
     def __init__(self, shape: Sequence[Any]):
@@ -90,7 +90,7 @@ class RowSoftmaxTask(SoftmaxTask, metaclass=MadeOnce):
         from hidet.lang.cuda import blockIdx, threadIdx
 
         shape = list(self.inputs[0].shape)
-        rows = _Rows(shape)
+        rows = _RowThreads(shape)
         count, length, share, threads = rows.rows, rows.length, rows.share, rows.threads
 
         with hidet.script_module() as module:
@@ -165,7 +165,7 @@ def _norm(shape: list[Any], epsilon: float, centred: bool) -> IRModule:
     from hidet.lang import attrs, grid, register_tensor, shared_tensor
     from hidet.lang.cuda import blockIdx, threadIdx
 
-    rows = _Rows(shape)
+    rows = _RowThreads(shape)
     count, length, share, threads = rows.rows, rows.length, rows.share, rows.threads
 
     with hidet.script_module() as module:

@@ -22,7 +22,7 @@ from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.spec.extents import extents_of, same_extent
 
 
-class _Scores(NamedTuple):
+class _AttentionScores(NamedTuple):
     """Attention's result [batch, heads, queries, size], and what it is computed from [batch, heads, queries, keys]."""
 
     result: Tensor
@@ -40,7 +40,7 @@ def attended(
     softcap: float = 0.0,
     precision: str | None = None,
     sinks: Tensor | None = None,
-) -> _Scores:
+) -> _AttentionScores:
     """Attention of queries, keys and values [batch, heads, length, size]; keys and values may have fewer heads.
 
     ``sinks`` [heads] are scores of no key, which take a share of each query's attention.
@@ -56,7 +56,7 @@ def attended(
     shares = to_dtype(reductions.softmax(scores, -1) if sinks is None else _shares_beside(scores, sinks), dtype)
     if mask is not None and mask.blind is not None:
         shares = elementwise.where(mask.blind, 0.0, shares)
-    return _Scores(operators.matmul(shares, value), products, biased, shares)
+    return _AttentionScores(operators.matmul(shares, value), products, biased, shares)
 
 
 def _shares_beside(scores: Tensor, sinks: Tensor) -> Tensor:

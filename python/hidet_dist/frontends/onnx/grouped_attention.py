@@ -31,7 +31,7 @@ _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST, _TOTAL, _COSINES, _SINES, _POSITION
 _KEY_SCALE, _VALUE_SCALE, _QUERY_NORM, _KEY_NORM = range(12, 16)
 
 
-class _Places(NamedTuple):
+class _CachePlaces(NamedTuple):
     """Where in the cache the new tokens of each sequence are.
 
     Attributes
@@ -134,7 +134,7 @@ def _in_heads(node: Node) -> tuple[Tensor, Tensor, Tensor]:
     return in_heads(packed_query, own), in_heads(packed_key, shared), in_heads(packed_value, shared)
 
 
-def _places(node: Node, query: Tensor, steps: int) -> _Places:
+def _places(node: Node, query: Tensor, steps: int) -> _CachePlaces:
     """Where the new tokens are. Raises Invalid where they are more than all tokens, or not all though none is old."""
     total = bounded(int(node.scalar(_TOTAL, "total_sequence_length")), "the tokens of a sequence", MOST_PLACES)
     past = 0 if node.value(_PAST_KEY) is None else static(node.tensor(_PAST_KEY), 2, "the length of a cache")
@@ -142,10 +142,10 @@ def _places(node: Node, query: Tensor, steps: int) -> _Places:
         raise Invalid(f"total_sequence_length is {total}, with {steps} new tokens and a cache of {past}")
     last = to_dtype(ops.reshape(node.tensor(_LAST), [extents_of(query)[0]]), "int64")
     first = None if total == steps else elementwise.sub(last, steps - 1)
-    return _Places(total, elementwise.add(last, 1), first)
+    return _CachePlaces(total, elementwise.add(last, 1), first)
 
 
-def _positions(node: Node, places: _Places, steps: int) -> Tensor:
+def _positions(node: Node, places: _CachePlaces, steps: int) -> Tensor:
     """The positions of new tokens, int64[batch, steps]: those given, of which a first call reads one, or the places."""
     given, batch = node.optional(_POSITIONS), extents_of(places.lengths)[0]
     if given is not None and places.first is not None:
@@ -159,7 +159,7 @@ def _positions(node: Node, places: _Places, steps: int) -> Tensor:
     return elementwise.add(count, ops.reshape(places.first, [batch, 1]))
 
 
-def _cached(past: Tensor | None, new: Tensor, places: _Places) -> Tensor:
+def _cached(past: Tensor | None, new: Tensor, places: _CachePlaces) -> Tensor:
     """The cache [batch, heads, rows, size] after the new rows [batch, heads, steps, size] are written."""
     batch, _, steps, _ = extents_of(new)
     length = 0 if past is None else static(past, 2, "the length of a cache")
@@ -180,7 +180,7 @@ def _first_rows(cache: Tensor, count: int) -> Tensor:
     return cache if static(cache, 2, "the length of a cache") == count else ops.strided_slice(cache, [0], [count], [2])
 
 
-def _mask(node: Node, places: _Places, steps: int, dtype: str) -> Mask:
+def _mask(node: Node, places: _CachePlaces, steps: int, dtype: str) -> Mask:
     """What is added to scores [batch, heads, steps, total]: an input, and what hides keys that a query does not see."""
     allowed = first_keys(places.lengths, places.total)
     if node.get("causal", 1):

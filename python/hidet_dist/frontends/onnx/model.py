@@ -30,7 +30,7 @@ from hidet_dist.frontends.onnx import (  # noqa: F401  # they register lowerings
     quantization,
 )
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, Body, Node, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, ONNX, LoopBody, Node, Value, lowering_of
 from hidet_dist.frontends.onnx.standard import Described, check_declared, check_outputs, describe
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.frontends.onnx.unrolled import body_of, count_nodes
@@ -97,7 +97,7 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     file, opset = _checked(Path(path))
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        return _Lowerer(file, opset, dict(dims or {})).graph()
+        return _ModelLowerer(file, opset, dict(dims or {})).graph()
 
 
 def _checked(path: Path) -> tuple[ModelFile, int]:
@@ -137,7 +137,7 @@ class _Scope:
         return _Scope(dict(self.values), {**self.initializers, **initializers})
 
 
-class _Lowerer:
+class _ModelLowerer:
     """The lowering of one model."""
 
     def __init__(self, file: ModelFile, opset: int, dims: dict[str, int]):
@@ -148,7 +148,7 @@ class _Lowerer:
         self.known = 0  # elements that nodes have read and written to compute values
         self.made = 0  # elements of constants
         self.constants: dict[int, tuple[np.ndarray, Tensor]] = {}  # by the id of the array, which they keep alive
-        self.bodies: dict[int, Body] = {}  # of loops
+        self.bodies: dict[int, LoopBody] = {}  # of loops
         # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
         self.weights: dict[int, Tensor] = {}
         self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
@@ -327,7 +327,7 @@ class _Lowerer:
         """Raise TraceError if nodes are too many together with those that were lowered."""
         self._check_count(self.lowered + nodes)
 
-    def _body(self, graph: onnx.GraphProto) -> Body:
+    def _body(self, graph: onnx.GraphProto) -> LoopBody:
         """Return what is known of the body of a loop."""
         if id(graph) not in self.bodies:
             self.bodies[id(graph)] = body_of(self.file, graph)  # keeps the graph alive, whose id is the key

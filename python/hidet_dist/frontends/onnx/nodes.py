@@ -28,7 +28,7 @@ MOST_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
-class Body:
+class LoopBody:
     """The body of a loop.
 
     Attributes
@@ -87,7 +87,7 @@ class Node:
     lower_subgraph: Callable[[Any, Sequence[Value]], list[Value]]
     weight_values: Callable[[Tensor], np.ndarray | None]
     unroll: Callable[[int], None]
-    body_of: Callable[[Any], Body]
+    body_of: Callable[[Any], LoopBody]
     constant_of: Callable[[np.ndarray], Tensor]
     expect: Callable[[int], None]
 

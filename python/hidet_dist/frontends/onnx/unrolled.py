@@ -13,7 +13,7 @@ from hidet.graph import Tensor
 from hidet_dist.errors import WeightsError
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile
 from hidet_dist.frontends.onnx.layers import OPERATORS_OF_STEP
-from hidet_dist.frontends.onnx.nodes import Body
+from hidet_dist.frontends.onnx.nodes import LoopBody
 from hidet_dist.frontends.onnx.validity import STANDARD
 from hidet_dist.spec.extents import extents_of
 
@@ -38,17 +38,17 @@ def count_nodes(file: ModelFile, opset: int, inputs: Mapping[str, Tensor]) -> in
     """
     own = file.model.graph
     is_unrolled = any(_operator(node) in (*_LOOPS, *OPERATORS_OF_STEP) for node in own.node)
-    return _count(own, _Names(file, shapes=_shapes(file, opset, inputs) if is_unrolled else {}))
+    return _count(own, _KnownNames(file, shapes=_shapes(file, opset, inputs) if is_unrolled else {}))
 
 
-def body_of(file: ModelFile, graph: onnx.GraphProto) -> Body:
+def body_of(file: ModelFile, graph: onnx.GraphProto) -> LoopBody:
     """Count the nodes of a loop's body, of which nothing around it is known."""
-    outer = _Names(file)
-    return Body(graph, _count(graph, outer), outer.within(graph).is_endless(graph))
+    outer = _KnownNames(file)
+    return LoopBody(graph, _count(graph, outer), outer.within(graph).is_endless(graph))
 
 
 @dataclass(frozen=True)
-class _Names:
+class _KnownNames:
     """What is known of the values of a graph before it is lowered.
 
     Attributes
@@ -62,9 +62,9 @@ class _Names:
     file: ModelFile
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     own: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
-    outer: _Names | None = None
+    outer: _KnownNames | None = None
 
-    def within(self, graph: onnx.GraphProto) -> _Names:
+    def within(self, graph: onnx.GraphProto) -> _KnownNames:
         """Make the names of a subgraph."""
         own: dict[str, onnx.TensorProto | None] = {item.name: None for item in graph.input}
         own |= {name: None for node in graph.node for name in node.output}
@@ -72,7 +72,7 @@ class _Names:
         for node in graph.node:
             if _operator(node) == "Constant":
                 own.update((node.output[0], item.t) for item in node.attribute if item.name == "value")
-        return _Names(self.file, self.shapes, own, self)
+        return _KnownNames(self.file, self.shapes, own, self)
 
     def number(self, name: str) -> int:
         """Return a stored number; 0 for any other value."""
@@ -110,12 +110,12 @@ class _Names:
         return False
 
 
-def _count(graph: onnx.GraphProto, outer: _Names) -> int:
+def _count(graph: onnx.GraphProto, outer: _KnownNames) -> int:
     names = outer.within(graph)
     return sum(_count_node(node, names) for node in graph.node)
 
 
-def _count_node(node: onnx.NodeProto, names: _Names) -> int:
+def _count_node(node: onnx.NodeProto, names: _KnownNames) -> int:
     operator, options = _operator(node), {item.name: item for item in node.attribute}
     if operator in OPERATORS_OF_STEP and node.input:
         batch_first = "layout" in options and options["layout"].i == 1
@@ -130,7 +130,7 @@ def _count_node(node: onnx.NodeProto, names: _Names) -> int:
     return 1
 
 
-def _iterated(node: onnx.NodeProto, body: onnx.GraphProto, names: _Names) -> int:
+def _iterated(node: onnx.NodeProto, body: onnx.GraphProto, names: _KnownNames) -> int:
     """Count the iterations of a Loop; 0 if their number is not known."""
     begins = len(node.input) < 2 or not node.input[1] or names.number(node.input[1])
     if not node.input or not begins or not names.within(body).is_endless(body):
@@ -138,7 +138,7 @@ def _iterated(node: onnx.NodeProto, body: onnx.GraphProto, names: _Names) -> int
     return max(0, names.number(node.input[0]))
 
 
-def _scanned(node: onnx.NodeProto, options: Mapping[str, onnx.AttributeProto], names: _Names) -> int:
+def _scanned(node: onnx.NodeProto, options: Mapping[str, onnx.AttributeProto], names: _KnownNames) -> int:
     """Count the steps of a Scan; 0 if their number is not known."""
     count = options["num_scan_inputs"].i if "num_scan_inputs" in options else 0
     if not 0 < count <= len(node.input):

@@ -46,7 +46,7 @@ Lowering = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultType:
     """The shape and dtype of an operator's output in PyTorch."""
 
     shape: tuple[Extent, ...]
@@ -61,7 +61,7 @@ class Call:
     ----------
     name: str
         The name of the operator, such as ``aten.add.Tensor``.
-    results: tuple of Result
+    results: tuple of ResultType
         The shapes and dtypes of the outputs in PyTorch.
     fakes: tuple
         PyTorch's fake tensors for the positional arguments, from which type promotion follows.
@@ -72,7 +72,7 @@ class Call:
     """
 
     name: str
-    results: tuple[Result, ...]
+    results: tuple[ResultType, ...]
     fakes: tuple[Any, ...]
     shared: dict[Any, Any]
     known: Callable[[Tensor], torch.Tensor | None]

@@ -99,7 +99,7 @@ class _Unknown:
 
 
 @dataclass(eq=False)
-class _Group:
+class _EqualLayers:
     """Equal layers.
 
     Attributes
@@ -140,7 +140,7 @@ class _LayerCall:
     repetitions: the number of calls that became operators.
     """
 
-    group: _Group
+    group: _EqualLayers
     layer: torch.nn.Module
     arguments: Any
     results: list[torch.Tensor]
@@ -265,11 +265,13 @@ class Layers:
             self.findings.traced.update(path for group in self.groups for path in group.layers)
             raise CannotRepeatError("the module reads weights of its layers")
 
-    def _is_traced(self, group: _Group, place: int, path: str) -> bool:
+    def _is_traced(self, group: _EqualLayers, place: int, path: str) -> bool:
         """Whether a layer keeps its weights, so that a call of it can be traced."""
         return not group.are_apart or place == 0 or path in self.findings.traced
 
-    def _trace(self, group: _Group, place: int, layer: torch.nn.Module, args: Any, kwargs: Any, is_rare: bool) -> Any:
+    def _trace(
+        self, group: _EqualLayers, place: int, layer: torch.nn.Module, args: Any, kwargs: Any, is_rare: bool
+    ) -> Any:
         """Trace a call; where the layer has no weights, note it and end the export.
 
         All of its kind are noted, too, unless such calls are rare: each further attempt takes as long as this one.
@@ -281,7 +283,7 @@ class Layers:
         noted.update(paths[place : place + 1] if is_rare and noted.isdisjoint(paths) else paths)
         raise CannotRepeatError("the layer is called with other arguments than those before it")
 
-    def call(self, group: _Group, place: int, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def call(self, group: _EqualLayers, place: int, layer: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a layer, the one at a ``place`` among equal ones, while its module is exported."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         signature = _signature(leaves)
@@ -406,7 +408,7 @@ class _HiddenTensors(dict[str, Any]):
 class _Forward:
     """The ``forward`` of a layer while its module is exported."""
 
-    def __init__(self, layers: Layers, group: _Group, place: int, layer: torch.nn.Module):
+    def __init__(self, layers: Layers, group: _EqualLayers, place: int, layer: torch.nn.Module):
         self._layers, self._group, self._place, self._layer = layers, group, place, layer
         self.__wrapped__ = type(layer).forward.__get__(layer)
 
@@ -478,7 +480,7 @@ def _is_part_of_argument(node: Any) -> bool:
     return False
 
 
-def _groups(module: torch.nn.Module, used: frozenset[str]) -> list[_Group]:
+def _groups(module: torch.nn.Module, used: frozenset[str]) -> list[_EqualLayers]:
     """Group the equal entries of a module's lists, those of inner lists left out."""
     layers: dict[str, torch.nn.Module] = {}
     integers: dict[str, dict[tuple[str, str], int]] = {}
@@ -498,7 +500,7 @@ def _groups(module: torch.nn.Module, used: frozenset[str]) -> list[_Group]:
             of_layers = [integers[path] for path in paths]
             differing = [place for place in of_layers[0] if len({one[place] for one in of_layers}) > 1]
             members = {path: layers[path] for path in paths}
-            groups.append(_Group(members, differing, all(_is_apart(layer, uses) for layer in members.values())))
+            groups.append(_EqualLayers(members, differing, all(_is_apart(layer, uses) for layer in members.values())))
     return groups
 
 

@@ -19,7 +19,15 @@ from torch.utils import _pytree as pytree
 from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import EmptyTensorError, MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
-from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Result, lowering_of, name_of_dtype, takes_numbers
+from hidet_dist.frontends.pytorch.calls import (
+    DTYPES,
+    Call,
+    Lowering,
+    ResultType,
+    lowering_of,
+    name_of_dtype,
+    takes_numbers,
+)
 from hidet_dist.frontends.pytorch.empties import empty_tensors
 from hidet_dist.frontends.pytorch.layers import LAYER, Layer, LayerWeight, is_saved
 from hidet_dist.frontends.pytorch.pairs import PARTS, Pair, lowering_of_pairs
@@ -39,7 +47,7 @@ computed in the graph, which takes no memory until it runs."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class _KnownValues:
     """A tensor whose values are known while tracing, and a function that adds its computation to the graph, if any."""
 
     value: torch.Tensor
@@ -109,11 +117,11 @@ def lower(
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        return _Lowerer(program, module, dims, stored or {}, layers or {}).graph()
+        return _ProgramLowerer(program, module, dims, stored or {}, layers or {}).graph()
 
 
 @dataclass
-class _Lowerer:
+class _ProgramLowerer:
     """The lowering of one program."""
 
     program: ExportedProgram
@@ -123,7 +131,7 @@ class _Lowerer:
     layers: Mapping[int, Layer]
     missing: list[MissingOperator] = field(default_factory=list)
     results_by_key: dict[Any, Any] = field(default_factory=dict)
-    constants: dict[_Known, Tensor | None] = field(default_factory=dict)
+    constants: dict[_KnownValues, Tensor | None] = field(default_factory=dict)
     weights: dict[tuple[int, bool], Any] = field(default_factory=dict)
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
@@ -132,7 +140,7 @@ class _Lowerer:
     before_layers: Upstream = field(default_factory=Upstream)  # of the last layer that has a pattern of its own
     states: dict[str, Tensor] = field(default_factory=dict)
     needed: dict[torch.fx.Graph, set[torch.fx.Node]] = field(default_factory=dict)
-    constants_of_layers: dict[tuple[int, str], _Known] = field(default_factory=dict)
+    constants_of_layers: dict[tuple[int, str], _KnownValues] = field(default_factory=dict)
     made: list[tuple[torch.fx.Node, list[Tensor]]] = field(default_factory=list)  # the results of each lowered node
 
     def graph(self) -> FlowGraph:
@@ -261,7 +269,7 @@ class _Lowerer:
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 values[node] = self.weight(str(spec.target), is_saved(spec))
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                values[node] = _Known(self.program.constants[spec.target])
+                values[node] = _KnownValues(self.program.constants[spec.target])
             else:
                 raise TraceError(
                     f"{type(self.module).__name__} has an argument of the unsupported kind {spec.kind.name}."
@@ -281,7 +289,7 @@ class _Lowerer:
         is_shape = data.device.type == "meta"
         key = id(data), is_saved or is_shape
         if key not in self.weights:
-            self.weights[key] = self.held(name, data, is_shape) if is_saved or is_shape else _Known(data.detach())
+            self.weights[key] = self.held(name, data, is_shape) if is_saved or is_shape else _KnownValues(data.detach())
         return self.weights[key]
 
     def held(self, name: str, data: torch.Tensor, is_shape: bool) -> Tensor:
@@ -302,7 +310,7 @@ class _Lowerer:
                 return flat
             if node.op == "get_attr":
                 result = _attribute(nodes.owning_module, str(node.target))
-                values[node] = _Known(result) if isinstance(result, torch.Tensor) else result
+                values[node] = _KnownValues(result) if isinstance(result, torch.Tensor) else result
             elif node.op == "call_function" and node in needed:
                 values[node] = self.call(node, values)
         raise AssertionError("a graph of PyTorch has no output")
@@ -390,7 +398,7 @@ class _Lowerer:
             else:
                 key = number, operand
                 if key not in self.constants_of_layers:
-                    self.constants_of_layers[key] = _Known(layer.program.constants[operand])
+                    self.constants_of_layers[key] = _KnownValues(layer.program.constants[operand])
                 values[node] = self.constants_of_layers[key]
         given = list(values.values())
         operands = list({id(x): x for x in given if isinstance(x, Tensor)}.values())
@@ -417,7 +425,11 @@ class _Lowerer:
 
     def operand_key(self, operand: Any, positions: Mapping[int, int]) -> Any:
         """Make a key of the properties of a layer's operand on which its lowering may depend."""
-        return ("known", id(operand)) if isinstance(operand, _Known | Pair) else self.argument_key(operand, positions)
+        return (
+            ("known", id(operand))
+            if isinstance(operand, _KnownValues | Pair)
+            else self.argument_key(operand, positions)
+        )
 
     def computed(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute the results of an operator: fold it if all its operands are constant, else lower it."""
@@ -504,14 +516,14 @@ class _Lowerer:
         if _is_random(target, args, kwargs):
             self.refuse(node, "it returns random numbers: make them an argument of the module")
             return self.stand_in(meta)
-        plain_args, plain_kwargs = pytree.tree_map_only(_Known, lambda x: x.value, (args, dict(kwargs)))
+        plain_args, plain_kwargs = pytree.tree_map_only(_KnownValues, lambda x: x.value, (args, dict(kwargs)))
         if "device" in plain_kwargs:
             plain_kwargs["device"] = "cpu"
         with torch.no_grad():
             result = target(*plain_args, **plain_kwargs)
         if isinstance(result, torch.Tensor):
-            return _Known(result, lambda: self.lowered(node, meta, args, kwargs))
-        return pytree.tree_map_only(torch.Tensor, _Known, result)
+            return _KnownValues(result, lambda: self.lowered(node, meta, args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, _KnownValues, result)
 
     def key(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a key that is equal for equal computations; None if arguments cannot be compared."""
@@ -529,20 +541,20 @@ class _Lowerer:
         Those without dims become numbers for lowerings that take numbers, if that changes no dtype: among tensors
         with dims they rank below these, but a float16 that stands beside integers alone makes the result float16.
         """
-        tensors = pytree.tree_map_only(_Known, self.tensor, (list(args), dict(kwargs)))
+        tensors = pytree.tree_map_only(_KnownValues, self.tensor, (list(args), dict(kwargs)))
         if not takes_numbers(name) or any(isinstance(x, Pair) for x in tensors[0]):
             return tensors
-        numbers = pytree.tree_map_only(_Known, self.number, (list(args), dict(kwargs)))
+        numbers = pytree.tree_map_only(_KnownValues, self.number, (list(args), dict(kwargs)))
         same = promoted_dtype(*_operands(numbers[0])) == promoted_dtype(*_operands(tensors[0]))
         return numbers if same else tensors
 
-    def number(self, known: _Known) -> Any:
+    def number(self, known: _KnownValues) -> Any:
         """Convert a known tensor without dims to a number, and any other to hidet's tensor."""
         return self.tensor(known) if known.value.dim() else known.value.item()
 
     def tensor(self, value: Any) -> Any:
         """Convert a value to hidet's tensor, or to a pair of two if it is complex; None for a number."""
-        if not isinstance(value, _Known):
+        if not isinstance(value, _KnownValues):
             return value if isinstance(value, Tensor | Pair) else None
         if value not in self.constants:
             constant = self.constants[value] = self.constant(value)
@@ -550,12 +562,12 @@ class _Lowerer:
                 self.known[constant] = value.value
         return self.constants[value]
 
-    def constant(self, known: _Known) -> Any:
+    def constant(self, known: _KnownValues) -> Any:
         """Convert a known tensor to a constant of the graph; a broadcast one, to a broadcast of a smaller constant."""
         value = known.value.detach()
         if value.is_complex():
             whole = value.resolve_conj()
-            return Pair(*(self.tensor(_Known(part.contiguous())) for part in (whole.real, whole.imag)))
+            return Pair(*(self.tensor(_KnownValues(part.contiguous())) for part in (whole.real, whole.imag)))
         if not value.numel():  # hidet cannot hold it
             kind = hidet.ir.data_type(name_of_dtype(value, "A constant"))
             return hidet.ops.full(list(value.shape), kind.zero, kind)
@@ -567,7 +579,7 @@ class _Lowerer:
         constant = hidet.from_torch(small.clone(memory_format=torch.contiguous_format))
         return hidet.ops.broadcast(constant, list(value.shape)) if broadcast else constant
 
-    def results(self, meta: Any) -> tuple[Result, ...]:
+    def results(self, meta: Any) -> tuple[ResultType, ...]:
         """Describe the outputs of an operator. Raises Refused for dtypes and sizes that are not supported."""
         fakes = [meta] if isinstance(meta, torch.Tensor) else list(meta or ())
         described = []
@@ -578,12 +590,12 @@ class _Lowerer:
             if dtype not in DTYPES:
                 raise Refused(f"tensors of {fake.dtype} are not supported")
             try:
-                described.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[dtype]))
+                described.append(ResultType(tuple(self.dims.shape(fake.shape)), DTYPES[dtype]))
             except ValueError as error:
                 raise Refused(str(error)) from error
         return tuple(described)
 
-    def check(self, node: torch.fx.Node, lowered: Any, results: Sequence[Result]) -> None:
+    def check(self, node: torch.fx.Node, lowered: Any, results: Sequence[ResultType]) -> None:
         """Raise VerificationError if a lowered operator has another shape or dtype than PyTorch's."""
         tensors = list(lowered) if isinstance(lowered, tuple | list) else [lowered]
         described = [

@@ -24,7 +24,7 @@ Vectors = list[NDArray[np.float32]]
 
 
 @dataclass(eq=False)
-class _Asked:
+class _EmbeddingRequest:
     """A request: its texts that wait, and the vectors of the others by their number."""
 
     future: Future[Vectors]
@@ -36,7 +36,7 @@ class _Asked:
 class _Text:
     """A text of a request."""
 
-    asked: _Asked
+    asked: _EmbeddingRequest
     number: int
     tokens: Integers
 
@@ -104,7 +104,7 @@ class EmbeddingEngine(Stepping[list[_Text]]):
         arrays = [self._checked(tokens) for tokens in texts]
         if not arrays:
             raise RequestError("There is no text; give one at least.", "input")
-        asked = _Asked(Future(), len(arrays))
+        asked = _EmbeddingRequest(Future(), len(arrays))
         with self._changed:
             self._check_ready()
             if len(self._waiting) + len(arrays) > self._queue:

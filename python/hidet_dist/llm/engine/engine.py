@@ -18,7 +18,7 @@ from hidet_dist.errors import ConfigError, EngineError
 from hidet_dist.llm.engine.detokenize import TextStream
 from hidet_dist.llm.engine.request import Request
 from hidet_dist.llm.engine.sampling import Sampler, Scored, scored
-from hidet_dist.llm.engine.scheduler import Part, Scheduler, Step
+from hidet_dist.llm.engine.scheduler import EngineStep, Scheduler, SequencePart
 from hidet_dist.llm.engine.sequence import Sequence
 from hidet_dist.llm.engine.stepping import Stepping
 from hidet_dist.llm.engine.stream import Event, Stream
@@ -110,7 +110,7 @@ class _Answer:
         return len(self.sequence.tokens) - self.sequence.prompt
 
 
-class Engine(Stepping[Step]):
+class Engine(Stepping[EngineStep]):
     """Generates tokens for many requests with one model.
 
     Parameters
@@ -231,20 +231,20 @@ class Engine(Stepping[Step]):
     def _is_busy(self) -> bool:
         return bool(self._answers)
 
-    def _plan(self) -> Step | None:
+    def _plan(self) -> EngineStep | None:
         return self._scheduler.plan()
 
-    def _inputs(self, work: Step) -> StepInputs:
+    def _inputs(self, work: EngineStep) -> StepInputs:
         return work.inputs
 
-    def _refuse(self, work: Step, error: EngineError) -> None:
+    def _refuse(self, work: EngineStep, error: EngineError) -> None:
         with self._changed:
             streams = {self._answers[part.sequence].stream for part in work.parts if part.sequence in self._answers}
             self._remove([answer for answer in self._answers.values() if answer.stream in streams])
         for stream in streams:
             stream.fail(error)
 
-    def _note(self, work: Step, results: NDArray[np.float32]) -> None:
+    def _note(self, work: EngineStep, results: NDArray[np.float32]) -> None:
         """Take the logits of a step: choose tokens, give them out, and end the answers that are complete."""
         step, logits = work, results
         if logits.shape != (len(step.inputs.wanted), self.sizes.vocabulary):
@@ -288,7 +288,7 @@ class Engine(Stepping[Step]):
         for stream, failure in failed.items():
             stream.fail(failure)
 
-    def _event(self, answer: _Answer, part: Part, rows: NDArray[np.float32]) -> Event | None:
+    def _event(self, answer: _Answer, part: SequencePart, rows: NDArray[np.float32]) -> Event | None:
         """Take an answer's rows of logits, and return what is new of it."""
         request, sequence = answer.stream.request, answer.sequence
         if answer.prompt is not None and request.prompt_logprobs is not None:

@@ -25,7 +25,7 @@ from hidet_dist.llm.step import StepInputs
 
 
 @dataclass(frozen=True)
-class Part:
+class SequencePart:
     """What a step computes of one sequence: its tokens ``begin`` to ``end``.
 
     ``scores`` counts the tokens of the prompt whose logits the step gives, the first ones of the sequence's rows of
@@ -40,10 +40,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """The next step: its parts, each of one sequence, and its inputs. Rows of logits are in the order of the parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SequencePart, ...]
     inputs: StepInputs
 
 
@@ -112,9 +112,9 @@ class Scheduler:
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
 
-    def plan(self) -> Step | None:
+    def plan(self) -> EngineStep | None:
         """Choose what the next step computes; None where there is nothing to compute."""
-        parts: list[Part] = []
+        parts: list[SequencePart] = []
         for sequence in tuple(self._running):
             if sequence.state is not None and sequence.remaining == 1 and self._has_page_for_next(sequence):
                 parts.append(self._part(sequence, 1))
@@ -125,9 +125,9 @@ class Scheduler:
                 left, scores = self._take(sequence, left, scores, parts)
         while left and self._states and (admitted := self._admit()) is not None:
             left, scores = self._take(admitted, left, scores, parts)
-        return Step(tuple(parts), self._inputs(parts)) if parts else None
+        return EngineStep(tuple(parts), self._inputs(parts)) if parts else None
 
-    def commit(self, step: Step) -> None:
+    def commit(self, step: EngineStep) -> None:
         """Note that a step was computed: its tokens are in the pages now, which other sequences may share once full."""
         page = self.sizes.page
         for part in step.parts:
@@ -141,7 +141,7 @@ class Scheduler:
                 for index in range(part.begin // page, part.end // page):
                     self.pages.keep(sequence.pages[index], keys[index])
 
-    def _take(self, sequence: Sequence, left: int, scores: int, parts: list[Part]) -> tuple[int, int]:
+    def _take(self, sequence: Sequence, left: int, scores: int, parts: list[SequencePart]) -> tuple[int, int]:
         """Add as many tokens of a prompt to a step as fit; return how many tokens, and logits of prompts, are left."""
         count = min(sequence.remaining, left)
         if sequence.scores_prompt:
@@ -154,13 +154,13 @@ class Scheduler:
             left, scores = left - count, scores - part.scores
         return left, scores
 
-    def _part(self, sequence: Sequence, count: int) -> Part:
+    def _part(self, sequence: Sequence, count: int) -> SequencePart:
         begin, end = sequence.computed, sequence.computed + count
         scores = 0
         if sequence.scores_prompt:
             # The last token of the prompt tells the first one that is generated, and none of the prompt.
             scores = max(0, min(end, sequence.prompt - 1) - max(begin, sequence.scored))
-        return Part(sequence, begin, end, scores, gives=end == len(sequence.tokens))
+        return SequencePart(sequence, begin, end, scores, gives=end == len(sequence.tokens))
 
     def _has_page_for_next(self, sequence: Sequence) -> bool:
         """Whether a running sequence has a page for its next token, which the last ones give up where pages lack."""
@@ -210,7 +210,7 @@ class Scheduler:
         self._running.append(sequence)
         return sequence
 
-    def _inputs(self, parts: list[Part]) -> StepInputs:
+    def _inputs(self, parts: list[SequencePart]) -> StepInputs:
         page = self.sizes.page
         held = [-(-part.end // page) for part in parts]
         tables = np.empty((len(parts), max(held)), np.int64)

@@ -14,7 +14,7 @@ _LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON does not have
 
 
 @dataclass
-class Choice:
+class AnswerChoice:
     """What is new of an answer, or the whole of it."""
 
     text: str = ""
@@ -29,11 +29,11 @@ class Choice:
         self.finish = event.finish or self.finish
 
 
-def gather(events: Iterable[Event]) -> dict[int, Choice]:
+def gather(events: Iterable[Event]) -> dict[int, AnswerChoice]:
     """Return what events tell of each answer, by its number."""
-    choices: dict[int, Choice] = {}
+    choices: dict[int, AnswerChoice] = {}
     for event in events:
-        choices.setdefault(event.choice, Choice()).add(event)
+        choices.setdefault(event.choice, AnswerChoice()).add(event)
     return choices
 
 

@@ -119,7 +119,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False  # beyond OpenAI's interface, as load generators ask for it
 
 
-class Generation(Body):
+class GenerationBody(Body):
     """What completions and chats have in common."""
 
     model: str
@@ -185,7 +185,7 @@ class Generation(Body):
         return self.response_format.grammar() if self.response_format is not None else None
 
 
-class CompletionBody(Generation):
+class CompletionBody(GenerationBody):
     """The body of ``/v1/completions``."""
 
     prompt: Texts
@@ -200,7 +200,7 @@ class CompletionBody(Generation):
         return _each(self.prompt)
 
 
-class ChatBody(Generation):
+class ChatBody(GenerationBody):
     """The body of ``/v1/chat/completions``."""
 
     messages: Objects = Field(min_length=1, max_length=_MOST_MESSAGES)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from hidet_dist.errors import RequestError
 from hidet_dist.llm.engine import Engine, Request, Stream
-from hidet_dist.llm.server.answers import Choice, Usage, chat_logprobs, finish_reason, gather
+from hidet_dist.llm.server.answers import AnswerChoice, Usage, chat_logprobs, finish_reason, gather
 from hidet_dist.llm.server.bodies import ChatBody
 from hidet_dist.llm.server.prompts import chat_prompt, check_model
 from hidet_dist.llm.server.sending import DONE, EventResponse, event, watched
@@ -96,7 +96,7 @@ class _Chat:
                 if number not in begun:
                     begun.add(number)
                     delta: dict[str, Any] = {"role": "assistant", "content": ""}
-                    text += event({**head, "choices": [{"index": number, "delta": delta, **self._end(Choice())}]})
+                    text += event({**head, "choices": [{"index": number, "delta": delta, **self._end(AnswerChoice())}]})
                 delta = {"content": choice.text} if choice.text or choice.tokens else {}
                 choices = [{"index": number, "delta": delta, **self._end(choice)}]
                 told = {"usage": self._used()} if self._body.tells_usage_always() else {}
@@ -106,7 +106,7 @@ class _Chat:
             yield event({**head, "choices": [], "usage": self._used()})
         yield event(DONE)
 
-    def _end(self, choice: Choice) -> dict[str, Any]:
+    def _end(self, choice: AnswerChoice) -> dict[str, Any]:
         """Return the log-probabilities of tokens, and why an answer ended."""
         self._usage.generated += len(choice.tokens)
         wanted = self._body.logprobs and choice.tokens

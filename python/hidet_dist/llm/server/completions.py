@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from hidet_dist.errors import RequestError
 from hidet_dist.llm.engine import Engine, Request, Stream
-from hidet_dist.llm.server.answers import Choice, CompletionLogprobs, Usage, finish_reason, gather
+from hidet_dist.llm.server.answers import AnswerChoice, CompletionLogprobs, Usage, finish_reason, gather
 from hidet_dist.llm.server.bodies import CompletionBody
 from hidet_dist.llm.server.prompts import check_model, encode
 from hidet_dist.llm.server.sending import DONE, EventResponse, event, watched
@@ -22,7 +22,7 @@ from hidet_dist.llm.server.service import Service
 
 
 @dataclass
-class _Asked:
+class _Submitted:
     """A prompt that was submitted: what is echoed of it, and its request."""
 
     echo: str
@@ -48,7 +48,7 @@ async def complete(service: Service, body: CompletionBody, http: HttpRequest) ->
         return JSONResponse(await answer.whole())
 
 
-def _submit(engine: Engine, body: CompletionBody) -> list[_Asked]:
+def _submit(engine: Engine, body: CompletionBody) -> list[_Submitted]:
     """Submit all prompts, or none of them."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of differs from n; only as many answers are made as are returned.", "best_of")
@@ -73,10 +73,10 @@ def _submit(engine: Engine, body: CompletionBody) -> list[_Asked]:
         )
         request.check(engine.sizes)
         requests.append((echo, request))
-    asked: list[_Asked] = []
+    asked: list[_Submitted] = []
     try:
         for echo, request in requests:
-            asked.append(_Asked(echo, engine.submit(request)))
+            asked.append(_Submitted(echo, engine.submit(request)))
     except BaseException:
         for each in asked:
             each.stream.cancel()
@@ -92,7 +92,7 @@ def _text_of(engine: Engine, tokens: list[int]) -> str:
 class _Completions:
     """The completions of a request. The answers of prompt p are choices ``p * n`` to ``p * n + n - 1``."""
 
-    def __init__(self, service: Service, engine: Engine, body: CompletionBody, asked: list[_Asked]):
+    def __init__(self, service: Service, engine: Engine, body: CompletionBody, asked: list[_Submitted]):
         self._engine = engine
         self._body = body
         self._asked = asked
@@ -127,7 +127,7 @@ class _Completions:
             for number, choice in gather(events).items():
                 first = (place, number) not in begun
                 begun.add((place, number))
-                before = self._echo(self._asked[place]) if first else Choice()
+                before = self._echo(self._asked[place]) if first else AnswerChoice()
                 part = self._choice(place, number, choice, before)
                 text += event({**self._head, "choices": [part], **self._usage_so_far(usage)})
             yield text
@@ -145,10 +145,10 @@ class _Completions:
         """Return what an event before the last one tells of the usage."""
         return {"usage": self._used()} if self._body.tells_usage_always() else {"usage": None} if at_end else {}
 
-    def _echo(self, asked: _Asked) -> Choice:
-        return Choice(asked.echo, list(asked.stream.prompt or ())) if self._body.echo else Choice()
+    def _echo(self, asked: _Submitted) -> AnswerChoice:
+        return AnswerChoice(asked.echo, list(asked.stream.prompt or ())) if self._body.echo else AnswerChoice()
 
-    def _choice(self, place: int, number: int, choice: Choice, before: Choice) -> dict[str, Any]:
+    def _choice(self, place: int, number: int, choice: AnswerChoice, before: AnswerChoice) -> dict[str, Any]:
         self._usage.generated += len(choice.tokens)
         logprobs = None
         if self._body.logprobs is not None:

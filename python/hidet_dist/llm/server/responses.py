@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict
 Finish = Literal["stop", "length"]
 
 
-class Form(BaseModel):
+class JsonForm(BaseModel):
     """A JSON object with these fields and no others."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorFields(Form):
+class ErrorFields(JsonForm):
     """What was wrong."""
 
     message: str
@@ -27,19 +27,19 @@ class ErrorFields(Form):
     code: str | None
 
 
-class Error(Form):
+class Error(JsonForm):
     """An error."""
 
     error: ErrorFields
 
 
-class Health(Form):
+class Health(JsonForm):
     """Whether requests are taken."""
 
     status: Literal["loading", "ready", "draining", "failed", "closed"]
 
 
-class Model(Form):
+class Model(JsonForm):
     """A model that is served. ``max_model_len`` is there once it is loaded."""
 
     id: str
@@ -49,20 +49,20 @@ class Model(Form):
     max_model_len: int = 0
 
 
-class Models(Form):
+class Models(JsonForm):
     """The models that are served."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class CachedTokens(Form):
+class CachedTokens(JsonForm):
     """Tokens of prompts that were in the pages already."""
 
     cached_tokens: int
 
 
-class UsageFields(Form):
+class UsageFields(JsonForm):
     """The tokens that a request took."""
 
     prompt_tokens: int
@@ -71,7 +71,7 @@ class UsageFields(Form):
     prompt_tokens_details: CachedTokens
 
 
-class TokenLogprobs(Form):
+class TokenLogprobs(JsonForm):
     """Log-probabilities of the tokens of a completion."""
 
     tokens: list[str]
@@ -80,7 +80,7 @@ class TokenLogprobs(Form):
     text_offset: list[int]
 
 
-class CompletionChoice(Form):
+class CompletionChoice(JsonForm):
     """One answer to one prompt."""
 
     index: int
@@ -89,7 +89,7 @@ class CompletionChoice(Form):
     finish_reason: Finish | None
 
 
-class Completion(Form):
+class Completion(JsonForm):
     """Answers to prompts."""
 
     id: str
@@ -100,7 +100,7 @@ class Completion(Form):
     usage: UsageFields
 
 
-class TopLogprob(Form):
+class TopLogprob(JsonForm):
     """A token that was probable."""
 
     token: str
@@ -114,14 +114,14 @@ class ContentLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Form):
+class ChatLogprobs(JsonForm):
     """Log-probabilities of the tokens of a message."""
 
     content: list[ContentLogprob]
     refusal: None
 
 
-class Message(Form):
+class ChatMessage(JsonForm):
     """The next message of a chat."""
 
     role: Literal["assistant"]
@@ -129,16 +129,16 @@ class Message(Form):
     refusal: None
 
 
-class ChatChoice(Form):
+class ChatChoice(JsonForm):
     """One answer in a chat."""
 
     index: int
-    message: Message
+    message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
 
 
-class ChatCompletion(Form):
+class ChatCompletion(JsonForm):
     """Answers in a chat."""
 
     id: str
@@ -149,14 +149,14 @@ class ChatCompletion(Form):
     usage: UsageFields
 
 
-class EmbeddingUsage(Form):
+class EmbeddingUsage(JsonForm):
     """The tokens of texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embedding(Form):
+class Embedding(JsonForm):
     """The vector of a text, as numbers, or its float32 elements in little endian and base64."""
 
     object: Literal["embedding"]
@@ -164,7 +164,7 @@ class Embedding(Form):
     embedding: list[float] | str
 
 
-class Embeddings(Form):
+class Embeddings(JsonForm):
     """The vectors of texts."""
 
     object: Literal["list"]
@@ -173,7 +173,7 @@ class Embeddings(Form):
     usage: EmbeddingUsage
 
 
-class Tokens(Form):
+class Tokens(JsonForm):
     """The tokens of a text."""
 
     count: int
@@ -182,7 +182,7 @@ class Tokens(Form):
     token_strs: list[str]
 
 
-class Detokenized(Form):
+class Detokenized(JsonForm):
     """The text of tokens."""
 
     prompt: str
@@ -204,7 +204,7 @@ _FAILED = {
 
 
 def told(
-    form: type[Form] | None, errors: Container[int] = _FAILED, streams: bool = False
+    form: type[JsonForm] | None, errors: Container[int] = _FAILED, streams: bool = False
 ) -> dict[int | str, dict[str, Any]]:
     """Describe the responses of a route.
 

@@ -72,7 +72,7 @@ class ServerOptions:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give seconds from 0 on.")
 
 
-class _Server(uvicorn.Server):
+class _DrainingServer(uvicorn.Server):
     """The HTTP server. At the first signal it drains, and goes on to answer: clients hear why they are refused."""
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float):
@@ -142,7 +142,7 @@ def serve(
         ws="none",
         timeout_graceful_shutdown=math.ceil(options.drain_seconds) + 1,
     )
-    server = _Server(config, service, options.drain_seconds)
+    server = _DrainingServer(config, service, options.drain_seconds)
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:

@@ -44,7 +44,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Interval:
+class CapacityInterval:
     """The first and the last point of a live interval, and where the bytes of the entity's choices begin."""
 
     first: int
@@ -89,7 +89,7 @@ class NativeCapacity:
         points: int,
         choices: Sequence[int],
         resident: Sequence[int],
-        intervals: Sequence[Sequence[Interval]],
+        intervals: Sequence[Sequence[CapacityInterval]],
         inputs: Sequence[Sequence[Input]],
         nbytes: Lists,
         specs: Lists,

@@ -153,7 +153,7 @@ FRONTIER = Header(
 # pairwise.h
 
 
-class PairwiseProblem(ctypes.Structure):
+class NativePairwiseProblem(ctypes.Structure):
     """``hidet_dist_pairwise_problem``: a problem as flat arrays."""
 
     _fields_ = (
@@ -200,7 +200,7 @@ PAIRWISE = Header(
         "pairwise_solve": Signature(
             c_int32,
             (
-                POINTER(PairwiseProblem),
+                POINTER(NativePairwiseProblem),
                 POINTER(PairwiseOptions),
                 PairwiseProgress,
                 c_void_p,
@@ -210,7 +210,7 @@ PAIRWISE = Header(
         ),
     },
     structures={
-        "pairwise_problem": PairwiseProblem,
+        "pairwise_problem": NativePairwiseProblem,
         "pairwise_options": PairwiseOptions,
         "pairwise_result": PairwiseResult,
     },

@@ -42,15 +42,15 @@ class DevicePool:
             if fitting:
                 self._unused.remove(min(fitting))
         size, address = min(fitting) if fitting else (nbytes, self._memory.reserve_beside(nbytes))
-        loan = _Loan()
-        weakref.finalize(loan, self._give_back, size, address).atexit = False
-        return raw_view(address, shape, dtype, loan)
+        owner = _BlockOwner()
+        weakref.finalize(owner, self._give_back, size, address).atexit = False
+        return raw_view(address, shape, dtype, owner)
 
     def _give_back(self, size: int, address: int) -> None:
         self._unused.append((size, address))  # without the lock, which this thread may hold while it collects garbage
 
 
-class _Loan:
+class _BlockOwner:
     """The owner of a block that is in use."""
 
 

@@ -89,7 +89,7 @@ def load() -> int:
         ) from None
 
 
-class Cublas:
+class PartitionCublas:
     """The cuBLAS handle of one partition, on its memory's device.
 
     Attributes
@@ -113,7 +113,9 @@ class Cublas:
         with memory.active():
             self._allocations = [memory.reserve(WORKSPACE_BYTES)]
             try:
-                self._native = native.Cublas(stream, report, self._allocate, self._allocations[0], WORKSPACE_BYTES)
+                self._native = native.CublasHandle(
+                    stream, report, self._allocate, self._allocations[0], WORKSPACE_BYTES
+                )
             except ValueError as error:
                 memory.release(self._allocations.pop())
                 raise ConfigError(f"cuBLAS cannot be used on CUDA device {memory.device}: {error}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.cuda.cublas import Cublas
+from hidet_dist.runtime.cuda.cublas import PartitionCublas
 from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
@@ -25,7 +25,7 @@ def open_cuda_device(manifest: Manifest, stage: StageManifest, rank: int) -> Cud
 
 
 class CudaDevice:
-    """A CUDA device; see :class:`hidet_dist.runtime.device.Device`."""
+    """A CUDA device; see :class:`hidet_dist.runtime.device.RankDevice`."""
 
     def __init__(self, memory: CudaMemory):
         self.memory = memory
@@ -54,7 +54,7 @@ class CudaDevice:
         cublas = None
         if any(stage.cublas):
             try:
-                cublas = Cublas(self.memory)
+                cublas = PartitionCublas(self.memory)
                 self._cublas_version = cublas.version
             except (ConfigError, DeviceError) as error:
                 self._without_cublas = str(error)

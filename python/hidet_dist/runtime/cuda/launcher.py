@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from hidet_dist.runtime.cuda.cublas import Cublas
+from hidet_dist.runtime.cuda.cublas import PartitionCublas
 from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.graphs import Graphs
 from hidet_dist.runtime.cuda.memory import CudaMemory
@@ -29,7 +29,7 @@ class CudaLauncher(Launcher):
         The device memory of weights and activations.
     as_graph: bool
         Whether the program is captured into a CUDA graph.
-    cublas: Cublas, optional
+    cublas: PartitionCublas, optional
         The handle for kernels that call cuBLAS.
     states: sequence of int
         As for Launcher. They stay at these addresses, which captured graphs contain.
@@ -44,7 +44,7 @@ class CudaLauncher(Launcher):
         nodes: int,
         memory: CudaMemory,
         as_graph: bool,
-        cublas: Cublas | None = None,
+        cublas: PartitionCublas | None = None,
         states: Sequence[int] = (),
     ):
         super().__init__(library, kernels, data, tensors, nodes, memory, states)

@@ -25,8 +25,8 @@ from hidet_dist.runtime.cuda.storage import provide_storage
 from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import host_zeros
-from hidet_dist.runtime.tensors import HIDET, TORCH, Buffer, host_tensor
-from hidet_dist.weights.header import Place
+from hidet_dist.runtime.tensors import HIDET, TORCH, TensorBuffer, host_tensor
+from hidet_dist.weights.header import LocatedTensor
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
@@ -161,13 +161,13 @@ class CudaMemory:
         """Tell whether a tensor on this DLPack device is on the CUDA device, or in host memory, to be copied."""
         return device == (dlpack.CUDA, self.device) or device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
-    def packed(self, buffer: Buffer, what: str) -> Buffer:
+    def packed(self, buffer: TensorBuffer, what: str) -> TensorBuffer:
         """Return a contiguous tensor. Raises InputError for one on the device that is not."""
         if buffer.contiguous or buffer.device[0] != dlpack.CUDA:
             return buffer.packed()
         raise InputError(f"{what} must be contiguous in row-major order on a CUDA device; give x.contiguous().")
 
-    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, places: Mapping[str, LocatedTensor]) -> dict[str, int]:
         """Copy tensors of a safetensors file to the device, block by block through pinned memory.
 
         Raises
@@ -284,11 +284,11 @@ class CudaMemory:
             return hidet.empty(list(shape), dtype, device=f"cuda:{self.device}")
         return host_tensor(kind, shape, dtype)
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
+    def zeros(self, shape: Sequence[int], dtype: str) -> TensorBuffer:
         """Make a buffer of zeros, in host memory."""
         return host_zeros(shape, dtype)
 
-    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+    def stage(self, inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]) -> list[int]:
         """Locate inputs and outputs on the device: the tensors themselves, or copies on the device."""
         addresses = []
         for slot, buffer in enumerate((*inputs, *outputs)):
@@ -301,7 +301,7 @@ class CudaMemory:
             addresses.append(address)
         return addresses
 
-    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+    def deliver(self, outputs: Sequence[TensorBuffer], addresses: Sequence[int]) -> None:
         """Copy staged outputs to the caller's tensors, after the program has run."""
         copied = [
             (buffer, address) for buffer, address in zip(outputs, addresses, strict=True) if buffer.address != address
@@ -346,7 +346,7 @@ class CudaMemory:
         """Free everything. Addresses must not be used any more."""
         self._close()
 
-    def _needs_copy(self, buffer: Buffer) -> bool:
+    def _needs_copy(self, buffer: TensorBuffer) -> bool:
         elsewhere = buffer.device != (dlpack.CUDA, self.device)
         return elsewhere or self._static or buffer.address % _LOAD_BYTES != 0
 

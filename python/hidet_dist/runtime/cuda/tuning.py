@@ -13,7 +13,7 @@ from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.device import RankPart
-from hidet_dist.runtime.program import Prepared
+from hidet_dist.runtime.program import PreparedRun
 
 _TIMED_RUNS = 4  # the number of timed runs of a candidate, of which the fastest counts
 
@@ -97,7 +97,7 @@ class CandidateTuning:
             choices.remember(chosen, times)
         return chosen
 
-    def _seconds(self, prepared: Prepared, kernel: int, candidate: int) -> float:
+    def _seconds(self, prepared: PreparedRun, kernel: int, candidate: int) -> float:
         """Measure the least seconds per run, of several runs, that all launches of a kernel take with a candidate."""
         launcher = self._launcher
         nodes = [number for number, launch in enumerate(self._stage.launches) if launch.kernel == kernel]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hidet_dist.runtime.pipeline.channel import Channel, Transit
+from hidet_dist.runtime.pipeline.channel import MessageChannel, Transit
 from hidet_dist.runtime.pipeline.messages import Inlet
 
 
@@ -34,7 +34,7 @@ class Arrivals:
 
     Parameters
     ----------
-    channel: Channel
+    channel: MessageChannel
         The channel of messages forward.
     arrivals: sequence of sequences of Arrival
         The inputs, for each micro-batch of the call.
@@ -42,7 +42,7 @@ class Arrivals:
         The number of the stage.
     """
 
-    def __init__(self, channel: Channel, arrivals: Sequence[Sequence[Arrival]], stage: int):
+    def __init__(self, channel: MessageChannel, arrivals: Sequence[Sequence[Arrival]], stage: int):
         self._channel = channel
         self._arrivals = arrivals
         sources = sorted({one.source for of_micro_batch in arrivals for one in of_micro_batch})

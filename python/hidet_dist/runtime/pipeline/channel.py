@@ -17,7 +17,7 @@ _MOST_SENT = 2  # operations that only send and are not complete: one is taken b
 
 @dataclass(frozen=True)
 class Transit:
-    """An operation of a channel, which is complete after :meth:`Channel.wait`.
+    """An operation of a channel, which is complete after :meth:`MessageChannel.wait`.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Transit:
     kept: list[np.ndarray] = field(default_factory=list)
 
 
-class Channel:
+class MessageChannel:
     """The messages of one rank over a communicator of all ranks.
 
     All ranks must begin the operations that have messages between them in one order, so that no circle of ranks waits

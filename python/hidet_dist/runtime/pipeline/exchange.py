@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hidet_dist import native
-from hidet_dist.runtime.pipeline.channel import Channel
+from hidet_dist.runtime.pipeline.channel import MessageChannel
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet
 
 
@@ -48,7 +48,7 @@ class Exchange:
 
     Parameters
     ----------
-    channel: Channel
+    channel: MessageChannel
         The channel of results; it has no other use during the exchange.
     call: int
         The number of the call.
@@ -58,7 +58,7 @@ class Exchange:
     awaited: whether :meth:`take` waits.
     """
 
-    def __init__(self, channel: Channel, call: int):
+    def __init__(self, channel: MessageChannel, call: int):
         self._channel = channel
         self._call = call
         self.awaited = False

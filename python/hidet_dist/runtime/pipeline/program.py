@@ -24,24 +24,24 @@ from hidet_dist.artifacts.manifest import ProgramManifest, StageManifest, Tensor
 from hidet_dist.errors import CommunicationError, HidetDistError, InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.agreement import describe
-from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.arguments import CallSignature
 from hidet_dist.runtime.arrays import HostArrays, raw_view
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.pipeline.arrivals import Arrival, Arrivals
-from hidet_dist.runtime.pipeline.channel import Channel
+from hidet_dist.runtime.pipeline.channel import MessageChannel
 from hidet_dist.runtime.pipeline.ends import Ends, RankEnds, dtype_name
 from hidet_dist.runtime.pipeline.exchange import Computed, Exchange
 from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype
 from hidet_dist.runtime.pipeline.sizes import Sizes
-from hidet_dist.runtime.program import Program, with_planned
-from hidet_dist.runtime.tensors import NUMPY, Buffer
+from hidet_dist.runtime.program import StageProgram, with_planned
+from hidet_dist.runtime.tensors import NUMPY, TensorBuffer
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import LocalSymbol, check_sizes, local_sizes
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatchCall:
     """One micro-batch of a call.
 
     Attributes
@@ -53,9 +53,9 @@ class MicroBatch:
     """
 
     sizes: Mapping[str, int]
-    inputs: Mapping[int, Buffer]
+    inputs: Mapping[int, TensorBuffer]
     outputs: Mapping[int, np.ndarray]
-    buffers: Mapping[int, Buffer]
+    buffers: Mapping[int, TensorBuffer]
 
 
 @dataclass
@@ -73,17 +73,17 @@ class PreparedCall:
     micro_batches: the call's micro-batches; empty until the sizes of all symbolic dims are known.
     """
 
-    inputs: Sequence[Buffer]
+    inputs: Sequence[TensorBuffer]
     sizes: Mapping[str, int]
     device: tuple[int, int]
     kind: str | None
     results: list[Any]
     discards: bool = False
-    micro_batches: Sequence[MicroBatch] = ()
+    micro_batches: Sequence[MicroBatchCall] = ()
 
 
 @dataclass(frozen=True)
-class Interval:
+class StepInterval:
     """A step of a rank in a call, from ``begin`` to ``end`` by time.perf_counter_ns.
 
     Attributes
@@ -112,7 +112,7 @@ class PipelinedProgram:
         The manifest of the program, with a pipeline.
     rank: int
         This rank, among those of all stages.
-    program: Program
+    program: StageProgram
         The stage's program.
     memory: Memory
         The memory of the program's tensors.
@@ -128,7 +128,7 @@ class PipelinedProgram:
         self,
         manifest: ProgramManifest,
         rank: int,
-        program: Program,
+        program: StageProgram,
         memory: Memory,
         world: Communicator,
         own: Communicator,
@@ -143,8 +143,8 @@ class PipelinedProgram:
         self._program, self._memory = program, memory
         self._world, self._own, self._backward = world, own, backward
         self._arrays, self._host = memory.arrays(), HostArrays()
-        self._forward = Channel(world, memory.arrays(world.stream))
-        self._results = None if backward is None else Channel(backward, memory.arrays(backward.stream))
+        self._forward = MessageChannel(world, memory.arrays(world.stream))
+        self._results = None if backward is None else MessageChannel(backward, memory.arrays(backward.stream))
         pipeline, number = self._pipeline, self._number
         # The inputs of the graph that the stage reads, with their numbers in the stage.
         self._read = {
@@ -154,12 +154,12 @@ class PipelinedProgram:
             if reader.stage == number
         }
         self._given = [place for place in range(len(pipeline.outputs)) if pipeline.gives_results(number)]
-        self._signature = Signature(self._call_signature(), memory, list(self._read))
+        self._signature = CallSignature(self._call_signature(), memory, list(self._read))
         self._unread = self._unread_inputs()
-        self._unread_signature = Signature(self._unread_call_signature(), memory, list(self._unread))
+        self._unread_signature = CallSignature(self._unread_call_signature(), memory, list(self._unread))
         place_of = {own: place for place, own in self._read.items()}
         own_inputs = range(len(self._stage.inputs))
-        self._checks = Signature(self._stage, memory, [place_of.get(own, -1) for own in own_inputs])
+        self._checks = CallSignature(self._stage, memory, [place_of.get(own, -1) for own in own_inputs])
         self._sizes = Sizes(manifest, rank)
         self._ends = RankEnds(manifest, rank)
         self._receives = any(reader.stage == number for one in pipeline.boundaries for reader in one.readers)
@@ -237,7 +237,7 @@ class PipelinedProgram:
             self._place(prepared, sizes)
         return prepared, sizes
 
-    def _known_sizes(self, inputs: Sequence[Any], given: Sequence[Buffer]) -> dict[str, int]:
+    def _known_sizes(self, inputs: Sequence[Any], given: Sequence[TensorBuffer]) -> dict[str, int]:
         """Compute the sizes of symbolic dims that the inputs have, those that the stage does not read included."""
         sizes = self._signature.known_sizes(dict(zip(self._read, (buffer.shape for buffer in given), strict=True)))
         shapes = {place: getattr(inputs[place], "shape", None) for place in self._unread}
@@ -270,7 +270,7 @@ class PipelinedProgram:
         self._place(prepared, whole)
         return prepared, whole
 
-    def run(self, prepared: PreparedCall, number: int, record: bool = False) -> tuple[list[Any], list[Interval]]:
+    def run(self, prepared: PreparedCall, number: int, record: bool = False) -> tuple[list[Any], list[StepInterval]]:
         """Make call ``number``; return the outputs and, with ``record``, this rank's steps.
 
         Raises
@@ -278,7 +278,7 @@ class PipelinedProgram:
         CommunicationError
             When a message or a collective failed, on this rank or another.
         """
-        intervals: list[Interval] = []
+        intervals: list[StepInterval] = []
         self.begin(number)
         try:
             self.process(prepared, intervals if record else None, agreed=True)
@@ -287,7 +287,7 @@ class PipelinedProgram:
             if record and self._exchange is not None:
                 routes = [route for one in prepared.micro_batches for route in self._ends.at(one.sizes).routes]
                 nbytes = _summed([route.inlet for route in routes if route.inlet is not None])
-                intervals.append(Interval("results", None, processed, time.perf_counter_ns(), nbytes))
+                intervals.append(StepInterval("results", None, processed, time.perf_counter_ns(), nbytes))
         except BaseException as error:
             self.fail(error)
             raise
@@ -330,7 +330,9 @@ class PipelinedProgram:
         if self._under_way:
             self.fail(HidetDistError(f"rank {self._rank} left its stream before the end"))
 
-    def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None, *, agreed: bool = False) -> None:
+    def process(
+        self, prepared: PreparedCall, intervals: list[StepInterval] | None = None, *, agreed: bool = False
+    ) -> None:
         """Run this rank's stage on all micro-batches of a call, receiving and sending.
 
         ``agreed`` says whether all ranks have agreed on the sizes of symbolic dims.
@@ -373,9 +375,9 @@ class PipelinedProgram:
             if intervals is not None:
                 nbytes = _summed([one.inlet for one in ends.arrivals]), _summed([end for _, end in ends.outlets])
                 intervals += [
-                    Interval("receive", number, times[0], times[1], nbytes[0]),
-                    Interval("run", number, times[1], times[2], kernels=kernels),
-                    Interval("send", number, times[2], times[3], nbytes[1]),
+                    StepInterval("receive", number, times[0], times[1], nbytes[0]),
+                    StepInterval("run", number, times[1], times[2], kernels=kernels),
+                    StepInterval("send", number, times[2], times[3], nbytes[1]),
                 ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
@@ -498,12 +500,12 @@ class PipelinedProgram:
             outputs = {}
             for n, (place, buffer) in enumerate(zip(self._given, places, strict=True)):
                 outputs[place] = _cut(_view(buffer), dims[n], [of[n] for of in shapes], number)
-            parts.append(MicroBatch(one, inputs, outputs, dict(zip(self._given, places, strict=True))))
+            parts.append(MicroBatchCall(one, inputs, outputs, dict(zip(self._given, places, strict=True))))
         prepared.micro_batches = parts
 
     def _part(
-        self, buffer: Buffer, place: int, own: int, sizes: Sequence[Mapping[str, int]], micro_batch: int
-    ) -> Buffer:
+        self, buffer: TensorBuffer, place: int, own: int, sizes: Sequence[Mapping[str, int]], micro_batch: int
+    ) -> TensorBuffer:
         """Make a micro-batch of a contiguous input of the graph, contiguous as well."""
         dim = self._pipeline.inputs[place].batch_dim
         if dim is None or len(sizes) == 1:
@@ -520,7 +522,9 @@ class PipelinedProgram:
             owner=(packed, buffer),
         )
 
-    def _shards(self, micro_batch: MicroBatch, ends: Ends, sizes: Mapping[str, int]) -> list[tuple[np.ndarray, Buffer]]:
+    def _shards(
+        self, micro_batch: MicroBatchCall, ends: Ends, sizes: Mapping[str, int]
+    ) -> list[tuple[np.ndarray, TensorBuffer]]:
         """Find memory for the stage's outputs, within the graph's outputs if possible.
 
         An output that is sent on a stream is in separate memory, because the call may return before it is taken.
@@ -546,11 +550,11 @@ class PipelinedProgram:
                 shards.append((shard, self._buffer(shard, number, self._arrays.device)))
         return shards
 
-    def _buffer(self, shard: np.ndarray, number: int, device: tuple[int, int]) -> Buffer:
+    def _buffer(self, shard: np.ndarray, number: int, device: tuple[int, int]) -> TensorBuffer:
         dtype = dtype_name(self._stage.outputs[number])
-        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, device, False, shard)
+        return TensorBuffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, device, False, shard)
 
-    def _deliver(self, micro_batch: MicroBatch, ends: Ends, shards: Sequence[np.ndarray]) -> None:
+    def _deliver(self, micro_batch: MicroBatchCall, ends: Ends, shards: Sequence[np.ndarray]) -> None:
         """Copy this rank's outputs of the graph to the call's outputs, and queue them for other ranks."""
         computed = {}
         for place, y in enumerate(self._pipeline.outputs):
@@ -568,13 +572,13 @@ class PipelinedProgram:
 
     # Messages.
 
-    def _completed(self, received: Sequence[tuple[Arrival, np.ndarray]]) -> dict[int, Buffer]:
+    def _completed(self, received: Sequence[tuple[Arrival, np.ndarray]]) -> dict[int, TensorBuffer]:
         """Complete the stage's inputs that earlier stages computed, by their numbers in the stage."""
         self._own.bind()
         arguments = {}
         for arrival, part in received:
             shard = arrival.inlet.complete(self._arrays, self._own, part)
-            arguments[arrival.number] = Buffer(
+            arguments[arrival.number] = TensorBuffer(
                 shard.ctypes.data,
                 shard.shape,
                 dtype_name(self._stage.inputs[arrival.number]),
@@ -587,7 +591,7 @@ class PipelinedProgram:
         return arguments
 
 
-def _view(buffer: Buffer) -> np.ndarray:
+def _view(buffer: TensorBuffer) -> np.ndarray:
     """View the memory of a contiguous tensor. The view keeps it alive, because a thread may send from it later."""
     return raw_view(buffer.address, buffer.shape, raw_dtype(buffer.dtype), buffer)
 

@@ -11,7 +11,7 @@ from hidet_dist.runtime.calls import Calls
 from hidet_dist.runtime.pipeline.program import PipelinedProgram, PreparedCall
 
 
-class Stream(Iterator[Any]):
+class ResultStream(Iterator[Any]):
     """The results of batches, in order.
 
     All ranks iterate over it to the end, with equally many batches. Where the batches have a length, the last result is

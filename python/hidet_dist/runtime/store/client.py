@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hidet_dist.runtime.store import addresses, wire
 from hidet_dist.runtime.store.interface import FullError, SecretError, StoreError
-from hidet_dist.runtime.store.wire import Channel, ProtocolError
+from hidet_dist.runtime.store.wire import ProtocolError, SignedChannel
 
 _LEAST_POLL_SECONDS = 0.001
 _MOST_POLL_SECONDS = 0.02
@@ -43,7 +43,7 @@ class _Link:
         except BaseException:
             self._peer.close()
             raise
-        self._channel = Channel(secret, wire.CLIENT, client_nonce, server_nonce)
+        self._channel = SignedChannel(secret, wire.CLIENT, client_nonce, server_nonce)
 
     def call(self, request: Sequence[bytes], timeout_seconds: float) -> list[bytes]:
         with self._lock:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from hidet_dist.runtime.store import addresses, wire
-from hidet_dist.runtime.store.wire import Channel, ProtocolError
+from hidet_dist.runtime.store.wire import ProtocolError, SignedChannel
 
 HANDSHAKE_SECONDS = 10.0
 """The longest time, in seconds, for the handshake of a connection."""
@@ -88,7 +88,7 @@ class _Connection:
         self._incoming = bytearray()
         self._secret = secret
         self._nonces: tuple[bytes, bytes] | None = None
-        self._channel: Channel | None = None
+        self._channel: SignedChannel | None = None
 
     @property
     def trusted(self) -> bool:
@@ -140,7 +140,7 @@ class _Connection:
         expected = wire.proof(self._secret, wire.CLIENT, *self._nonces)
         if not hmac.compare_digest(self._take(wire.DIGEST_BYTES), expected):
             raise ProtocolError("a wrong proof")
-        self._channel = Channel(self._secret, wire.SERVER, *self._nonces)
+        self._channel = SignedChannel(self._secret, wire.SERVER, *self._nonces)
         return True
 
     def _message(self) -> bytes | None:

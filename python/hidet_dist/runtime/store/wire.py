@@ -47,7 +47,7 @@ def message_length(data: bytes | bytearray) -> int:
     return int(length)
 
 
-class Channel:
+class SignedChannel:
     """One side of an authenticated connection, which encodes and decodes numbered, signed messages."""
 
     def __init__(self, secret: bytes, sender: bytes, client_nonce: bytes, server_nonce: bytes):

@@ -17,7 +17,7 @@ class Transport(Protocol):
     """The implementation of the collectives of one rank's communicator. One thread at a time may use it."""
 
     @property
-    def table(self) -> native.Transport:
+    def table(self) -> native.TransportTable:
         """The functions that the native library calls."""
 
     @property

@@ -49,7 +49,7 @@ _SMALL_ROW_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Group:
+class _GlooGroup:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
     ranks: tuple[int, ...]  # numbered within the mesh
     group_rank: int
@@ -92,7 +92,7 @@ class GlooTransport(Blocking):
         # Holds the rendezvous, not its store, so that the store is freed when the rendezvous is closed.
         self._setup = setup
         self._device = _open_device(setup.rendezvous.address, setup.rendezvous.port)
-        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._groups: dict[tuple[int, ...], _GlooGroup] = {}
         self._scratch: dict[str, torch.Tensor] = {}
 
     @property
@@ -136,7 +136,7 @@ class GlooTransport(Blocking):
 
         return self._setup.failures.record(run)
 
-    def _extremes(self, peers: _Group, source: torch.Tensor, result: torch.Tensor, op: int) -> None:
+    def _extremes(self, peers: _GlooGroup, source: torch.Tensor, result: torch.Tensor, op: int) -> None:
         """Compute maxima or minima of all ranks, each rank those of a part. Gloo's own drop NaN."""
         count, dtype = source.numel(), source.dtype
         share = -(-count // peers.size)
@@ -266,13 +266,13 @@ class GlooTransport(Blocking):
 
         return self._setup.failures.record(run)
 
-    def _gather(self, peers: _Group, source: torch.Tensor, result: torch.Tensor) -> None:
+    def _gather(self, peers: _GlooGroup, source: torch.Tensor, result: torch.Tensor) -> None:
         """Gather bytes by an exchange of copies: one step, on one host 1.3 to 3 times as fast as Gloo's ring."""
         copies = self._scratch_tensor("sent", result.numel(), torch.uint8)
         copies.view(peers.size, source.numel()).copy_(source)
         self._exchange(peers, result, copies)
 
-    def _exchange(self, peers: _Group, result: torch.Tensor, source: torch.Tensor) -> None:
+    def _exchange(self, peers: _GlooGroup, result: torch.Tensor, source: torch.Tensor) -> None:
         """Send each rank of the group its row of the bytes ``source``, and receive a row from each."""
         rows = result.view(peers.size, -1)
         if rows.shape[1] <= _SMALL_ROW_BYTES:
@@ -283,7 +283,7 @@ class GlooTransport(Blocking):
 
     def _exchange_parts(
         self,
-        peers: _Group,
+        peers: _GlooGroup,
         result: torch.Tensor,
         received: Sequence[int],
         source: torch.Tensor,
@@ -301,11 +301,11 @@ class GlooTransport(Blocking):
         for row, part in zip(self._exchange_signed(peers, rows), result.split(list(received)), strict=True):
             part.copy_(row[: part.numel()])
 
-    def _check_envelopes(self, peers: _Group) -> None:
+    def _check_envelopes(self, peers: _GlooGroup) -> None:
         """Raise where a rank of the group is in a different collective. Takes one step."""
         self._exchange_signed(peers, torch.empty(peers.size, 0, dtype=torch.uint8))
 
-    def _exchange_signed(self, peers: _Group, rows: torch.Tensor) -> torch.Tensor:
+    def _exchange_signed(self, peers: _GlooGroup, rows: torch.Tensor) -> torch.Tensor:
         """Exchange envelopes and a row of bytes with each rank. Returns ``_SMALL_ROW_BYTES`` from each."""
         shape = (peers.size, native.ENVELOPE_BYTES + _SMALL_ROW_BYTES)
         sent = self._scratch_tensor("signed", math.prod(shape), torch.uint8).view(shape)
@@ -323,15 +323,15 @@ class GlooTransport(Blocking):
             self._scratch[use] = torch.empty(size, dtype=torch.uint8)
         return self._scratch[use][:size].view(dtype)
 
-    def _group(self, group: int) -> _Group:
+    def _group(self, group: int) -> _GlooGroup:
         return self._peers(group_ranks(self._setup.mesh_shape, self._rank, group))
 
-    def _peers(self, ranks: tuple[int, ...]) -> _Group:
+    def _peers(self, ranks: tuple[int, ...]) -> _GlooGroup:
         if ranks not in self._groups:
             self._groups[ranks] = self._make_group(ranks)
         return self._groups[ranks]
 
-    def _make_group(self, ranks: tuple[int, ...]) -> _Group:
+    def _make_group(self, ranks: tuple[int, ...]) -> _GlooGroup:
         beats = self._setup.rendezvous.store
         prefix = f"{self._setup.name}/group/" + ",".join(map(str, ranks))
         store = beats.prefixed(prefix)
@@ -344,7 +344,7 @@ class GlooTransport(Blocking):
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._setup.timeout_seconds)
         group_rank, torch_store = ranks.index(self._rank), TorchStore(store)
-        return _Group(gloo(torch_store, group_rank, len(ranks), options), ranks, group_rank, torch_store)
+        return _GlooGroup(gloo(torch_store, group_rank, len(ranks), options), ranks, group_rank, torch_store)
 
 
 def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
@@ -363,7 +363,7 @@ def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count)
 
 
-def _bytes_of(sizes: _Sizes, peers: _Group, unit: int, dtype: int) -> list[int]:
+def _bytes_of(sizes: _Sizes, peers: _GlooGroup, unit: int, dtype: int) -> list[int]:
     """Return the bytes of each group rank's part, of so many units of elements."""
     return [size * unit * native.dtype_size(dtype) for size in sizes[: peers.size]]
 

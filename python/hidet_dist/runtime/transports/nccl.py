@@ -63,7 +63,7 @@ class NcclTransport:
         self._whole = (1 << len(setup.mesh_shape)) - 1
 
     @property
-    def table(self) -> native.Transport:
+    def table(self) -> native.TransportTable:
         """The functions that the native library calls."""
         return self._nccl.table
 

@@ -51,7 +51,7 @@ class SharedMemoryTransport(Blocking):
             self._opened_fallback()
 
     @property
-    def table(self) -> native.Transport:
+    def table(self) -> native.TransportTable:
         """The functions that the native library calls."""
         return self._shared.table
 

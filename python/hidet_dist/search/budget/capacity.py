@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.native.search.capacity import Input, Interval, Lists, Mask, NativeCapacity, NativeFitting
+from hidet_dist.native.search.capacity import CapacityInterval, Input, Lists, Mask, NativeCapacity, NativeFitting
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.problem import ConvertedTensor, Edge, Problem
@@ -49,9 +49,9 @@ class Capacity:
     def __init__(self, problem: Problem):
         self.problem = problem
         activations, nbytes, specs = problem.activations, Lists(), Lists()
-        intervals: list[list[Interval]] = [[] for _ in problem.cost]
+        intervals: list[list[CapacityInterval]] = [[] for _ in problem.cost]
         for live in activations.intervals:
-            intervals[live.entity].append(Interval(live.begin, live.end, nbytes.begin(live.nbytes)))
+            intervals[live.entity].append(CapacityInterval(live.begin, live.end, nbytes.begin(live.nbytes)))
         inputs: list[list[tuple[Edge, Input]]] = [[] for _ in problem.cost]
         known: dict[Hashable, tuple[list[int], list[int] | None]] = {}
         for tensor, group in problem.groups.items():

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from hidet_dist.search import tuning
-from hidet_dist.search.budget.state import Probe, State, bound_choices, choices_below, count_open
+from hidet_dist.search.budget.state import ProbedPlan, State, bound_choices, choices_below, count_open
 from hidet_dist.search.elimination.eliminate import fix_required, marginals
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.problem import peaks
 from hidet_dist.search.problem.prices import Prices
@@ -48,7 +48,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
 
 
 @step("combination")
-def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence[Probe]) -> None:
+def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence[ProbedPlan]) -> None:
     """Find better plans among the combinations of the choices of some plans and the best one.
 
     Where no plan fits so far, plans that cost a little more than these are considered.
@@ -75,7 +75,7 @@ def try_plans_below(
     """
     if count_open(kept) > tuning.FEW_CHOICES:
         # Bounds of choices that others dominate are loose: those of what is left are not.
-        left = marginals(Instance(state.problem, kept, tables, prices))
+        left = marginals(EliminationInstance(state.problem, kept, tables, prices))
         if left is not None:
             most = limit + prices.total * state.problem.budget
             kept = [
@@ -121,7 +121,7 @@ def _fitting_frontier(
     """
     frontier, points = None, state.frontier_points
     try:
-        bounded = Bounded(Instance(state.problem, kept, tables, prices), exact)
+        bounded = Bounded(EliminationInstance(state.problem, kept, tables, prices), exact)
     except TooWide:
         return None
     for number in range(tuning.POINT_ROUNDS):

@@ -13,7 +13,7 @@ from hidet_dist.search.budget.capacity import Capacity
 from hidet_dist.search.budget.combination import search_below_limits
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.relaxation import Mixture, relax_budget
-from hidet_dist.search.budget.state import Probe, State, narrow_choices
+from hidet_dist.search.budget.state import ProbedPlan, State, narrow_choices
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.problem import Activations, LiveInterval, Problem
@@ -22,7 +22,7 @@ from hidet_dist.search.steps import step
 
 
 @dataclass(frozen=True, order=True)
-class _Part:
+class _PlansPart:
     """The plans whose resident bytes are within a range, among choices that are kept, and a lower bound of their cost.
 
     Parts are in the order of their bounds, then of their numbers. ``prices`` are those of the plans that it is a part
@@ -61,7 +61,7 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
         return
     prices: Sequence[float] = (*mixture.prices, 0.0)
     ranges = _ranges(problem, fitting.resident, mixture) if wide else [fitting.resident]
-    waiting = [_Part(state.bound, n, ends, fitting.kept, prices) for n, ends in enumerate(ranges)]
+    waiting = [_PlansPart(state.bound, n, ends, fitting.kept, prices) for n, ends in enumerate(ranges)]
     number, count = len(waiting), 0
     most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost))) if wide else tuning.PARTS
     stall = tuning.PARTS_STALL if wide else tuning.NARROW_PARTS_STALL
@@ -79,7 +79,7 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
         others = waiting[0].bound if waiting else math.inf
         try:
             if part.state is None:
-                parts: list[_Part] | float = _open_part(state, capacity, part, wide)
+                parts: list[_PlansPart] | float = _open_part(state, capacity, part, wide)
             else:
                 parts = _divide_part(state, part, part.state, others)
         except OutOfTimeError:
@@ -103,7 +103,7 @@ def _forbidden_cost(state: State) -> float:
     return tuning.FORBIDDEN_COSTS * (state.seconds if state.best else max(known))
 
 
-def _open_part(state: State, capacity: Capacity, part: _Part, wide: bool) -> list[_Part]:
+def _open_part(state: State, capacity: Capacity, part: _PlansPart, wide: bool) -> list[_PlansPart]:
     """Make the state of a part, with a first bound; return the part with it, or nothing if it has no better plan."""
     budget = state.problem.budget
     fitting = capacity.fitting(part.kept, budget, _forbidden_cost(state), part.resident, state.limits)
@@ -131,7 +131,7 @@ def _open_part(state: State, capacity: Capacity, part: _Part, wide: bool) -> lis
 _Half = tuple[tuple[int, int], list[list[int]]]  # a range of resident bytes, and the choices kept
 
 
-def _divide_part(state: State, part: _Part, inner: State, others: float) -> list[_Part] | float:
+def _divide_part(state: State, part: _PlansPart, inner: State, others: float) -> list[_PlansPart] | float:
     """Bound the plans of a part, whose state is ``inner``, by prices of its own, and record those found on the way.
 
     Returns the part itself as soon as its bound exceeds ``others``, the least one of other parts. Otherwise returns the
@@ -160,7 +160,7 @@ def _divide_part(state: State, part: _Part, inner: State, others: float) -> list
     if inner.done():
         return []
     halves = list(_halves(inner, part.resident, mixture))
-    return [_Part(inner.bound, 0, ends, kept, mixture.prices) for ends, kept in halves] or inner.bound
+    return [_PlansPart(inner.bound, 0, ends, kept, mixture.prices) for ends, kept in halves] or inner.bound
 
 
 def _with_most_resident(problem: Problem, most: int) -> Problem:
@@ -251,7 +251,9 @@ def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> i
     return (best + min(most for least, most, _ in spans if least <= best <= most)) // 2
 
 
-def _bytes_at(state: State, point: int, plans: Sequence[Probe]) -> Iterator[tuple[int, Sequence[float], list[int]]]:
+def _bytes_at(
+    state: State, point: int, plans: Sequence[ProbedPlan]
+) -> Iterator[tuple[int, Sequence[float], list[int]]]:
     """Yield entities with figures for the bytes of their choices at a program point, and the bytes in each plan.
 
     Conversions count for their reader, by the spec that it requires, if the plans' readers require different ones, or

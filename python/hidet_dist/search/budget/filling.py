@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.combination import try_plans_below
 from hidet_dist.search.budget.joining import positions
-from hidet_dist.search.budget.state import Probe, State
+from hidet_dist.search.budget.state import ProbedPlan, State
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.descent import descend
@@ -157,11 +157,11 @@ class _WindowState(State):
             window=window,
         )
 
-    def record(self, choices: tuple[int, ...]) -> Probe:
+    def record(self, choices: tuple[int, ...]) -> ProbedPlan:
         """Cost a plan; if it fits and takes less time, keep it, and record the whole plan."""
         assert self.whole is not None and self.window is not None
         totals, before = self.problem.totals, self.whole.seconds
-        probe = Probe(choices, totals.seconds(choices), totals.nbytes(choices))
+        probe = ProbedPlan(choices, totals.seconds(choices), totals.nbytes(choices))
         if probe.peak <= self.problem.budget and probe.seconds < self.seconds:
             self.whole.record(self.window.planned(choices))
             if self.whole.seconds < before:

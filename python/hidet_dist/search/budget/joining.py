@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
-from hidet_dist.search.budget.state import Probe, State
+from hidet_dist.search.budget.state import ProbedPlan, State
 from hidet_dist.search.elimination.eliminate import eliminate
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
@@ -39,7 +39,7 @@ def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
     for first, second in ((low, high), (high, low)):
         before = state.seconds
 
-        def cut(at: int, first: Probe = first, second: Probe = second) -> tuple[int, ...]:
+        def cut(at: int, first: ProbedPlan = first, second: ProbedPlan = second) -> tuple[int, ...]:
             pairs = zip(position, first.choices, second.choices, strict=True)
             return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
 
@@ -84,7 +84,7 @@ def _replan(
     position: Sequence[int],
     fixed: Sequence[int],
     at: int,
-) -> Probe:
+) -> ProbedPlan:
     """Replan a window of operators around one for these prices; all others keep the choices ``fixed``."""
     state.limits.check()
     near = [
@@ -96,5 +96,5 @@ def _replan(
     prices = Prices(window.prices(second_per_byte))
     tables = Tables(state.limits)
     kept = window.kept(state.kept)
-    solved = eliminate(Instance(window.problem, kept, tables, prices), state.options.solver_gap / 4, True)
+    solved = eliminate(EliminationInstance(window.problem, kept, tables, prices), state.options.solver_gap / 4, True)
     return state.record(window.planned(solved.choices))

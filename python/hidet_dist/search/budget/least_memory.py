@@ -15,7 +15,7 @@ from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.crowding import Crowding
 from hidet_dist.search.budget.master import Master, solve_master
-from hidet_dist.search.budget.state import Probe, State, bound_choices
+from hidet_dist.search.budget.state import ProbedPlan, State, bound_choices
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -91,7 +91,7 @@ def _search(problem: Problem, options: SolveOptions, goal: _Goal) -> tuple[Least
     return LeastMemory(best.choices, best.peak, math.ceil(state.bound - 1e-6)), goal.steered
 
 
-def _least(state: State) -> Probe:
+def _least(state: State) -> ProbedPlan:
     """Return the plan of the least peak so far."""
     return min(state.known_plans, key=lambda plan: plan.peak)
 
@@ -150,7 +150,7 @@ def _reach(state: State, crowding: Crowding, target: int) -> bool:
     Choices that need more are dropped, which makes the rest a smaller problem with a greater bound.
     """
     # The prices of the plans so far are those at which this target is hard to reach.
-    kept, plans = state.kept, list[Probe]()
+    kept, plans = state.kept, list[ProbedPlan]()
     weights = _weights(_mix(state, state.known_plans)[0])
     for _ in range(tuning.TARGET_REDUCTIONS):
         fitting = crowding.fitting(kept, target, tuning.FORBIDDEN_PEAKS * max(1, target), limits=state.limits)
@@ -197,7 +197,7 @@ def _refute(state: State, target: int) -> bool:
     return True
 
 
-def _mix(state: State, plans: Sequence[Probe]) -> tuple[Master, float]:
+def _mix(state: State, plans: Sequence[ProbedPlan]) -> tuple[Master, float]:
     """Mix plans by the master program; return it, and the most bytes of the best mixture at any point."""
     nbytes = [plan.nbytes for plan in plans]
     byte = float(max(1, *map(max, nbytes)))
@@ -217,7 +217,7 @@ def _weights(master: Master) -> list[float]:
 
 
 @step("least-memory")
-def find_fitting(state: State, limits: Limits | None = None) -> Probe:
+def find_fitting(state: State, limits: Limits | None = None) -> ProbedPlan:
     """Find the plan that holds least, and record it.
 
     Raises

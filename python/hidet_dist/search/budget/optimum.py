@@ -27,7 +27,7 @@ from hidet_dist.search.budget.joining import join_at_cut
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.programs import decide_by_program, is_worth_a_program, not_found_error, recombine_plans
 from hidet_dist.search.budget.relaxation import Mixture, probe_without_activations, relax_budget
-from hidet_dist.search.budget.state import Probe, State, is_wide, narrow_choices
+from hidet_dist.search.budget.state import ProbedPlan, State, is_wide, narrow_choices
 from hidet_dist.search.budget.ties import charge_collectives
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError
@@ -135,13 +135,13 @@ class _Improvement:
     mixture: the convex combination of them with the best multipliers, ``prices``.
     """
 
-    def __init__(self, state: State, tables: Tables, plans: Sequence[Probe], mixture: Mixture):
+    def __init__(self, state: State, tables: Tables, plans: Sequence[ProbedPlan], mixture: Mixture):
         self.state, self.tables, self.plans, self.mixture = state, tables, plans, mixture
         self.prices = state.prices(mixture.prices)
         self.known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
         self.combined = mixture.over
         self.cuts: tuple[int, ...] = ()
-        self.more: list[Probe] = []
+        self.more: list[ProbedPlan] = []
 
     def run(self) -> None:
         """Take the steps in order, until the gap is small enough or one of them ends the search."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hidet_dist.errors import SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import least_memory, refusal_error
-from hidet_dist.search.budget.state import Probe, State, count_open
+from hidet_dist.search.budget.state import ProbedPlan, State, count_open
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve
 from hidet_dist.search.problem import peaks, restricted
 from hidet_dist.search.steps import step
@@ -45,7 +45,7 @@ def not_found_error(state: State) -> SolverError:
 
 
 @step("recombination")
-def recombine_plans(state: State, plans: Sequence[Probe], gap: float, most: int = tuning.FEW_CHOICES) -> None:
+def recombine_plans(state: State, plans: Sequence[ProbedPlan], gap: float, most: int = tuning.FEW_CHOICES) -> None:
     """Find the best plan, to a gap, among combinations of the choices of the last plans that have at most so many."""
     if not state.best:
         return

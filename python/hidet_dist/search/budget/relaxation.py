@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.least_memory import find_fitting
 from hidet_dist.search.budget.master import solve_master
-from hidet_dist.search.budget.state import Probe, State, is_wide
+from hidet_dist.search.budget.state import ProbedPlan, State, is_wide
 from hidet_dist.search.budget.unfit import fitting_choices
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.problem import each
@@ -56,13 +56,13 @@ class Mixture:
     """
 
     seconds: float
-    parts: list[tuple[float, Probe]]
+    parts: list[tuple[float, ProbedPlan]]
     prices: list[float]
     over: bool
 
 
 @step("multipliers")
-def relax_budget(state: State, tables: Tables) -> tuple[list[Probe], Mixture]:
+def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixture]:
     """Find the prices of the greatest lower bound; return the plans on the way and the mixture with these prices.
 
     Raises
@@ -163,7 +163,7 @@ class _PriceSearch:
         near = self._state.bound >= self.mixture.seconds * (1 - tuning.ROUGH_GAP)
         return near or self.mixture.prices == self.probed
 
-    def probe(self, coarse: bool) -> Probe:
+    def probe(self, coarse: bool) -> ProbedPlan:
         """Find the best plan for the mixture's prices.
 
         If no plan of the mixture exceeds the budget, they are 0. Half of the last prices are nearer to the best ones if
@@ -204,12 +204,12 @@ def _near(state: State, mixture: Mixture) -> float:
     return tuning.ROUGH_GAP if mixture.over or far else state.options.solver_gap * tuning.BOUND_SHARE
 
 
-def _slack(state: State, probe: Probe, prices: Prices) -> float:
+def _slack(state: State, probe: ProbedPlan, prices: Prices) -> float:
     """Compute the seconds by which the bound at these prices could be greater if no tensor were relaxed, at most."""
     return probe.seconds + prices.of(probe.nbytes) - prices.total * state.problem.budget - probe.bound
 
 
-def _untested_peak(state: State, plan: Probe, tested: set[int]) -> int | None:
+def _untested_peak(state: State, plan: ProbedPlan, tested: set[int]) -> int | None:
     """Return the peak of a plan that exceeds the budget, if plans with each choice are still to be tested there."""
     point = plan.nbytes.index(plan.peak)
     if plan.peak <= state.problem.budget or point in tested or len(tested) == tuning.UNFIT_POINTS:
@@ -228,7 +228,7 @@ def _drop_unfit(state: State, point: int) -> bool:
     return True
 
 
-def _mixture(state: State, plans: Sequence[Probe], limit: float) -> Mixture:
+def _mixture(state: State, plans: Sequence[ProbedPlan], limit: float) -> Mixture:
     """Mix plans by the master program; a byte above the budget costs ``limit`` seconds."""
     budget = state.problem.budget
     unit = max(probe.seconds for probe in plans) or 1.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.errors import HidetDistError
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import eliminate, marginals
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
-from hidet_dist.search.elimination.presolve import Presolve, Reduction
+from hidet_dist.search.elimination.presolve import Presolve, RemainingChoices
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, readers
@@ -20,7 +20,7 @@ from hidet_dist.search.steps import Log, step
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbedPlan:
     """A plan with its seconds, without the price of memory, and the bytes that a device holds at each program point.
 
     ``bound`` is the lower bound, in seconds, from the prices for which the plan is the best.
@@ -47,7 +47,7 @@ class State:
     best: tuple[int, ...] = ()
     seconds: float = math.inf
     bound: float = 0.0
-    known_plans: list[Probe] = field(default_factory=list)
+    known_plans: list[ProbedPlan] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     frontier_points: list[int] = field(default_factory=list)  # those at which plans of frontiers did
@@ -94,7 +94,7 @@ class State:
         return result
 
     @step("joint-peaks", otherwise=False)
-    def join_peaks(self, tables: Tables, second_per_byte: Sequence[float], plan: Probe) -> bool:
+    def join_peaks(self, tables: Tables, second_per_byte: Sequence[float], plan: ProbedPlan) -> bool:
         """Join the peaks of priced points that are near each other; tell whether there are any more.
 
         They include near points at which ``plan`` exceeds the budget: these would have a price soon.
@@ -140,16 +140,16 @@ class State:
         """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
         paired = self.problem.sharing.paired or 0
         try:
-            network, _ = network_of(Instance(self.problem, kept, tables, prices), (), readers_limit, paired)
+            network, _ = network_of(EliminationInstance(self.problem, kept, tables, prices), (), readers_limit, paired)
         except TooWide:
             return math.inf
         return network.most_work()
 
-    def reduction(self, prices: Prices) -> Reduction:
+    def reduction(self, prices: Prices) -> RemainingChoices:
         """Reduce the choices to those of at least one of the best plans for these prices."""
         return self.presolve.reduce(self.kept, prices, self.limits)
 
-    def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> Probe:
+    def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> ProbedPlan:
         """Find the best plan for these prices, among the choices ``reduced`` for them.
 
         With ``coarse``, tensors of many readers stay relaxed.
@@ -158,13 +158,13 @@ class State:
         kept = self.reduction(prices).kept if reduced else self.kept
         # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
         gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.solver_gap / 4
-        solved = eliminate(Instance(self.problem, kept, tables, prices), gap, coarse)
+        solved = eliminate(EliminationInstance(self.problem, kept, tables, prices), gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
-    def record(self, choices: tuple[int, ...]) -> Probe:
+    def record(self, choices: tuple[int, ...]) -> ProbedPlan:
         """Cost a plan, and keep it as the best one if it fits and takes less time."""
         totals = self.problem.totals
-        probe = Probe(choices, totals.seconds(choices), totals.nbytes(choices))
+        probe = ProbedPlan(choices, totals.seconds(choices), totals.nbytes(choices))
         if self.outer is not None:
             self.outer.record(choices)
             self.best, self.seconds = self.outer.best, self.outer.seconds
@@ -246,7 +246,7 @@ def bound_choices(state: State, tables: Tables, prices: Prices) -> list[Table] |
     """Bound the priced cost of plans with each choice of each entity from below; None if that would take long."""
     state.limits.check()
     reduction = state.reduction(prices)
-    left = marginals(Instance(state.problem, reduction.kept, tables, prices))
+    left = marginals(EliminationInstance(state.problem, reduction.kept, tables, prices))
     if left is None:
         return None
     bounds = reduction.extend(state.problem, left)

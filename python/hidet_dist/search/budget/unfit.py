@@ -14,7 +14,7 @@ import numpy as np
 
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.limits import Limits
@@ -42,7 +42,7 @@ def fitting_choices(
         left = [kept[entity] for entity in entities]
         prices = Prices.at_point(point, 1.0, problem.activations.points)
         reduction = Presolve(local).reduce(left, prices, limits)
-        found = marginals(Instance(local, reduction.kept, Tables(limits), prices))
+        found = marginals(EliminationInstance(local, reduction.kept, Tables(limits), prices))
         if found is None:
             return None
         extended = reduction.extend(local, found)

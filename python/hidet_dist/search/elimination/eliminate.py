@@ -23,7 +23,7 @@ from itertools import repeat
 import numpy as np
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
 from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
@@ -54,7 +54,7 @@ class Eliminated:
         return self.seconds - self.bound - gap * abs(self.seconds)
 
 
-def eliminate(instance: Instance, gap: float = 0.0, coarse: bool = False) -> Eliminated:
+def eliminate(instance: EliminationInstance, gap: float = 0.0, coarse: bool = False) -> Eliminated:
     """Minimise the cost over the choices left of each entity, with priced memory and without a budget.
 
     Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``;
@@ -97,7 +97,7 @@ def eliminate(instance: Instance, gap: float = 0.0, coarse: bool = False) -> Eli
     return best
 
 
-def boundary_table(instance: Instance, ends: Sequence[int]) -> Table:
+def boundary_table(instance: EliminationInstance, ends: Sequence[int]) -> Table:
     """Tabulate a lower bound of the cost for all choices of the entities ``ends``, one dim each, in their order.
 
     It is exact unless a tensor of many readers had to be relaxed. Raises TooWide when the graph is too densely
@@ -113,7 +113,7 @@ def boundary_table(instance: Instance, ends: Sequence[int]) -> Table:
     raise TooWide
 
 
-def marginals(instance: Instance) -> list[Table] | None:
+def marginals(instance: EliminationInstance) -> list[Table] | None:
     """Bound the cost of plans with each choice left of each entity from below: the min-marginals.
 
     None when the graph is too densely connected.
@@ -129,7 +129,7 @@ def marginals(instance: Instance) -> list[Table] | None:
     return None
 
 
-def _eliminate(instance: Instance, limit: int, gap: float, coarse: bool) -> Eliminated | None:
+def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bool) -> Eliminated | None:
     """Eliminate with one limit of readers; None where the graph is too wide."""
     problem, prices = instance.problem, instance.prices
     try:
@@ -226,7 +226,9 @@ def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]
                 break
 
 
-def _solve(instance: Instance, exact: Collection[int], limit: int) -> tuple[float, list[int], dict[int, bool]]:
+def _solve(
+    instance: EliminationInstance, exact: Collection[int], limit: int
+) -> tuple[float, list[int], dict[int, bool]]:
     """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
     solved = minimized(instance, exact, limit)
     return (
@@ -252,7 +254,7 @@ class Solved:
     values: list[int]
 
 
-def minimized(instance: Instance, exact: Collection[int], limit: int) -> Solved:
+def minimized(instance: EliminationInstance, exact: Collection[int], limit: int) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
     problem, kept, tables, prices = instance
     sharing = problem.sharing

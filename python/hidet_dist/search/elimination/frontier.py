@@ -23,7 +23,7 @@ import numpy as np
 from hidet_dist.native.search.frontier import LabelLimits
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import minimized
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.point_bytes import PointBytes, paid_network
 
@@ -38,7 +38,7 @@ class Bounded:
     relaxed: the tensors of many readers that had to be relaxed.
     """
 
-    def __init__(self, instance: Instance, exact: Collection[int] = ()):
+    def __init__(self, instance: EliminationInstance, exact: Collection[int] = ()):
         """Eliminate all variables; tensors in ``exact`` are never relaxed.
 
         Raises

@@ -10,7 +10,7 @@ from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 
 
-class Instance(NamedTuple):
+class EliminationInstance(NamedTuple):
     """A problem to eliminate.
 
     Attributes

@@ -22,7 +22,7 @@ class TensorTable:
     dims: tuple[tuple[int, int, int | None], ...]
 
 
-class _Joined:
+class _JoinedLists:
     """Lists of numbers joined to one array, with the begin and the length of each."""
 
     def __init__(self, lists: Sequence[Sequence[int]]):
@@ -36,7 +36,7 @@ class _Joined:
         return joined
 
 
-class Layout:
+class VariableLayout:
     """The variables of entities, and those for the specs of tensors; and the factors over them.
 
     Attributes
@@ -62,10 +62,10 @@ class Layout:
         entities = len(sizes)
         self._recipe, self._numbers = [_Recipe(recipe) for recipe in recipes], numbers
         number = np.array(numbers, dtype=np.int64)
-        more = _Joined([recipe.sizes for recipe in self._recipe])
-        factors = _Joined([recipe.factors for recipe in self._recipe])
-        lengths = _Joined([recipe.lengths for recipe in self._recipe])
-        places = _Joined([recipe.places for recipe in self._recipe])
+        more = _JoinedLists([recipe.sizes for recipe in self._recipe])
+        factors = _JoinedLists([recipe.factors for recipe in self._recipe])
+        lengths = _JoinedLists([recipe.lengths for recipe in self._recipe])
+        places = _JoinedLists([recipe.places for recipe in self._recipe])
         self.sizes = np.concatenate((np.array(sizes, dtype=np.int64), more.of(number)))
         self.factors = np.concatenate((of_entities, factors.of(number)))
         self.ends = np.cumsum(np.concatenate((np.ones(entities, dtype=np.int64), lengths.of(number))))

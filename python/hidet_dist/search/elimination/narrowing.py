@@ -10,12 +10,12 @@ least work.
 from __future__ import annotations
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.problem_network import network_of
 
 
-def narrow(instance: Instance) -> bool:
+def narrow(instance: EliminationInstance) -> bool:
     """Choose the tensors of the problem's narrowing, once; tell whether the graph is narrow enough with them relaxed.
 
     Without such tensors, none is relaxed.

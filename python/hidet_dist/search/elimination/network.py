@@ -18,7 +18,7 @@ import numpy as np
 from hidet_dist.native.search.elimination import NativeNetwork, Table, TableStore, TooWide
 from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.layout import Layout, TensorTable
+from hidet_dist.search.elimination.layout import TensorTable, VariableLayout
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.problem import Problem, Sharing
 from hidet_dist.search.problem.equal_parts import EqualParts, Integers
@@ -30,7 +30,7 @@ __all__ = ["Network", "Table", "Tables", "TooWide"]
 
 
 @dataclass
-class Known:
+class KnownTables:
     """The tables of a problem's entities and tensors so far, by all that they depend on beside the problem.
 
     Attributes
@@ -72,7 +72,7 @@ class Tables:
         self.widest = 0.0
         self.last: Solved | None = None
         self.peaks: dict[Hashable, tuple[tuple[int, ...], int | None]] = {}
-        self._known: Known | None = None
+        self._known: KnownTables | None = None
         self._left_numbers: dict[tuple[int, ...], int] = {}
         self._left: tuple[Sequence[Sequence[int]], Integers] | None = None
         self._numbers: dict[Hashable, int] = {}
@@ -88,11 +88,11 @@ class Tables:
             self._left = kept, np.array(each, dtype=np.int64)
         return self._left[1]
 
-    def known_of(self, problem: Problem) -> Known:
+    def known_of(self, problem: Problem) -> KnownTables:
         """Return the tables of a problem's entities and tensors so far."""
         known = self._known
         if known is None or known.equal is not problem.equal_parts or known.sharing is not problem.sharing:
-            known = self._known = Known(problem.equal_parts, problem.sharing)
+            known = self._known = KnownTables(problem.equal_parts, problem.sharing)
         return known
 
     def rounded(self, table: Table) -> Table:
@@ -141,7 +141,7 @@ class Network:
     factors: the tables by number, in order; those of the entities come first.
     """
 
-    def __init__(self, tables: Tables, layout: Layout, joint: Sequence[tuple[int, Sequence[int]]] = ()):
+    def __init__(self, tables: Tables, layout: VariableLayout, joint: Sequence[tuple[int, Sequence[int]]] = ()):
         """Take the factors of a layout, and further ones: the numbers of their tables, and the variables."""
         self.store, self.limits, self.widest = tables.tables, tables.limits, 0.0
         self.sizes = layout.sizes.tolist()

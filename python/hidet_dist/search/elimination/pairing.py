@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.problem_network import network_of
 
 
-def readers_in_pairs(instance: Instance, exact: Collection[int], limit: int) -> int:
+def readers_in_pairs(instance: EliminationInstance, exact: Collection[int], limit: int) -> int:
     """Choose up to how many readers share conversions from each spec, in little work; once for a problem."""
     sharing = instance.problem.sharing
     if sharing.paired is None:
@@ -28,7 +28,7 @@ def readers_in_pairs(instance: Instance, exact: Collection[int], limit: int) -> 
     return sharing.paired
 
 
-def pair_more(instance: Instance, limit: int, relaxed: Collection[int]) -> bool:
+def pair_more(instance: EliminationInstance, limit: int, relaxed: Collection[int]) -> bool:
     """Let more readers share conversions from each spec, in more work; tell whether any do. At most once a problem."""
     sharing = instance.problem.sharing
     if sharing.wide or sharing.paired is None:
@@ -38,7 +38,9 @@ def pair_more(instance: Instance, limit: int, relaxed: Collection[int]) -> bool:
     return sharing.paired > before
 
 
-def _most_readers(instance: Instance, limit: int, relaxed: Collection[int], least: int, most_work: float) -> int:
+def _most_readers(
+    instance: EliminationInstance, limit: int, relaxed: Collection[int], least: int, most_work: float
+) -> int:
     """Find the most readers with which an elimination has so little work; ``least`` if there are none."""
     best = least
     # More readers in pairs only add tables, and so work.

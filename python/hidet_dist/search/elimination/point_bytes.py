@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from hidet_dist.native.search.frontier import FactorBytes
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Network, Table, Tables
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tensor_tables import relaxed_bytes, tensor_bytes
@@ -125,7 +125,7 @@ class PointBytes:
         return result
 
 
-def paid_network(instance: Instance, exact: Collection[int], readers_limit: int, paired: int) -> Network:
+def paid_network(instance: EliminationInstance, exact: Collection[int], readers_limit: int, paired: int) -> Network:
     """Make the network of the priced bytes alone, in seconds, with the factors of one with costs in its tables."""
     own = Tables(instance.tables.limits)
     own.quantum = instance.tables.quantum

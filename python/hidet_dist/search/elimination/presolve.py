@@ -7,7 +7,7 @@ a, and b takes no more memory. This is the dead-end elimination of protein desig
 
 With prices, memory is a part of the cost, and domination depends on the prices: at least one of the best plans for
 these prices consists of the remaining choices. The greatest rise of the cost from a to b also bounds the plans with
-choice a, once those with b are bounded (:meth:`Reduction.extend`).
+choice a, once those with b are bounded (:meth:`RemainingChoices.extend`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Removal:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class RemainingChoices:
     """The remaining choices of each entity, at least one."""
 
     kept: list[list[int]]
@@ -64,7 +64,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _Exclusion:
     """The choices of an entity that are removed, those that are left with their number, and the rise between them."""
 
     removed: Sequence[int]
@@ -117,7 +117,7 @@ class Presolve:
         # Lists and tables are known by their identity, so the problems must live on.
         self._problems: list[Problem] = [] if like is None else like._problems
         self._problems.append(problem)
-        self._known: dict[Hashable, _Outcome] = {} if like is None else like._known
+        self._known: dict[Hashable, _Exclusion] = {} if like is None else like._known
         self._numbers: Numbers = Numbers() if like is None else like._numbers
         self._arrays: dict[int, Matrix] = {} if like is None else like._arrays
         self._made: list[list[int]] = [[] for _ in problem.cost]
@@ -183,7 +183,7 @@ class Presolve:
         limits: Limits | None = None,
         rounds: int = tuning.PRESOLVE_ROUNDS,
         fixed: Collection[int] = (),
-    ) -> Reduction:
+    ) -> RemainingChoices:
         """Remove dominated choices, of all entities but those ``fixed``.
 
         With prices, at least one of the best plans for these prices remains. Without, a choice dominates only if it
@@ -224,7 +224,7 @@ class Presolve:
                     left, rise = self._left(entity, left_choices, entity in unpriced, priced)
                     gone = set(range(len(choices))).difference(left)
                     kept_now = [choices[i] for i in left]
-                    outcome = _Outcome(
+                    outcome = _Exclusion(
                         [choices[i] for i in sorted(gone)], kept_now, self._numbers.of(tuple(kept_now)), rise
                     )
                     self._known[key] = outcome
@@ -235,7 +235,7 @@ class Presolve:
                 numbers[entity] = outcome.number
                 for other in self._neighbours[entity]:
                     waiting[other] = len(left_choices[other]) > 1 and other not in fixed
-        return Reduction(left_choices, removals)
+        return RemainingChoices(left_choices, removals)
 
     def _at_points(self, points: Sequence[int]) -> Iterator[int]:
         """Yield the entities on which the bytes at some points, in ascending order, depend."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.instance import Instance
-from hidet_dist.search.elimination.layout import Layout, TensorTable
+from hidet_dist.search.elimination.instance import EliminationInstance
+from hidet_dist.search.elimination.layout import TensorTable, VariableLayout
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
 from hidet_dist.search.elimination.tensor_tables import (
     MOST_DIMS,
@@ -25,7 +25,7 @@ from hidet_dist.search.problem.prices import Prices
 
 
 def network_of(
-    instance: Instance, exact: Collection[int], limit: int, paired: int = 0
+    instance: EliminationInstance, exact: Collection[int], limit: int, paired: int = 0
 ) -> tuple[Network, dict[int, bool]]:
     """Make the tables of a problem with priced memory; entities are the first variables.
 
@@ -79,7 +79,7 @@ def network_of(
     for price, points in prices.joint:
         scope, peak = joint_peak(problem, kept, tables, points, relaxed)
         joint.append((tables.tables.add(tables.rounded(price * peak)), scope))
-    layout = Layout([*map(len, kept)], of_entities, recipes, alike.numbers, equal.ends, equal.ends_begin)
+    layout = VariableLayout([*map(len, kept)], of_entities, recipes, alike.numbers, equal.ends, equal.ends_begin)
     return Network(tables, layout, joint), relaxed
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.instance import Instance
+from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import TooWide
 from hidet_dist.search.elimination.problem_network import network_of
 from hidet_dist.search.elimination.tensor_tables import tensor_tables
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hidet_dist.search.elimination.eliminate import Solved
 
 
-def tighten(solved: Solved, instance: Instance, limit: int, enough: float) -> bool:
+def tighten(solved: Solved, instance: EliminationInstance, limit: int, enough: float) -> bool:
     """Relax tensors less in the eliminations to come, until what they lack is ``enough``; tell whether any are.
 
     ``solved`` is an elimination with this limit of readers; what its tensors lack is its gap, in
@@ -52,14 +52,14 @@ def tighten(solved: Solved, instance: Instance, limit: int, enough: float) -> bo
     return changed
 
 
-def _cost(plan: Instance, tensor: EqualTensor) -> float:
+def _cost(plan: EliminationInstance, tensor: EqualTensor) -> float:
     """Compute the cost of a tensor's conversions in a plan, which leaves each entity one choice, with priced memory."""
     recipe = tensor_tables(plan.tables, plan.kept, tensor, plan.prices, math.inf)
     assert recipe is not None  # without a limit none is relaxed
     return sum(float(plan.tables.tables[table.table].item()) for table in recipe)
 
 
-def _relax_less(solved: Solved, instance: Instance, limit: int, tensors: frozenset[int]) -> bool:
+def _relax_less(solved: Solved, instance: EliminationInstance, limit: int, tensors: frozenset[int]) -> bool:
     """Relax tensors less, if there is a way that leaves an elimination little work; tell whether there is.
 
     They are kept whole; or they are shared from each spec; or so they are together with others beside them, which were

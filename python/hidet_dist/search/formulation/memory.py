@@ -25,13 +25,13 @@ registers, a program mostly holds less; it may hold more where a kernel's inputs
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from hidet_dist.reshard import PlannedSteps
 from hidet_dist.reshard.buffers import conversion_nbytes, reduction_nbytes
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
+from hidet_dist.spec.report import Holding
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
@@ -99,22 +99,6 @@ STATE, WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
     "converted",
     "buffer",
 )
-
-
-@dataclass(frozen=True)
-class Holding:
-    """Bytes of ``tensor`` that a device holds from program point ``begin`` to ``end`` (included).
-
-    ``what`` is ``weight``, ``state``, ``input`` or ``output`` for tensors that are held during the whole run,
-    ``activation`` for an operator's result, ``converted`` for a tensor in another spec, and ``buffer`` for a
-    conversion's buffers.
-    """
-
-    tensor: str
-    what: str
-    begin: int
-    end: int
-    nbytes: int
 
 
 def point_bytes(

@@ -74,7 +74,7 @@ def solve(
         When the time limit is reached while the program is built.
     """
     options = SolveOptions() if options is None else options
-    return _Program(problem, options.limits, peak=False).solve(options, nodes, points, most_seconds)
+    return _IntegerProgram(problem, options.limits, peak=False).solve(options, nodes, points, most_seconds)
 
 
 def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
@@ -82,7 +82,7 @@ def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...]
 
     The problem's budget is ignored. Raises as :func:`solve` does.
     """
-    result = _Program(problem, options.limits, peak=True).solve(replace(options, solver_gap=0.0), tuning.NODES)
+    result = _IntegerProgram(problem, options.limits, peak=True).solve(replace(options, solver_gap=0.0), tuning.NODES)
     return result.choices, math.ceil(result.seconds * (1 - result.gap))
 
 
@@ -99,7 +99,7 @@ def program_bytes(problem: Problem) -> int:
     return variables * tuning.VARIABLE_BYTES + terms * tuning.TERM_BYTES
 
 
-class _Program:
+class _IntegerProgram:
     """The integer program, built once; rows for the memory of program points are added as plans exceed them.
 
     With ``peak`` the objective is the bytes of the worst point, without a budget; else the problem's cost within it.

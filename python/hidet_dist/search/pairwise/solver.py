@@ -12,8 +12,12 @@ import numpy as np
 
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.native.search.library import last_error, library
-from hidet_dist.native.search.signatures import PairwiseOptions, PairwiseProgress, PairwiseResult
-from hidet_dist.native.search.signatures import PairwiseProblem as NativeProblem
+from hidet_dist.native.search.signatures import (
+    NativePairwiseProblem,
+    PairwiseOptions,
+    PairwiseProgress,
+    PairwiseResult,
+)
 from hidet_dist.search.pairwise.problem import FORBIDDEN, Ints, PairwiseProblem
 
 # The statuses of the native function.
@@ -131,7 +135,7 @@ def solve(
 
     begin, end = (np.ascontiguousarray(problem.interval[:, side]) for side in (0, 1))
     arrays = (problem.edge_nodes, problem.edge_matrix, problem.matrix_begin, problem.entries)
-    native = NativeProblem(
+    native = NativePairwiseProblem(
         problem.nodes,
         problem.edges,
         *map(pointer, (problem.strategy_begin, problem.cost, problem.nbytes, begin, end, *arrays)),

@@ -93,7 +93,7 @@ class EqualParts:
             number.of((number.of_list(cost), number.of_list(memory), *(number.of_list(i.nbytes) for i in intervals)))
             for cost, memory, intervals in zip(problem.cost, problem.memory, own, strict=True)
         ]
-        self._entities = _Rows([2 + len(intervals) for intervals in own])
+        self._entities = _RaggedRows([2 + len(intervals) for intervals in own])
         self._entities.fixed[self._entities.begins] = self.kinds
         self._held_at = self._entities.places(2, [len(intervals) for intervals in own])
         self._held_begin = np.array([i.begin for intervals in own for i in intervals], dtype=np.int64)
@@ -108,7 +108,7 @@ class EqualParts:
         lives = [() if tensor is None else tensor.lives for tensor in converted]
         self.ends = np.array([end for tensor in self.tensors for end in tensor.ends], dtype=np.int64)
         self.ends_begin = np.cumsum([0, *counts])[:-1]
-        self._rows = _Rows([2 + count + 3 * len(own) for count, own in zip(counts, lives, strict=True)])
+        self._rows = _RaggedRows([2 + count + 3 * len(own) for count, own in zip(counts, lives, strict=True)])
         self._rows.fixed[self._rows.begins] = [tensor.kind for tensor in self.tensors]
         self._ends_at = self._rows.places(2, counts)
         behind = 2 + np.array(counts, dtype=np.int64)
@@ -150,7 +150,7 @@ class EqualParts:
         return self._rows.numbers(rows)
 
 
-class _Rows:
+class _RaggedRows:
     """Rows of 64-bit numbers, of different lengths, one after the other.
 
     Attributes

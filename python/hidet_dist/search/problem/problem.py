@@ -212,7 +212,7 @@ class Problem:
         return replace(self, cost=cost, edges=edges)
 
 
-class _Joined:
+class _JoinedOnce:
     """Lists joined to one array; equal objects, which must live on, are joined once."""
 
     def __init__(self, dtype: type[np.generic]):
@@ -238,7 +238,7 @@ class _Choosing:
     """Values that depend on the choices of single entities, as one array."""
 
     def __init__(self, dtype: type[np.generic], values: Sequence[Sequence[float]], entities: Sequence[int]):
-        joined = _Joined(dtype)
+        joined = _JoinedOnce(dtype)
         self._begins = np.array([joined.add(own) for own in values], dtype=np.int64)
         self._entities = np.array(entities, dtype=np.int64)
         self._values = joined.array()
@@ -263,7 +263,7 @@ class Totals:
         self._tensors = [edge.tensor for edge in edges]
         self._produced = _Choosing(np.int64, [e.produced for e in edges], [e.producer for e in edges])
         self._consumed = _Choosing(np.int64, [e.consumed for e in edges], [e.consumer for e in edges])
-        tables = _Joined(np.float64)
+        tables = _JoinedOnce(np.float64)
         tables_of: dict[int, Sequence[float]] = {}
         for edge in edges:
             if id(edge.convert) not in tables_of:
@@ -282,7 +282,7 @@ class Totals:
             for edge in group
         ]
         self._converted = held
-        layouts = _Joined(np.int64)
+        layouts = _JoinedOnce(np.int64)
         begins = np.array([layouts.add(memory.layout) for memory, _ in held], dtype=np.int64)
         self._layouts, self._layout_begins = layouts.array(), begins
         self._source = _Choosing(np.int64, [e.produced for _, e in held], [e.producer for _, e in held])

@@ -112,7 +112,7 @@ class Windows:
         least = int(most.min())
         always = [LiveInterval(last, n, n, (int(nbytes) - least,)) for n, nbytes in enumerate(most) if nbytes > least]
         memory[-1] = [least]
-        place = _Places(begins)
+        place = _WindowPoints(begins)
         activations = Activations(len(begins), (*map(place.interval, intervals), *always), held)
         problem = replace(problem, memory=memory, edges=[*map(place.edge, edges)], activations=activations)
         dearest = np.array([b + int(beside[b:e].argmax()) for b, e in zip(begins, ends, strict=True)], dtype=np.int64)
@@ -163,7 +163,7 @@ def _begins(problem: Problem) -> _Integers:
     return np.array(sorted(point for point in points if point < problem.activations.points), dtype=np.int64)
 
 
-class _Places:
+class _WindowPoints:
     """The window's points in place of those of the whole problem."""
 
     def __init__(self, begins: _Integers):

@@ -8,12 +8,12 @@ from hidet_dist.compile.cpu.kernels.expressions import Expressions
 from hidet_dist.compile.cpu.kernels.index import ONE, Size
 from hidet_dist.compile.cpu.kernels.loops import Loops
 from hidet_dist.compile.cpu.kernels.reductions import Reductions
-from hidet_dist.compile.cpu.kernels.schedule import BLOCK, KEPT_BYTES, Nest, Schedule
+from hidet_dist.compile.cpu.kernels.schedule import BLOCK, KEPT_BYTES, LoopSchedule, Nest
 from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import TYPES
 
 
-def kernel_text(schedule: Schedule, name: str) -> str:
+def kernel_text(schedule: LoopSchedule, name: str) -> str:
     """Write a function ``name``; its arguments are the addresses of inputs and output, then the variable sizes."""
     return _Writer(schedule).function(name)
 
@@ -21,7 +21,7 @@ def kernel_text(schedule: Schedule, name: str) -> str:
 class _Writer:
     """Writes the function: its buffers, then its nests in order."""
 
-    def __init__(self, schedule: Schedule):
+    def __init__(self, schedule: LoopSchedule):
         self.code = Code()
         self.space = LoopSpace(schedule, self.code)
         self.expressions = Expressions(self.space, self.code)

@@ -15,13 +15,13 @@ from hidet_dist.compile.cpu.kernels.terms import (
     TYPES,
     And,
     ArgReduction,
-    Buffer,
-    Choice,
     Compare,
+    Conditional,
     Convert,
     Extent,
     Function,
     Infix,
+    KernelBuffer,
     Literal,
     Load,
     Not,
@@ -53,7 +53,7 @@ class Expressions:
     def __init__(self, space: LoopSpace, code: Code):
         self.space = space
         self.code = code
-        self.buffers: dict[Buffer, str] = {buffer: f"x{n}" for n, buffer in enumerate(space.schedule.inputs)}
+        self.buffers: dict[KernelBuffer, str] = {buffer: f"x{n}" for n, buffer in enumerate(space.schedule.inputs)}
         self.results: dict[Term, str] = {}
 
     def index(self, index: Index) -> str:
@@ -90,7 +90,7 @@ class Expressions:
                 if known is not None:
                     return "true" if known else "false"
                 return f"(({self.index(term.left)}) {term.operator} ({self.index(term.right)}))"
-            case Choice():
+            case Conditional():
                 known = self.known(term.condition)
                 if known is not None:
                     return self.term(term.then if known else term.other)
@@ -152,7 +152,7 @@ class Expressions:
         """An element of a buffer; half-precision floats as ``float``."""
         return f"hd::load({self.place(load.buffer, load.indices)})"
 
-    def place(self, buffer: Buffer, indices: Sequence[Index]) -> str:
+    def place(self, buffer: KernelBuffer, indices: Sequence[Index]) -> str:
         """An element of a buffer, as an lvalue."""
         nest = next((n for n in self.space.schedule.nests[:-1] if n.target is buffer), None)
         if nest is None:
@@ -171,7 +171,7 @@ class Expressions:
             stride = stride * (Size(BLOCK) if blocked else axis.extent)
         return f"{self.buffers[buffer]}[{place}]"
 
-    def place_at(self, buffer: Buffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
+    def place_at(self, buffer: KernelBuffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
         """An element where an axis is at ``place``."""
         variable = self.space.name(axis)
         self.space.names[self.space.named(axis)] = place
@@ -179,7 +179,7 @@ class Expressions:
         self.space.names[self.space.named(axis)] = variable
         return text
 
-    def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
+    def is_contiguous(self, buffer: KernelBuffer, indices: Sequence[Index], axis: Axis) -> bool:
         """Whether elements along an axis are contiguous in a tensor."""
         in_memory = buffer in self.space.schedule.inputs or buffer is self.space.schedule.nests[-1].target
         axes = [alias for alias, origin in self.space.schedule.same.items() if origin is axis or alias is axis] or [
@@ -227,11 +227,11 @@ class Expressions:
             counts[term] = counts.get(term, 0) + 1
             if counts[term] > 1 or term in self.results:
                 return
-            if isinstance(term, Choice) and self.known(term.condition) is None:
+            if isinstance(term, Conditional) and self.known(term.condition) is None:
                 visit(term.condition, needed)
                 visit(term.then, False)
                 visit(term.other, False)
-            elif isinstance(term, Choice):
+            elif isinstance(term, Conditional):
                 visit(term.then if self.known(term.condition) else term.other, needed)
             elif isinstance(term, And | Or):
                 visit(term.left, needed)
@@ -250,7 +250,7 @@ class Expressions:
         always, counts = self.needed(root)
         named: list[Term] = []
         for term in always:
-            if counts[term] > 1 and isinstance(term, Operation | Choice) and parts(term):
+            if counts[term] > 1 and isinstance(term, Operation | Conditional) and parts(term):
                 name = f"t{next(self.code.fresh)}"
                 self.code.put(f"const auto {name} = {self.term(term)};")
                 self.results[term] = name

@@ -23,7 +23,7 @@ from hidet_dist.compat.passes import takes_memory
 from hidet_dist.compile.cpu.kernels.emit import kernel_text
 from hidet_dist.compile.cpu.kernels.lowering import Types, UnsupportedComputationError, shape_of
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
-from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
+from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, LoopSchedule, schedule, work
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import extents_of
 
@@ -36,7 +36,7 @@ _WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # tasks whose handwritten kern
 class _Computation:
     """The computation of one kernel: its inputs, its output and their schedule; operators in equal layers share it."""
 
-    def __init__(self, parameters: Sequence[TensorInput], output: TensorNode, arranged: Schedule):
+    def __init__(self, parameters: Sequence[TensorInput], output: TensorNode, arranged: LoopSchedule):
         self.parameters = tuple(parameters)
         self.output = output
         self.schedule = arranged
@@ -125,7 +125,7 @@ class _Schedules:
         return copy_operator(self.kernels[key], inputs)[0]
 
 
-class _Group:
+class _FusedGroup:
     """Operators in one kernel: it computes the output of the last one from inputs that none of them computes."""
 
     def __init__(self, node: Operator, computation: _Computation):
@@ -195,7 +195,7 @@ def lower_to_kernels(graph: FlowGraph, frugal: bool = False) -> FlowGraph:
     for node in nodes:
         for x in node.inputs:
             readers.setdefault(x, []).append(node)
-    groups: dict[Operator, _Group] = {}
+    groups: dict[Operator, _FusedGroup] = {}
     schedules = _Schedules()
     for node in reversed(nodes):
         if not _can_lower(node):
@@ -212,7 +212,7 @@ def lower_to_kernels(graph: FlowGraph, frugal: bool = False) -> FlowGraph:
             continue
         computation = schedules.task(node.task)
         if computation is not None:
-            groups[node] = _Group(node, computation)
+            groups[node] = _FusedGroup(node, computation)
     return _rebuilt(graph, groups, schedules)
 
 
@@ -226,7 +226,7 @@ def _can_lower(node: Operator) -> bool:
     return type(anchor).implement_cpu is Task.implement_cpu or isinstance(anchor, _WRITTEN_BY_HIDET)
 
 
-def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group], schedules: _Schedules) -> FlowGraph:
+def _rebuilt(graph: FlowGraph, groups: dict[Operator, _FusedGroup], schedules: _Schedules) -> FlowGraph:
     replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         group = groups.get(node)
@@ -251,7 +251,7 @@ def _name(nodes: Sequence[Operator]) -> str:
     return "Fused" + "".join(part for part in parts if part != "Reshape" or len(parts) == 1)[:_LONGEST_NAME]
 
 
-def _worthwhile(before: Schedule, producer: Schedule, merged: Schedule, size: int) -> bool:
+def _worthwhile(before: LoopSchedule, producer: LoopSchedule, merged: LoopSchedule, size: int) -> bool:
     """Whether one kernel for two operators pays: not if it computes much twice, or keeps more than fits the cache."""
     kept = merged.kept_bytes()
     if len(merged.nests) > 1 and (kept is None or kept > KEPT_BYTES) and not merged.outer:

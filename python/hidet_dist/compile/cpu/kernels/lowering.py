@@ -20,13 +20,13 @@ from hidet_dist.compile.cpu.kernels.terms import (
     TYPES,
     And,
     ArgReduction,
-    Buffer,
-    Choice,
     Compare,
+    Conditional,
     Convert,
     Extent,
     Function,
     Infix,
+    KernelBuffer,
     Literal,
     Load,
     Not,
@@ -120,7 +120,7 @@ class Lowering:
     variables of sizes, by name. ``types`` infers and caches the types of expressions.
     """
 
-    buffers: Mapping[TensorNode, Buffer]
+    buffers: Mapping[TensorNode, KernelBuffer]
     splits: Mapping[Any, Sequence[Size]]
     symbols: dict[str, Expr]
     types: Types = field(default_factory=Types)
@@ -259,7 +259,7 @@ class Lowering:
             for x, holds in ((e.then_expr, True), (e.else_expr, False)):
                 with self._where(condition, holds):
                     branches.append(self._as(self.term(x, scope), self._dtype(x), dtype))
-            return Choice(condition, *branches)
+            return Conditional(condition, *branches)
         if isinstance(e, ir.LogicalAnd | ir.LogicalOr):
             kind = And if isinstance(e, ir.LogicalAnd) else Or
             return kind(self.term(e.a, scope), self.term(e.b, scope))

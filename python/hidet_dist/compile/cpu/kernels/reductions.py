@@ -15,8 +15,8 @@ from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import (
     AnyReduction,
     ArgReduction,
-    Choice,
     Compare,
+    Conditional,
     Reduction,
     Term,
     axes_of,
@@ -190,7 +190,7 @@ class Reductions:
         """Write one step of a reduction; where a condition guards it, over the columns that satisfy the condition."""
         value = reduction.value
         extent = self.space.extent(column).constant
-        if not (isinstance(value, Choice) and is_identity(value.other, reduction) and extent is not None):
+        if not (isinstance(value, Conditional) and is_identity(value.other, reduction) and extent is not None):
             self.column_step(reduction, value, column, start, f"e{start}", name)
             return
         loose = []

@@ -25,7 +25,7 @@ from hidet_dist.compile.cpu.kernels.terms import (
     SHORT_FLOATS,
     AnyReduction,
     ArgReduction,
-    Buffer,
+    KernelBuffer,
     Load,
     Operation,
     Reduction,
@@ -48,7 +48,7 @@ _SHORTEST_LANE = 8  # a shorter loop is not worth lanes
 class Nest:
     """A definition as loops over ``axes``, which write ``value`` to the element of ``target`` at these axes."""
 
-    target: Buffer
+    target: KernelBuffer
     axes: tuple[Axis, ...]
     value: Term
 
@@ -58,7 +58,7 @@ class Nest:
 
 
 @dataclass
-class Schedule:
+class LoopSchedule:
     """A computation as nests of loops, the last of which writes the output.
 
     Attributes
@@ -70,7 +70,7 @@ class Schedule:
     symbols: the variables of sizes.
     """
 
-    inputs: list[Buffer]
+    inputs: list[KernelBuffer]
     nests: list[Nest]
     outer: list[Axis]
     block: Axis | None
@@ -100,7 +100,7 @@ class Schedule:
         return total
 
 
-def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) -> Schedule:
+def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) -> LoopSchedule:
     """Schedule a computation; ``types`` caches the types of expressions that several computations share.
 
     Raises
@@ -161,7 +161,7 @@ def _computes(grid: GridCompute) -> bool:
     return not isinstance(grid.value, ir.TensorElement)
 
 
-def work(arranged: Schedule) -> int:
+def work(arranged: LoopSchedule) -> int:
     """Count the additions and reads of a schedule: each term once per iteration of the loops that it depends on."""
     total = 0
     for nest in arranged.nests:
@@ -177,7 +177,7 @@ def _length(axis: Axis) -> int:
     return axis.extent.number * USUAL_SIZE ** len(axis.extent.symbols)
 
 
-def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute], types: Types) -> Schedule:
+def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute], types: Types) -> LoopSchedule:
     splits: dict[Any, list[Size]] = {}
     for _ in range(_MOST_SPLITS):
         symbols: dict[str, Expr] = {}
@@ -207,12 +207,12 @@ def _add(splits: dict[Any, list[Size]], key: Any, stride: Size) -> bool:
 
 def _lowered(
     lowering: Lowering, inputs: Sequence[TensorInput], kept: Sequence[GridCompute]
-) -> tuple[list[Buffer], list[Nest]]:
-    buffers: dict[TensorNode, Buffer] = {}
+) -> tuple[list[KernelBuffer], list[Nest]]:
+    buffers: dict[TensorNode, KernelBuffer] = {}
     for tensor in inputs:
         if tensor.type.layout is not None and not _is_row_major(tensor):
             raise UnsupportedComputationError("a tensor with a layout of its own")
-        buffers[tensor] = Buffer(tensor.type.dtype.name, tuple(lowering.size(n) for n in tensor.shape), tensor)
+        buffers[tensor] = KernelBuffer(tensor.type.dtype.name, tuple(lowering.size(n) for n in tensor.shape), tensor)
     read = list(buffers.values())
     lowering.buffers = buffers
     nests: list[Nest] = []
@@ -228,7 +228,7 @@ def _lowered(
         dtype = lowering.types(grid.value).name
         if dtype in SHORT_FLOATS and grid is not kept[-1]:
             dtype = "float32"  # only the output is rounded
-        target = Buffer(dtype, tuple(axis.extent for axis in axes), grid)
+        target = KernelBuffer(dtype, tuple(axis.extent for axis in axes), grid)
         buffers[grid] = target
         nests.append(Nest(target, tuple(axes), value))
         if any(isinstance(x, Reduction | ArgReduction) for r in nests[-1].reductions() for x in walk(r.value)):
@@ -276,7 +276,7 @@ def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list
     return wanted
 
 
-def _with_rows(inputs: list[Buffer], nests: list[Nest], symbols: dict[str, Expr]) -> Schedule:
+def _with_rows(inputs: list[KernelBuffer], nests: list[Nest], symbols: dict[str, Expr]) -> LoopSchedule:
     output = nests[-1]
     same: dict[Axis, Axis | None] = {axis: axis for axis in output.axes}
     for nest in reversed(nests[:-1]):
@@ -287,7 +287,7 @@ def _with_rows(inputs: list[Buffer], nests: list[Nest], symbols: dict[str, Expr]
     outer = [
         axis for axis in output.axes if all([same[each] for each in nest.axes].count(axis) == 1 for nest in nests[:-1])
     ]
-    result = Schedule(inputs, nests, outer, None, same, symbols)
+    result = LoopSchedule(inputs, nests, outer, None, same, symbols)
     block = _column_axis(result)
     if block is None and len(nests) == 1 and not output.reductions():
         result.outer = outer[:-1]  # without reductions, the last loop runs along the output's contiguous dim
@@ -337,7 +337,7 @@ def _preference(step: Size | None) -> float:
     return 0.0 if number == 0 else 1.0 if number == 1 else -1.0 + 1.0 / number
 
 
-def _column_axis(result: Schedule) -> Axis | None:
+def _column_axis(result: LoopSchedule) -> Axis | None:
     """Find the outer axis along which reads are contiguous while the reduced axes are not: columns are reduced."""
     for nest in result.nests:
         around = [axis for axis in nest.axes if axis.extent != ONE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hidet_dist.compile.cpu.kernels.code import Code
 from hidet_dist.compile.cpu.kernels.index import Axis, Size
-from hidet_dist.compile.cpu.kernels.schedule import BLOCK, Schedule
+from hidet_dist.compile.cpu.kernels.schedule import BLOCK, LoopSchedule
 
 
 class LoopSpace:
@@ -21,7 +21,7 @@ class LoopSpace:
     across: the loop that runs in tiles with the last one; None if there is none.
     """
 
-    def __init__(self, schedule: Schedule, code: Code):
+    def __init__(self, schedule: LoopSchedule, code: Code):
         self.schedule = schedule
         self.code = code
         self.names: dict[Axis, str] = {}

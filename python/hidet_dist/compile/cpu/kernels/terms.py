@@ -37,7 +37,7 @@ SHORT_FLOATS = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, eq=False)
-class Buffer:
+class KernelBuffer:
     """The memory of a tensor that a kernel reads or writes."""
 
     dtype: str
@@ -60,7 +60,7 @@ class Buffer:
 class Load:
     """An element of a buffer."""
 
-    buffer: Buffer
+    buffer: KernelBuffer
     indices: tuple[Index, ...]
 
 
@@ -202,7 +202,7 @@ class Not:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Conditional:
     """A conditional: one of two terms; the other is not computed."""
 
     condition: Term
@@ -236,7 +236,7 @@ class ArgReduction:
 
 Operation: TypeAlias = Infix | Prefix | Function | Test | Convert | Round | And | Or | Not
 AnyReduction: TypeAlias = Reduction | ArgReduction
-Term: TypeAlias = Load | Value | Literal | Extent | Compare | Operation | Choice | AnyReduction
+Term: TypeAlias = Load | Value | Literal | Extent | Compare | Operation | Conditional | AnyReduction
 
 
 def parts(term: Term) -> tuple[Term, ...]:
@@ -256,7 +256,7 @@ def parts(term: Term) -> tuple[Term, ...]:
             return term.arguments
         case Prefix() | Test() | Convert() | Round() | Not():
             return (term.operand,)
-        case Choice():
+        case Conditional():
             return (term.condition, term.then, term.other)
         case Reduction() | ArgReduction():
             return (term.value,)
@@ -286,7 +286,7 @@ def reads_conditionally(term: Term) -> bool:
 
 def _guarded(term: Term) -> tuple[Term, ...]:
     """List the operands of a term that are computed only where a condition holds."""
-    if isinstance(term, Choice):
+    if isinstance(term, Conditional):
         return term.then, term.other
     return (term.right,) if isinstance(term, And | Or) else ()
 
