@@ -42,21 +42,21 @@ BUDGET, TIGHT = (1.05, 0.45 * GIB), (1.02, 0.27 * GIB)
 def planned(graph: NormalGraph, devices: int, budget: tuple[float, float], unequal: bool) -> dict[str, Any]:
     """Plan a graph for equal devices within a budget."""
     view = GraphView(graph)
-    share = sum(map(view.nbytes, view.weights)) / devices
+    even = sum(map(view.nbytes, view.weights)) / devices
     most, beside = budget
     cluster = builtin("pcie-l40s", DeviceMesh((devices,), ("gpu",)))
     begin = time.process_time()
     stage = search(
         graph,
         cluster,
-        mem_budget=int(share * most + beside),
+        mem_budget=int(even * most + beside),
         unequal_parts=unequal,
         solver_time_limit_seconds=TIME_LIMIT_SECONDS,
     ).stages[0]
     return {
         "seconds": stage.seconds,
         "planning": time.process_time() - begin,
-        "fullest": max(map(stage.weight_bytes_of, range(devices))) / share,
+        "fullest": max(map(stage.weight_bytes_of, range(devices))) / even,
         "mesh": str(stage.mesh),
         "unequal": not stage.has_equal_shards,
     }

@@ -44,7 +44,7 @@ def known(folder: Path) -> dict[str, dict[str, str]]:
         return {row["instance"]: row for row in csv.DictReader(file)}
 
 
-def measure(folder: Path, instance: str, share: float, threads: int, clock: Clock) -> dict[str, Any]:
+def measure(folder: Path, instance: str, fraction: float, threads: int, clock: Clock) -> dict[str, Any]:
     """Solve one instance in this process."""
     row = known(folder)[instance]
     begin = time.perf_counter()
@@ -58,7 +58,7 @@ def measure(folder: Path, instance: str, share: float, threads: int, clock: Cloc
             times.append((elapsed, cost))
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    limit_seconds = share * float(row["limit_seconds"])
+    limit_seconds = fraction * float(row["limit_seconds"])
     result: dict[str, Any] = {
         "limit_seconds": limit_seconds,
         "threads": threads,

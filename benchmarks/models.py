@@ -43,7 +43,7 @@ from hidet_dist.weights import is_weight
 
 MESHES = ((2,), (2, 2))
 TOLERANCE = 1e-4  # of the largest value of an output, or of 1
-SHARE = 0.75  # of what a device without sharding needs: so that something is sharded
+FRACTION = 0.75  # of what a device without sharding needs: so that something is sharded
 SEARCH_SECONDS, GAP = 1200.0, 0.3  # of a plan: any must be right, and a busy machine needs its time
 SECONDS = 1800.0  # of a model; only what hangs takes as long
 PRELOADED = [
@@ -100,9 +100,9 @@ def planned(graph: FlowGraph, mesh: tuple[int, ...]) -> hidet_dist.Plan:
     """A plan that the memory budget forces to shard, where there is one."""
     config, options = {"mesh_shape": list(mesh)}, {"solver_time_limit_seconds": SEARCH_SECONDS, "solver_gap": GAP}
     tensors = {id(x): x for op in graph.nodes for x in op.inputs if is_weight(x)}
-    share = int(SHARE * sum(int(x.nbytes) for x in tensors.values()))
+    budget = int(FRACTION * sum(int(x.nbytes) for x in tensors.values()))
     try:
-        return hidet_dist.make_plan(graph, config, {**options, "mem_budget": max(1, share)})
+        return hidet_dist.make_plan(graph, config, {**options, "mem_budget": max(1, budget)})
     except InfeasibleError as error:
         try:
             return hidet_dist.make_plan(graph, config, {**options, "mem_budget": error.least_budget})

@@ -101,14 +101,14 @@ def chain() -> FlowGraph:
 class Case:
     """A case: a model, a mesh and machine, and the dim by which Megatron splits the matrices of a layer.
 
-    ``budget_share`` is the budget as a part of what the best plan without one holds; None for the device's memory.
+    ``budget_fraction`` is the budget as a part of what the best plan without one holds; None for the device's memory.
     """
 
     build: Callable[[], FlowGraph]
     mesh: tuple[int, ...]
     machine: str
     layer: tuple[int, ...] = ()
-    budget_share: float | None = None
+    budget_fraction: float | None = None
     exhaustive: bool = False
 
 
@@ -117,18 +117,20 @@ CASES: dict[str, Case] = {
     "resnet50_8": Case(resnet50, (8,), "dgx-a100"),
     "llama3_8b_8": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER),
     "llama3_8b_2x4": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER),
-    "llama3_8b_8_tight": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER, budget_share=0.4),
+    "llama3_8b_8_tight": Case(
+        lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER, budget_fraction=0.4
+    ),
     "llama3_8b_2x4_tight": Case(
-        lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER, budget_share=0.4
+        lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER, budget_fraction=0.4
     ),
     "llama3_70b_2x8": Case(lambda: shapes.llama(shapes.LLAMA3_70B), (2, 8), "dgx-a100-pod", LLAMA_LAYER),
     "gpt3_175b_8x8": Case(lambda: shapes.gpt(shapes.GPT3_175B), (8, 8), "dgx-a100-pod", GPT_LAYER),
     "gpt_mlp_2": Case(gpt_mlp, (2,), "dgx-a100", exhaustive=True),
-    "gpt_mlp_2_tight": Case(gpt_mlp, (2,), "dgx-a100", budget_share=0.7, exhaustive=True),
+    "gpt_mlp_2_tight": Case(gpt_mlp, (2,), "dgx-a100", budget_fraction=0.7, exhaustive=True),
     "mlp_2x2": Case(mlp, (2, 2), "dgx-a100", exhaustive=True),
-    "mlp_2x2_tight": Case(mlp, (2, 2), "dgx-a100", budget_share=0.9, exhaustive=True),
+    "mlp_2x2_tight": Case(mlp, (2, 2), "dgx-a100", budget_fraction=0.9, exhaustive=True),
     "chain_2": Case(chain, (2,), "dgx-a100", exhaustive=True),
-    "chain_2_tight": Case(chain, (2,), "dgx-a100", budget_share=0.7, exhaustive=True),
+    "chain_2_tight": Case(chain, (2,), "dgx-a100", budget_fraction=0.7, exhaustive=True),
 }
 LAYERS = (8, 16, 32, 64)
 
@@ -250,8 +252,9 @@ def measure(name: str, without: Sequence[str]) -> dict[str, Any]:
     cluster: Cluster = builtin(case.machine, DeviceMesh(case.mesh))
     view = GraphView(graph)
     budget = cluster.device.memory_bytes
-    if case.budget_share is not None:
-        budget = int(case.budget_share * max(live_bytes(view, find_plan(graph, cluster, report=False).plan.stages[0])))
+    if case.budget_fraction is not None:
+        free = find_plan(graph, cluster, report=False).plan.stages[0]
+        budget = int(case.budget_fraction * max(live_bytes(view, free)))
     begin, begin_cpu = time.perf_counter(), time.process_time()
     found = find_plan(graph, cluster, mem_budget=budget, report=False, without=without)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu

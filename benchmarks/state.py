@@ -9,7 +9,7 @@ and as two, of which the other is for one more token. Of each:
 
 folder_bytes     of all files of the artifacts.
 rank_bytes       of the memory of each rank after two calls of each program, as Linux counts it: ``private`` to its
-                 process, and its share of all (``proportional``).
+                 process, and its fraction of all (``proportional``).
 
 ``folder_ratio`` and ``rank_ratio``, the largest of all ranks and kinds, are those of two programs over one.
 
@@ -40,7 +40,7 @@ sequences of 256 tokens, with pools for 512 and for 8192 tokens of each. Tables 
 
 weights          bytes that the step reads of them.
 rows             bytes of the rows of the pools that it reads and writes.
-beyond           bytes that its kernels read and write besides, as a share of both. They are counted from the operators
+beyond           bytes that its kernels read and write besides, over both. They are counted from the operators
                  that the program launches: all of each input and output, but of a pool only the rows where an
                  operator is an update in place or attention over rows. A copy of a pool would count whole.
 seconds          of the clock, of a step, by the tokens that pools have room for: the median of steps that take turns.
@@ -237,8 +237,8 @@ def measure_decode() -> dict[str, Any]:
             compiled.write(folder)
             own = _step_bytes(compiled.stages[0], partitioned.programs[0])
             result |= {"weights": own["weights"], "rows": own["rows"]}
-            share = own["other"] / (own["weights"] + own["rows"])
-            result["beyond"] = max(result.get("beyond", 0.0), round(share, 5))
+            fraction = own["other"] / (own["weights"] + own["rows"])
+            result["beyond"] = max(result.get("beyond", 0.0), round(fraction, 5))
             served[capacity] = loaded.enter_context(hidet_dist.load_partition(folder))
         sequence = np.arange(DECODED, dtype=np.int64)
         for step in range(STEPS + 2):

@@ -11,7 +11,7 @@ import numpy as np
 
 VOCABULARY_ROWS = 4096  # of a random matrix that are made at once
 _HEAD = 64
-_SHARES_OF_HEADS = 3  # heads of queries that share one of keys and values
+_QUERY_HEADS_PER_KEY_HEAD = 3  # heads of queries that share one of keys and values
 _TABLE = "token_embd.weight"
 _FLOAT32 = gguf.GGMLQuantizationType.F32
 _STORED = {
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def groups(self) -> int:
-        return self.heads // _SHARES_OF_HEADS
+        return self.heads // _QUERY_HEADS_PER_KEY_HEAD
 
     @property
     def parameters(self) -> int:
@@ -62,9 +62,9 @@ def smollm2() -> Path:
 
 def shape_of(parameters: float, vocabulary: int) -> Shape:
     """Choose the sizes of a LLaMA of about so many parameters, with the proportions of SmolLM2-360M."""
-    hidden = _HEAD * _SHARES_OF_HEADS
+    hidden = _HEAD * _QUERY_HEADS_PER_KEY_HEAD
     while (found := _wide(hidden, vocabulary)).parameters < parameters:
-        hidden += _HEAD * _SHARES_OF_HEADS
+        hidden += _HEAD * _QUERY_HEADS_PER_KEY_HEAD
     table = found.hidden * vocabulary
     a_layer = (found.parameters - table) / found.layers
     return replace(found, layers=max(1, round((parameters - table) / a_layer)))

@@ -31,7 +31,7 @@ from hidet_dist.testing.rounding import tolerance
 from hidet_dist.testing.shapes import random_weights
 from hidet_dist.view import GraphView
 
-SHARE = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
+SLACK = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
 
 
 def write_weights(name: str, file: str) -> None:
@@ -51,7 +51,7 @@ def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
     normal = normalize(graph)
     stage = search(normal, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
     weights = stage.weight_bytes_per_device
-    return int(SHARE * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
+    return int(SLACK * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 
 
 def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any], out: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from hidet_dist.simulate import assemble, simulate, split
 from hidet_dist.testing.rank_pool import RankPool
 
 RANKS = 2
-SHARE = 0.75  # of the weights that a device holds unasked: so that something is sharded
+FRACTION = 0.75  # of the weights that a device holds unasked: so that something is sharded
 _CONFIG = {"mesh_shape": [RANKS]}
 _NOT_NUMPYS = "bfloat16"  # inputs and outputs of ranks are arrays of NumPy, which has no such dtype
 
@@ -110,9 +110,9 @@ class Planned:
 def tight_plan(graph: FlowGraph, options: dict[str, Any]) -> hidet_dist.Plan:
     """A plan that the memory budget forces to shard, where there is one."""
     free = hidet_dist.make_plan(graph, _CONFIG, options)
-    share = max(1, int(free.stages[0].weight_bytes_per_device * SHARE))
+    budget = max(1, int(free.stages[0].weight_bytes_per_device * FRACTION))
     try:
-        return hidet_dist.make_plan(graph, _CONFIG, {**options, "mem_budget": share})
+        return hidet_dist.make_plan(graph, _CONFIG, {**options, "mem_budget": budget})
     except InfeasibleError as error:
         try:
             return hidet_dist.make_plan(graph, _CONFIG, {**options, "mem_budget": error.least_budget})

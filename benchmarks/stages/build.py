@@ -1,11 +1,11 @@
 """Plans and compiles one case in stages, in a process of its own.
 
-    python -m benchmarks.stages.build CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE PERIOD_SECONDS]]
+    python -m benchmarks.stages.build CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [FRACTION PERIOD_SECONDS]]
 
 ``MESHES`` has the number of ranks of each stage, such as ``1,1``. With the ``CUTS`` ``even``, the graph is cut into as
 many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched; with
-``shares``, the shares of the ranks of one stage. The last rank runs for a ``SHARE`` of each period, by default for all
-of it. The last line is JSON.
+``shares``, the shares of the ranks of one stage. The last rank runs for a ``FRACTION`` of each period, by default for
+all of it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,40 +36,42 @@ def even_cuts(seconds: list[float], count: int) -> list[int]:
     return [*ends[:-1], len(seconds)]
 
 
-def slowed(device: Device, share: float) -> Device:
-    """Describe a device that has a share of another one's speed."""
+def slowed(device: Device, fraction: float) -> Device:
+    """Describe a device that has a fraction of another one's speed."""
     return replace(
         device,
-        name=f"{device.name}, {share:.0%}",
-        flops_per_second={dtype: rate * share for dtype, rate in device.flops_per_second.items()},
-        memory_bandwidth_bytes_per_second=device.memory_bandwidth_bytes_per_second * share,
-        launch_seconds=device.launch_seconds / share,
+        name=f"{device.name}, {fraction:.0%}",
+        flops_per_second={dtype: rate * fraction for dtype, rate in device.flops_per_second.items()},
+        memory_bandwidth_bytes_per_second=device.memory_bandwidth_bytes_per_second * fraction,
+        launch_seconds=device.launch_seconds / fraction,
         kernels={
             name: KernelCost(
-                cost.seconds_per_operation / share, cost.seconds_per_byte / share, cost.seconds_per_call / share
+                cost.seconds_per_operation / fraction,
+                cost.seconds_per_byte / fraction,
+                cost.seconds_per_call / fraction,
             )
             for name, cost in device.kernels.items()
         },
     )
 
 
-def slowed_link(link: Link, share: float, period_seconds: float) -> Link:
-    """Describe the link to a rank that runs for a share of each period: it copies as slowly as it computes.
+def slowed_link(link: Link, fraction: float, period_seconds: float) -> Link:
+    """Describe the link to a rank that runs for a fraction of each period: it copies as slowly as it computes.
 
-    Who needs it while it is stopped, ``1 - share`` of the time, waits for half of the rest of the period on average.
+    Who needs it while it is stopped, ``1 - fraction`` of the time, waits for half of the rest of the period on average.
     """
-    waiting = (1 - share) ** 2 * period_seconds / 2
-    return Link(link.latency_seconds + waiting, link.bandwidth_bytes_per_second * share)
+    waiting = (1 - fraction) ** 2 * period_seconds / 2
+    return Link(link.latency_seconds + waiting, link.bandwidth_bytes_per_second * fraction)
 
 
-def cluster_of(machine: str, sizes: list[int], share: float, period_seconds: float) -> Cluster:
-    """Describe the ranks of all stages as a machine; the last one runs for a share of each period."""
+def cluster_of(machine: str, sizes: list[int], fraction: float, period_seconds: float) -> Cluster:
+    """Describe the ranks of all stages as a machine; the last one runs for a fraction of each period."""
     mesh = DeviceMesh((sum(sizes),))
     whole = builtin(machine, mesh) if machine in MACHINES else load_machine(machine, mesh)
-    if share == 1:
+    if fraction == 1:
         return whole
-    groups = [DeviceGroup(sum(sizes) - 1, whole.device), DeviceGroup(1, slowed(whole.device, share))]
-    return unequal_cluster(whole.mesh, [slowed_link(link, share, period_seconds) for link in whole.links], groups)
+    groups = [DeviceGroup(sum(sizes) - 1, whole.device), DeviceGroup(1, slowed(whole.device, fraction))]
+    return unequal_cluster(whole.mesh, [slowed_link(link, fraction, period_seconds) for link in whole.links], groups)
 
 
 def main(
@@ -80,7 +82,7 @@ def main(
     out: str,
     inputs: str,
     cuts: str = "even",
-    share: str = "1",
+    fraction: str = "1",
     period: str = "0",
 ) -> None:
     case, sizes = CASES[name], [int(size) for size in meshes.split(",")]
@@ -89,7 +91,7 @@ def main(
     options: dict[str, Any] = {"recompile": True}
     if case.named_weights:
         options["weights"] = weights
-    cluster = cluster_of(machine, sizes, float(share), float(period))
+    cluster = cluster_of(machine, sizes, float(fraction), float(period))
     config: dict[str, Any] = {"mesh_shape": [sum(sizes)], "machine": cluster}
     if cuts == "shares":
         config["shares"] = "auto"

@@ -37,8 +37,8 @@ from hidet_dist.calibration import calibrate
 HERE = Path(__file__).parent
 RUNS = ("minilm_8", "gpt2_1", "gpt2_8")
 SHAPES = {"one rank": ["1"], "two stages": ["1,1"], "two stages of two": ["2,2"]}
-SLOWED_RUN, SLOWED_SHARE, SLOWED_PERIOD_SECONDS = "minilm_8", 0.5, 0.004
-_QUOTA = [str(SLOWED_SHARE), str(SLOWED_PERIOD_SECONDS)]
+SLOWED_RUN, SLOWED_FRACTION, SLOWED_PERIOD_SECONDS = "minilm_8", 0.5, 0.004
+_QUOTA = [str(SLOWED_FRACTION), str(SLOWED_PERIOD_SECONDS)]
 SLOWED_SHAPES = {"slowed, even": ["1,1", "even", *_QUOTA], "slowed, searched": ["1,1", "searched", *_QUOTA]}
 SHARES_SHAPES = {"slowed, equal parts": ["2", "even", *_QUOTA], "slowed, shares": ["2", "shares", *_QUOTA]}
 ALL_SLOWED = SLOWED_SHAPES | SHARES_SHAPES
@@ -77,7 +77,7 @@ class Case:
         arguments = [HERE / "serve.py", self._artifacts(title), self._inputs, out, WARM_UP, batches]
         launcher = ["-m", "hidet_dist.launch", "-n", str(ranks)] if ranks > 1 else []
         slowed = (
-            {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": _QUOTA[0], "SLOWED_PERIOD": _QUOTA[1]}
+            {"SLOWED_RANK": str(ranks - 1), "SLOWED_FRACTION": _QUOTA[0], "SLOWED_PERIOD": _QUOTA[1]}
             if title in ALL_SLOWED
             else {}
         )
@@ -127,7 +127,7 @@ class Case:
         predicted = {title: self.built[title]["interval_seconds"] for title in shapes}
         measured = {title: self.seconds(title) for title in shapes}
         return {
-            "share": SLOWED_SHARE,
+            "share": SLOWED_FRACTION,
             "predicted_gain": predicted[even] / predicted[searched],
             "measured_gain": measured[even] / measured[searched],
             "predicted_seconds": list(predicted.values()),

@@ -3,7 +3,7 @@
     python serve.py ARTIFACTS INPUTS OUT WARM_UP BATCHES
 
 ``INPUTS`` is an ``.npz`` file. Each rank writes ``OUT.<rank>.json``, and those that have results ``OUT.<rank>.npz``.
-With the environment variable ``SLOWED_RANK``, that rank runs for only ``SLOWED_SHARE`` of each period of
+With the environment variable ``SLOWED_RANK``, that rank runs for only ``SLOWED_FRACTION`` of each period of
 ``SLOWED_PERIOD`` seconds, as with a quota of the CPU's time: another process stops and continues it.
 """
 
@@ -27,24 +27,24 @@ import hidet_dist
 # Stops and continues a process until it is told to end; the process runs when it does.
 QUOTA = """
 import os, signal, sys, time
-process, share, period = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+process, fraction, period = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 ended = []
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
 try:
     while not ended and os.getppid() == process:
         os.kill(process, signal.SIGSTOP)
-        time.sleep(period * (1 - share))
+        time.sleep(period * (1 - fraction))
         os.kill(process, signal.SIGCONT)
-        time.sleep(period * share)
+        time.sleep(period * fraction)
 finally:
     os.kill(process, signal.SIGCONT)
 """
 
 
 @contextlib.contextmanager
-def quota(share: float, period_seconds: float) -> Iterator[None]:
-    """Let this process run for a share of each period only."""
-    arguments = [sys.executable, "-c", QUOTA, os.getpid(), share, period_seconds]
+def quota(fraction: float, period_seconds: float) -> Iterator[None]:
+    """Let this process run for a fraction of each period only."""
+    arguments = [sys.executable, "-c", QUOTA, os.getpid(), fraction, period_seconds]
     process = subprocess.Popen([str(argument) for argument in arguments])
     try:
         yield
@@ -60,7 +60,7 @@ def main(artifacts: str, inputs: str, out: str, warm_up: str, batches: str) -> N
         model = stack.enter_context(hidet_dist.load_partition(artifacts, timeout_seconds=300))
         model.warm_up()
         if os.environ.get("SLOWED_RANK") == str(model.rank):
-            stack.enter_context(quota(float(os.environ["SLOWED_SHARE"]), float(os.environ["SLOWED_PERIOD"])))
+            stack.enter_context(quota(float(os.environ["SLOWED_FRACTION"]), float(os.environ["SLOWED_PERIOD"])))
         for _ in model.stream(itertools.repeat(batch, int(warm_up))):
             pass
         # From the first result to the last: the pipeline is full all the while.

@@ -30,7 +30,7 @@ class Target:
     precisions: the values of ``optimization_config["precision"]``.
     stored_precisions: the lower precisions in which weights of products may be stored
         (``optimization_config["weights"]["precision"]``), and ``quantized_dtypes`` those of such weights.
-    shares: whether devices may have unequal parts of a dim.
+    unequal_parts: whether devices may have unequal parts of a dim.
     symbolic_pipelines: whether graphs with symbolic dims may be cut into stages.
     overlaps: whether collectives run beside computation.
     computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
@@ -52,7 +52,7 @@ class Target:
     precisions: tuple[str, ...] = ()
     stored_precisions: tuple[str, ...] = ()
     quantized_dtypes: tuple[str, ...] = ("float32",)
-    shares: bool = False
+    unequal_parts: bool = False
     symbolic_pipelines: bool = False
     overlaps: bool = False
     computes_constants: bool = False
@@ -79,7 +79,7 @@ TARGETS: dict[str, Target] = {
             machine="cpu",
             precisions=("bfloat16",),
             stored_precisions=("float16", "bfloat16", "int8", "int4", "uint4", "stored"),
-            shares=True,
+            unequal_parts=True,
             symbolic_pipelines=True,
             computes_constants=True,
             keeps_nan=True,
@@ -97,7 +97,7 @@ TARGETS: dict[str, Target] = {
             precisions=("float16", "bfloat16"),
             stored_precisions=("int8", "int4"),
             quantized_dtypes=("float32", "float16", "bfloat16"),
-            shares=True,
+            unequal_parts=True,
             overlaps=True,
             keeps_states=True,
             resolves_locally=True,
@@ -108,7 +108,7 @@ TARGETS: dict[str, Target] = {
 
 
 def targets_with(capability: str) -> str:
-    """Name the targets that have a capability, such as ``shares``, for errors."""
+    """Name the targets that have a capability, such as ``unequal_parts``, for errors."""
     return ", ".join(name for name, target in TARGETS.items() if getattr(target, capability))
 
 

@@ -103,11 +103,11 @@ def test_devices_that_do_not_divide_the_heads_hold_near_even_shares(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     hidden, keys, inner, vocabulary = 4096, 1024, 14336, 128256
     of_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
-    share = 2 * (layers * of_layer + 2 * vocabulary * hidden + hidden) / devices
+    even = 2 * (layers * of_layer + 2 * vocabulary * hidden + hidden) / devices
     heads = -(-8 // devices)
     cache = 2 * layers * keys * heads // 8 * sequences * context * 2
-    budget = int(1.03 * share + cache + 0.1 * 2**30)
+    budget = int(1.03 * even + cache + 0.1 * 2**30)
     sizes = ("--context", str(context), "--sequences", str(sequences), "--budget", str(budget))
     found = told(str(tmp_path), "--mesh", str(devices), "--machine", "pcie-l40s", *sizes)
     assert found["cache_bytes"] == cache
-    assert found["weight_bytes"] <= 1.05 * share
+    assert found["weight_bytes"] <= 1.05 * even

@@ -157,7 +157,7 @@ def _stream_until(shape: list[int], count: int, way: str) -> None:
 
 
 def trace(inputs: list[Any]) -> dict[str, Any]:
-    """Profile a call: the share of it in which this rank computed, and the Chrome trace."""
+    """Profile a call: the fraction of it in which this rank computed, and the Chrome trace."""
     assert model is not None
     profiled = model.profile(*_arrays(inputs))
     return {"busy": profiled.busy_share, "trace": profiled.chrome_trace()}

@@ -36,7 +36,7 @@ from hidet_dist.weights import as_weights
 
 MINILM = "HIDET_DIST_MINILM"
 """The environment variable with the folder of all-MiniLM-L6-v2, where its package is not installed."""
-SHARE = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
+SLACK = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
 STAGES, MICRO_BATCHES = 2, 2  # of the variant with stages
 _MASKED = -1e9
 
@@ -151,7 +151,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     elif ranks > 1:  # so that it is split
         stage = search(graph, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
         weights = stage.weight_bytes_per_device
-        config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
+        config["mem_budget"] = int(weights * SLACK / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
     if variant == "graph":
         config["cuda"] = {"cuda_graph": True}
     if variant == "candidates":

@@ -143,11 +143,11 @@ def test_greedy_tokens_over_stages_are_those_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "share", "heads"), [(2, 0.85, [2, 1]), (4, 0.65, [3, 3, 3, 3])])
+@pytest.mark.parametrize(("ranks", "fraction", "heads"), [(2, 0.85, [2, 1]), (4, 0.65, [3, 3, 3, 3])])
 def test_heads_that_ranks_do_not_divide_give_the_tokens_of_one_rank(
-    tmp_path: Path, ranks: int, share: float, heads: list[int]
+    tmp_path: Path, ranks: int, fraction: float, heads: list[int]
 ):
-    """9 heads of queries and 3 of keys and values, in a share of the model's bytes; 4 ranks cannot have a head each."""
+    """9 heads of queries and 3 of keys and values, in less than the model's bytes; 4 ranks cannot have a head each."""
     config = {"num_hidden_layers": 4, "hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
     folder, model = tmp_path / "model", model_of("llama", vocab_size=VOCABULARY, **config)
     write_folder(folder, byte_level(), {"eos_token": "<|im_end|>"})
@@ -155,7 +155,7 @@ def test_heads_that_ranks_do_not_divide_give_the_tokens_of_one_rank(
     whole = sum(x.numel() * 4 for x in model.parameters())
     told, cache = [], tmp_path / "cache"
     for count in (1, ranks):
-        options = {"optimization": {"mem_budget": int(whole * share)}} if count > 1 else {}
+        options = {"optimization": {"mem_budget": int(whole * fraction)}} if count > 1 else {}
         with (
             load(folder, ranks=count, cache=cache / str(count), **SIZES, **options) as loaded,
             Engine(loaded, loaded.tokenizer) as engine,

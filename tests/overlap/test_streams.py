@@ -106,7 +106,7 @@ def test_collectives_that_follow_each_other_are_waited_for_once() -> None:
 def test_a_view_holds_the_memory_that_it_is_in() -> None:
     tasks = [
         kernel(1.0, nbytes=10),
-        StreamTask(0.0, False, (0,), 0, shares=0),
+        StreamTask(0.0, False, (0,), 0, aliases=0),
         kernel(1.0, nbytes=5),
         kernel(1.0, 1, 2),
     ]
@@ -128,7 +128,7 @@ def programs(draw: st.DrawFn) -> list[StreamTask]:
         reads = tuple(sorted(draw(st.sets(st.integers(0, number - 1), max_size=3)))) if number else ()
         seconds = draw(st.integers(0, 8)) / 4
         if reads and draw(st.integers(0, 5)) == 0:
-            tasks.append(StreamTask(0.0, False, reads[:1], 0, shares=reads[0]))
+            tasks.append(StreamTask(0.0, False, reads[:1], 0, aliases=reads[0]))
         else:
             tasks.append(StreamTask(seconds, draw(st.booleans()), reads, draw(st.integers(0, 9))))
     return tasks

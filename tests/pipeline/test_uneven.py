@@ -196,7 +196,7 @@ def test_pins_of_searched_stages_may_have_parts() -> None:
 
 def test_one_stage_with_shares_is_among_the_candidates() -> None:
     cluster, graph = _machine(3 * RATE, RATE), normalize(_layers())
-    options = PipelineOptions("latency", shares=True)
+    options = PipelineOptions("latency", searches_shares=True)
     result = search_pipeline(graph, cluster, None, options)
     assert len(result.stages) == 1
     assert str(result.plan(cluster, options).stages[0].mesh) == "[gpu=3:1]"
@@ -236,7 +236,7 @@ def test_a_family_has_the_shares_of_the_machine_and_none_that_are_searched() -> 
         pins = [{"layers.0": "(R, S0[2,1])"}, None]
         hidet_dist.search_family(graphs, cluster, names=layers, pipeline=options, pins=pins)
     with pytest.raises(ConfigError, match="Shares are not searched for a family"):
-        hidet_dist.search_family(graphs, cluster, names=layers, pipeline=replace(options, shares=True))
+        hidet_dist.search_family(graphs, cluster, names=layers, pipeline=replace(options, searches_shares=True))
 
 
 def test_an_operator_that_shares_cannot_split_says_so(graph: hidet.FlowGraph) -> None:

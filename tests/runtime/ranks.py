@@ -92,10 +92,10 @@ def large(mesh: list[int], count: int) -> bool:
         source = address(data[comm.rank])
         assert native.send_recv(source, count, to, address(recv), count, from_, 0, group) == 0
         np.testing.assert_array_equal(recv, data[from_])
-        share = count // comm.world_size
-        scattered = np.empty(share, dtype=np.float32)
-        assert native.reduce_scatter(address(data[comm.rank]), address(scattered), share, 0, 0, group) == 0
-        np.testing.assert_allclose(scattered, total[comm.rank * share : (comm.rank + 1) * share], rtol=1e-6)
+        piece = count // comm.world_size
+        scattered = np.empty(piece, dtype=np.float32)
+        assert native.reduce_scatter(address(data[comm.rank]), address(scattered), piece, 0, 0, group) == 0
+        np.testing.assert_allclose(scattered, total[comm.rank * piece : (comm.rank + 1) * piece], rtol=1e-6)
         comm.check()
         return True
 

@@ -45,16 +45,16 @@ def layout(norm: str, up: str, down: str) -> dict[str, TensorShardSpec]:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "decodes", "share"),
+    ("sizes", "decodes", "fraction"),
     [((2048, 4), 1.0, 99.0), pytest.param((2048, 4), 50.0, 99.0, marks=pytest.mark.slow), ((8, 1), 9.0, 0.9)],
 )
-def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decodes: float, share: float) -> None:
+def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decodes: float, fraction: float) -> None:
     """Prefill and decode of a block: as good as the best of all layouts, and as either graph's own for both."""
     block = Block()
     graphs = [block.graph(tokens) for tokens in sizes]
     weights = [1.0, decodes]
     cluster = builtin("cpu", DeviceMesh((2,)))
-    budget = int(share * sum(int(w.nbytes) for w in block.weights.values()))
+    budget = int(fraction * sum(int(w.nbytes) for w in block.weights.values()))
     family = search_family(graphs, cluster, weights, mem_budget=budget, names=block.weights, solver_gap=1e-6)
 
     def seconds(pins: dict[str, TensorShardSpec]) -> float:

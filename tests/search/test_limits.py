@@ -71,8 +71,8 @@ class Clock:
         return self.now
 
 
-def dense(entities: int, choices: int, seed: int = 0, budget_share: float = 0.5) -> Problem:
-    """A problem in which every two entities share a tensor, with a budget at a share of the way between extremes."""
+def dense(entities: int, choices: int, seed: int = 0, budget_fraction: float = 0.5) -> Problem:
+    """A problem in which every two entities share a tensor, with a budget at a fraction of the way between extremes."""
     rng = random.Random(seed)
     cost = [[float(rng.randint(0, 99)) for _ in range(choices)] for _ in range(entities)]
     memory = [[rng.randint(0, 99) for _ in range(choices)] for _ in range(entities)]
@@ -89,7 +89,7 @@ def dense(entities: int, choices: int, seed: int = 0, budget_share: float = 0.5)
         for number, (producer, consumer) in enumerate(itertools.combinations(range(entities), 2))
     ]
     least, most = sum(map(min, memory)), sum(map(max, memory))
-    return Problem(cost, memory, int(least + budget_share * (most - least)), edges)
+    return Problem(cost, memory, int(least + budget_fraction * (most - least)), edges)
 
 
 def peak(problem: Problem, choices: tuple[int, ...]) -> int:
@@ -131,8 +131,8 @@ def test_a_part_that_will_not_end_in_time_is_given_up_early() -> None:
     part = whole.part(0.5)  # 499 s
     asked = []
 
-    def done(share: float) -> Callable[[], float]:
-        return lambda: asked.append(share) or share
+    def done(fraction: float) -> Callable[[], float]:
+        return lambda: asked.append(fraction) or fraction
 
     part.check_pace(done(0.0))
     assert not asked, "little time has passed"

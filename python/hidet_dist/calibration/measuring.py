@@ -250,7 +250,7 @@ def _launch(ranks: int, hosts: Sequence[str], settings: Path, timeout_seconds: f
 
 
 def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
-    """Compute the figures of a device, which is an equal share of this host, from the times of probes."""
+    """Compute the figures of a device, which is an equal part of this host, from the times of probes."""
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
@@ -293,7 +293,7 @@ def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCo
 
 
 def _remaining(device: Device, kernel: str, work: Sequence[Work], seconds: float) -> tuple[list[Work], float]:
-    """Determine the work of a class of kernels within a probe, and its share of the probe's seconds.
+    """Determine the work of a class of kernels within a probe, and its fraction of the probe's seconds.
 
     The seconds of the other classes, whose costs are known, are subtracted. The difference of very short times is
     noise; it must be above 0.

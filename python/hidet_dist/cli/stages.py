@@ -29,7 +29,7 @@ def print_plan(plan: Plan, reports: Sequence[Report], as_json: bool) -> None:
 
 
 def summarize_pipeline(plan: Plan, pipeline: Pipeline, reports: Sequence[Report]) -> dict[str, Any]:
-    """Summarize a pipeline as plain JSON values: times in seconds, memory in bytes, the gap as a share of 1.
+    """Summarize a pipeline as plain JSON values: times in seconds, memory in bytes, the gap as a fraction of 1.
 
     ``seconds`` is the time of a call, and ``interval_seconds`` that between calls while the pipeline is full. Each
     stage has the values of :func:`hidet_dist.cli.summary.summarize`, its ranks, the seconds for which a micro-batch

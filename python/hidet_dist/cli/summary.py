@@ -14,11 +14,11 @@ from hidet_dist.report.data import Report
 from hidet_dist.report.reasons import operator_name
 
 _EXACT_GAP = 1e-12  # a relative gap that is rounding
-_EQUAL_SHARE = 1e-6  # times that differ by less than this share are equal
+_EQUAL_FRACTION = 1e-6  # times that differ by less than this fraction are equal
 
 
 def summarize(report: Report) -> dict[str, Any]:
-    """Summarize a report as plain JSON values: times in seconds, memory in bytes, the gap as a share of 1."""
+    """Summarize a report as plain JSON values: times in seconds, memory in bytes, the gap as a fraction of 1."""
     memory, search = report.memory, report.search
     peak = memory.peak
     searched = search is not None and search.mode == "search"
@@ -159,5 +159,5 @@ def _runner_up_text(runner_up: dict[str, Any] | None, seconds: float) -> str:
     bound = runner_up["at_least_seconds"]
     added = max(0.0, (runner_up["alone_seconds"] if bound is None else bound) - seconds)
     relation = "up to" if bound is None else "at least"
-    cost = f"{relation} {seconds_text(added)} more" if added > _EQUAL_SHARE * seconds else "equally fast"
+    cost = f"{relation} {seconds_text(added)} more" if added > _EQUAL_FRACTION * seconds else "equally fast"
     return f"{runner_up['operator']} as {runner_up['spec']}: {cost}"

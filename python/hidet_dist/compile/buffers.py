@@ -33,10 +33,10 @@ class Buffers:
                 if y not in self.number:
                     self.number[y] = self.first_local + len(self.locals)
                     self.locals.append(y)
-        self._share(graph.nodes)
+        self._unite_aliases(graph.nodes)
         self.start_bytes: dict[Tensor, int] = {}
         for node in graph.nodes:
-            for i, o in _shares(node):
+            for i, o in _aliases(node):
                 x, y = node.inputs[i], node.outputs[o]
                 if self.number[x] == self.number[y]:
                     start = self.start_bytes.get(x, 0) + (node.start_bytes if isinstance(node, BlockOp) else 0)
@@ -46,8 +46,8 @@ class Buffers:
         """Whether a buffer is for activations: neither an input, an output nor a weight."""
         return number >= self.first_local
 
-    def _share(self, nodes: Sequence[Operator]) -> None:
-        shared = [(node.inputs[i], node.outputs[o]) for node in nodes for i, o in _shares(node)]
+    def _unite_aliases(self, nodes: Sequence[Operator]) -> None:
+        shared = [(node.inputs[i], node.outputs[o]) for node in nodes for i, o in _aliases(node)]
         changed = True
         while changed:
             changed = False
@@ -62,7 +62,7 @@ class Buffers:
                 changed = True
 
 
-def _shares(node: Operator) -> Iterable[tuple[int, int]]:
+def _aliases(node: Operator) -> Iterable[tuple[int, int]]:
     return ((int(i), int(o)) for i, o in node.task.share_map.items())
 
 

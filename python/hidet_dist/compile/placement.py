@@ -17,7 +17,7 @@ from hidet_dist.compile.buffers import ActivationBuffer
 
 _TRIES = 400  # orders tried from each start
 _WORK = 200_000  # pairs of buffers looked at from each start
-_UPHILL = 0.2  # share of the orders that are gone on from though they take more
+_UPHILL = 0.2  # fraction of the orders that are gone on from though they take more
 
 
 @dataclass(frozen=True)

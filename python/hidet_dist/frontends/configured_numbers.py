@@ -47,7 +47,7 @@ def _count(value: Any) -> str:
     return "" if is_whole(value, 1) else "must be a whole number from 1 on"
 
 
-def _share(value: Any) -> str:
+def _fraction(value: Any) -> str:
     return "" if is_finite(value) and 0 <= value <= 1 else "must be a number from 0 to 1"
 
 
@@ -64,12 +64,12 @@ _OF_ROTARY: Mapping[str, Problem] = {
     # 0 stands for the default of these.
     **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), _not_negative),
     **dict.fromkeys(("long_factor", "short_factor"), _positives),
-    "partial_rotary_factor": _share,
+    "partial_rotary_factor": _fraction,
 }
 """The numbers of rotary embeddings, in an object of that name or in those of layers' kinds within it."""
 _ANYWHERE: tuple[tuple[re.Pattern[str], Problem], ...] = (
     (re.compile(r"((global|local|compress)_)?rope_theta|rotary_emb_base|rope_local_base_freq"), _positive),
-    (re.compile(r"partial_rotary_factor|rotary_pct"), _share),
+    (re.compile(r"partial_rotary_factor|rotary_pct"), _fraction),
     (re.compile(r"(.*_)?(eps|epsilon)"), _not_negative),
     (re.compile(r"sliding_window"), _count),  # of positions: from none of them attention would take a mean
     (re.compile(r"(final|attn)_logit_softcapping|query_pre_attn_scalar"), _positive),

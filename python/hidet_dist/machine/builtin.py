@@ -15,7 +15,7 @@ Products of half precision do not reach these peaks, since the clock falls under
   (float16), 50.8 (float32) TFLOP/s, and 4125 GB/s.
 * A100: 271.2 (SXM4) and 252.9 (PCIe) TFLOP/s, the "maximum achievable matmul FLOPS" of S. Bekman's Machine Learning
   Engineering (compute/accelerator/benchmarks).
-* H100 PCIe and L40S were not measured. Their half-precision rates are the data sheet's times the share that the A100
+* H100 PCIe and L40S were not measured. Their half-precision rates are the data sheet's times the fraction that the A100
   PCIe reaches, the least of those measured.
 
 Links, per device and direction:
@@ -26,7 +26,7 @@ Links, per device and direction:
   H100 User Guide; HGX H200 machines are built with the same).
 
 Collectives over them have the figures of NCCL 2.27 (``src/graph/tuning.cc``): base latencies, hardware latencies over
-NVLink, PCIe and network, and the bandwidth of each protocol as a share of that of Simple, with its limits for each
+NVLink, PCIe and network, and the bandwidth of each protocol as a fraction of that of Simple, with its limits for each
 generation of GPUs. Rings over the network have the latencies of trees there, which NCCL gives them where a node has one
 GPU of a group. NVLink has 20.0 GB/s a link on A100 and 20.6 on H100 (``src/graph/topo.h``), 12 and 18 links. NCCL's
 tables of corrections for trees are represented by their least entries: trees are chosen for sizes that have about
@@ -61,7 +61,7 @@ def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str
 
 
 _A100_PCIE_HALF = 252.9e12
-_UNMEASURED = _A100_PCIE_HALF / 312e12  # the share of the peak of half precision where it was not measured
+_UNMEASURED = _A100_PCIE_HALF / 312e12  # the fraction of the peak of half precision where it was not measured
 _A100 = Device("A100-SXM4-80GB", _rates(271.2e12, 19.5e12, 9.7e12, 624e12), 2039 * _GB, 80 * 10**9, _LAUNCH, True)
 _A100_PCIE = Device(
     "A100-PCIE-80GB", _rates(_A100_PCIE_HALF, 19.5e12, 9.7e12, 624e12), 1935 * _GB, 80 * 10**9, _LAUNCH, True
@@ -127,14 +127,14 @@ class _Tuned:
     ----------
     name: the algorithm and the protocol.
     start: seconds before the first step.
-    share: its bandwidth over that of Simple on a ring. Trees have 0.92 of it, and of that LL 1/3.8 and LL128 7/9, times
+    ratio: its bandwidth over that of Simple on a ring. Trees have 0.92 of it, and of that LL 1/3.8 and LL128 7/9, times
         the least corrections, 0.4, 0.6 and 0.5.
     steps: the hardware latency of a step in seconds, over NVLink, PCIe and a network; None where it cannot be used.
     """
 
     name: str
     start: float
-    share: float
+    ratio: float
     steps: tuple[float, float | None, float]
 
 
@@ -158,7 +158,7 @@ def _link(latency: float, bandwidth: float, kind: int, reached: float, most_ll: 
             RING if one.name.startswith("ring") else tree,
             one.start,
             step,
-            min(one.share * reached, most_ll if one.name.endswith("-ll") else math.inf),
+            min(one.ratio * reached, most_ll if one.name.endswith("-ll") else math.inf),
         )
         for one in _TUNED
         if (step := one.steps[kind]) is not None

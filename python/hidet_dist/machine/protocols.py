@@ -68,13 +68,13 @@ class GroupRoute:
     ----------
     start_seconds: paid once by each collective.
     pass_seconds: paid by each pass, however few its bytes.
-    share: the share of the bytes that a device sends in each pass.
+    sent_fraction: the fraction of the bytes that a device sends in each pass.
     bandwidth_bytes_per_second: the rate at which it does.
     """
 
     start_seconds: float
     pass_seconds: float
-    share: float
+    sent_fraction: float
     bandwidth_bytes_per_second: float
 
     @classmethod
@@ -116,4 +116,5 @@ class GroupRoute:
         passes: int
             The number of times that they do: 2 of an all-reduce.
         """
-        return self.start_seconds + passes * (self.pass_seconds + self.share * nbytes / self.bandwidth_bytes_per_second)
+        sending_seconds = self.sent_fraction * nbytes / self.bandwidth_bytes_per_second
+        return self.start_seconds + passes * (self.pass_seconds + sending_seconds)

@@ -76,17 +76,17 @@ def _sources(out: int, step: np.floating[Any], align_corners: bool) -> np.ndarra
 
 
 def linear_weights(size: int, source: np.ndarray) -> np.ndarray:
-    """[size, out]: the share of each element of the input in each of the output, in the dtype of its ``source``.
+    """[size, out]: the fraction of each element of the input in each of the output, in the dtype of its ``source``.
 
     ``source`` are places in the input, float32[out] or float64[out].
     """
     dtype, out = source.dtype, len(source)
     source = np.maximum(source, dtype.type(0))
     left = np.minimum(source.astype(np.int64), size - 1)
-    share = np.clip(source - left.astype(dtype), dtype.type(0), dtype.type(1))
+    fraction = np.clip(source - left.astype(dtype), dtype.type(0), dtype.type(1))
     weights = np.zeros([size, out], dtype)
-    np.add.at(weights, (left, np.arange(out)), dtype.type(1) - share)
-    np.add.at(weights, (np.minimum(left + 1, size - 1), np.arange(out)), share)
+    np.add.at(weights, (left, np.arange(out)), dtype.type(1) - fraction)
+    np.add.at(weights, (np.minimum(left + 1, size - 1), np.arange(out)), fraction)
     return weights
 
 
@@ -103,9 +103,9 @@ def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> 
         return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
     weights = np.zeros([size, out], dtype)
-    for offset, share in ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))):
+    for offset, fraction in ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))):
         places = np.clip(left.astype(np.int64) + offset, 0, size - 1)
-        np.add.at(weights, (places, np.arange(out)), share)
+        np.add.at(weights, (places, np.arange(out)), fraction)
     return weights
 
 
@@ -141,12 +141,12 @@ def stretched_weights(
     first = np.floor(source - radius).astype(np.int64) + 1
     places = first + np.arange(math.ceil(2 * radius) + 1).reshape(-1, 1)
     distance = (places - source) / stretch
-    share = np.maximum(1 - np.abs(distance), 0) if coefficient is None else _cubic_kernel(distance, coefficient)
+    fraction = np.maximum(1 - np.abs(distance), 0) if coefficient is None else _cubic_kernel(distance, coefficient)
     if within:
-        share = np.where((places >= 0) & (places < size), share, 0.0)
+        fraction = np.where((places >= 0) & (places < size), fraction, 0.0)
     weights = np.zeros([size, len(source)])
     columns = np.broadcast_to(np.arange(len(source)), places.shape)
-    np.add.at(weights, (np.clip(places, 0, size - 1), columns), share / share.sum(0))
+    np.add.at(weights, (np.clip(places, 0, size - 1), columns), fraction / fraction.sum(0))
     return weights
 
 

@@ -131,7 +131,7 @@ def _corner(
     index: Tensor | None = None
     inside: Tensor | None = None
     weight: Tensor | None = None
-    for (place, share), size in zip(corner, sizes, strict=True):
+    for (place, fraction), size in zip(corner, sizes, strict=True):
         if padding == "zeros":
             here = elementwise.logical_and(elementwise.ge(place, 0.0), elementwise.le(place, float(size - 1)))
             inside = here if inside is None else elementwise.logical_and(inside, here)
@@ -140,7 +140,7 @@ def _corner(
         known = elementwise.where(elementwise.ge(moved, 0.0), moved, 0.0)
         whole = to_dtype(elementwise.clamp(known, 0.0, float(size - 1)), "int64")
         index = whole if index is None else elementwise.add(elementwise.mul(index, size), whole)
-        weight = share if weight is None or share is None else elementwise.mul(weight, share)
+        weight = fraction if weight is None or fraction is None else elementwise.mul(weight, fraction)
     assert index is not None
     points = math.prod(int(n) for n in index.shape[1:])
     wide = ops.broadcast(ops.reshape(index, [batch, 1, points]), [batch, channels, points])

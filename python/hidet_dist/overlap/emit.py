@@ -114,14 +114,14 @@ def _tasks(
     for node in graph.nodes:
         made = {number[x.op] for x in node.inputs if x.op in number}
         reads = tuple(sorted(made | {number[other] for other in earlier.get(node, ())}))
-        shares = None
+        aliases = None
         if node.share_map:
             source = node.inputs[node.share_map[0]].op
-            shares = number.get(source)
+            aliases = number.get(source)
         written = [] if node.share_map else [y for y in node.outputs if y not in outputs]
         nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in written)
         communicates = isinstance(node, CommunicationOp)
-        tasks.append(StreamTask(model.seconds(node), communicates, reads, nbytes, shares))
+        tasks.append(StreamTask(model.seconds(node), communicates, reads, nbytes, aliases))
     return tasks
 
 

@@ -43,7 +43,7 @@ class _Unit:
     seconds: float
     nbytes: int
     reads: list[int] = field(default_factory=list)
-    shares: int | None = None
+    aliases: int | None = None
     communication: TaskPurpose | None = None
 
 
@@ -94,8 +94,8 @@ class PlannedTasks:
         for unit in order:
             entry = units[unit]
             reads = tuple(sorted({number[read] for read in entry.reads}))
-            shares = None if entry.shares is None else number[entry.shares]
-            tasks.append(StreamTask(entry.seconds, entry.communication is not None, reads, entry.nbytes, shares))
+            aliases = None if entry.aliases is None else number[entry.aliases]
+            tasks.append(StreamTask(entry.seconds, entry.communication is not None, reads, entry.nbytes, aliases))
         return tasks, [units[unit].communication for unit in order], [units[unit].place for unit in order]
 
     def _kernels(self, stage: StagePlan) -> list[int]:
@@ -226,8 +226,8 @@ class _Units:
                     parts = planned.reducing(name, partial, fns)
                     self.unit_of[name, spec] = self._chain((number, AFTER), parts, unit, number, name, None, spec)
                 else:
-                    shares = o in op.task.share_map or number in self.view.updates
-                    if not inside and (name, spec) not in self.resident and not shares:
+                    is_alias = o in op.task.share_map or number in self.view.updates
+                    if not inside and (name, spec) not in self.resident and not is_alias:
                         entry.nbytes += planned.size(name, spec)
                     self.unit_of[name, spec] = unit
 
@@ -270,7 +270,7 @@ class _Units:
                     entry.reads.append(source)
             if op.task.share_map and members[kernel[number]] == 1:
                 (position,) = op.task.share_map.values()
-                entry.shares = sources[position]
+                entry.aliases = sources[position]
 
 
 def _sorted(units: Sequence[_Unit]) -> list[int]:

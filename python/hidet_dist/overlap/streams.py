@@ -36,14 +36,14 @@ class StreamTask:
     communicates: whether it runs on the communicating stream.
     reads: the tasks whose results it reads; their numbers are less than its own.
     nbytes: bytes of its result, held from its launch to the last task that reads it.
-    shares: the task with whose result it shares memory, as a view does; ``nbytes`` is then 0.
+    aliases: the task with whose result it shares memory, as a view does; ``nbytes`` is then 0.
     """
 
     seconds: float
     communicates: bool = False
     reads: tuple[int, ...] = ()
     nbytes: int = 0
-    shares: int | None = None
+    aliases: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ def held(tasks: Sequence[StreamTask], launches: Sequence[Launch]) -> list[int]:
         if number not in waited:  # it ends before the next collective does
             done[number] = max(done[number], read)
         last[number] = max(last[number], done[number], read)
-        if task.shares is None:
+        if task.aliases is None:
             change[place[number]] += task.nbytes
             change[last[number] + 1] -= task.nbytes
         else:
-            last[task.shares] = max(last[task.shares], last[number])
+            last[task.aliases] = max(last[task.aliases], last[number])
     return list(accumulate(change))[:-1]
 
 

@@ -66,7 +66,7 @@ def check_plan(plan: Any, target: Backend, optimization: OptimizationConfig, sym
 
 def _check_shares(target: Backend) -> None:
     """Refuse shares of mesh axes, or other unequal parts, where they are not offered. Raises ConfigError."""
-    if not target.record.shares:
+    if not target.record.unequal_parts:
         raise ConfigError(
             f"Shares of mesh axes are not supported on the target {target.record.name!r}: leave 'shares' out of "
             "distributed_config and of its stages, and unequal parts out of a given plan."

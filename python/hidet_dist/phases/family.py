@@ -237,12 +237,12 @@ class PreparedFamily:
             self.first.traced.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols={}
         )
         stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
-        shares = self.first.traced.distributed.searches_shares
+        searches_shares = self.first.traced.distributed.searches_shares
         for _, prepared in members:
             prepared.write_rules()
         found = plan_family(
             [self._member(name, prepared) for name, prepared in members],
-            Planning(self.cluster, options, stages, shares=shares),
+            Planning(self.cluster, options, stages, searches_shares=searches_shares),
             rules=self.first.rules,
         )
         plans = zip(members, found.plans, strict=True)

@@ -69,7 +69,7 @@ from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.panels import STORED, StoredPrecision
 from hidet_dist.weights.stored_groups import stored_precision_of
 
-_TOLERATED = 0.01  # share of the memory budget by which a program may exceed it
+_TOLERATED = 0.01  # fraction of the memory budget by which a program may exceed it
 _MICROSECONDS = 1e6  # per second
 
 
@@ -132,7 +132,7 @@ class Traced:
 
     def search_options(self) -> SearchOptions:
         """The options of a search for what the target offers, without names."""
-        return replace(self.optimization.search_options(), unequal_parts=self.target.record.shares)
+        return replace(self.optimization.search_options(), unequal_parts=self.target.record.unequal_parts)
 
     def check_plan(self, plan: Any) -> None:
         """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""

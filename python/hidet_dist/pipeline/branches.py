@@ -31,8 +31,8 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
-LEAST_SHARE = 0.1
-"""The least share of the graph's predicted time for a part to be a branch."""
+LEAST_FRACTION = 0.1
+"""The least fraction of the graph's predicted time for a part to be a branch."""
 MOST_BRANCHES = 4  # every order of the branches is tried
 
 
@@ -47,13 +47,13 @@ class Branches:
 def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
     """Find the independent branches of a graph; None if there are fewer than two, or nothing joins them.
 
-    Parts with less than ``LEAST_SHARE`` of the time belong to the branch that reads them.
+    Parts with less than ``LEAST_FRACTION`` of the time belong to the branch that reads them.
     """
     read = _reads(view)
     if not may_branch(view):
         return None
     seconds = _operator_seconds(view, cluster)
-    least = LEAST_SHARE * math.fsum(seconds)
+    least = LEAST_FRACTION * math.fsum(seconds)
     parts = _DisjointSets(seconds)
     join: set[int] = set()
     for number, numbers in enumerate(read):

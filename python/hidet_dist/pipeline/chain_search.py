@@ -49,7 +49,7 @@ from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult
-from hidet_dist.search.tuning import FORMULATION_SHARE
+from hidet_dist.search.tuning import FORMULATION_FRACTION
 from hidet_dist.spec import TensorShardSpec
 
 
@@ -174,7 +174,7 @@ class ChainSearch(StageSearch):
             self.least_period = floor / self.micro.count
             return
         # Where one stage is no answer, time must be left for a pipeline without bounds.
-        bounds = self._bounds(self.limits if self.allowed is None else self.limits.part(FORMULATION_SHARE))
+        bounds = self._bounds(self.limits if self.allowed is None else self.limits.part(FORMULATION_FRACTION))
         for one in bounds.values():
             one.limits = self.limits
         if self.pipeline.value.fills:

@@ -93,7 +93,7 @@ def _check(members: Sequence[FamilyMember], options: SearchOptions, pipeline: Pi
         raise ConfigError(
             "Stages are not searched for graphs with symbolic dims yet: leave out pipeline, or plan for fixed sizes."
         )
-    if pipeline.shares:
+    if pipeline.searches_shares:
         raise ConfigError(
             "Shares are not searched for a family, whose graphs have one division of the ranks: give the mesh of the "
             "machine shares, or leave 'shares' out."

@@ -17,7 +17,7 @@ class PipelineOptions(StageOptions):
     Attributes
     ----------
     stages: None to search for the stages, of which there may be one; their number; or a constraint for each.
-    shares: whether slices of unequal devices may split dims by shares, which are searched with the rest. See
+    searches_shares: whether slices of unequal devices may split dims by shares, which are searched with the rest. See
         :mod:`hidet_dist.search.shares`.
     """
 
@@ -28,7 +28,7 @@ class PipelineOptions(StageOptions):
         one_of(tuple(OBJECTIVES)),
     )
     stages: StageConstraints = None
-    shares: bool = False
+    searches_shares: bool = False
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -30,7 +30,7 @@ from hidet_dist.search.shares import shares_result
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import graph_symbols
 
-ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
+ONE_STAGE_FRACTION = 0.4  # of the time left that planning the whole graph may take before several stages are tried
 
 
 @quick_hidet()
@@ -235,9 +235,9 @@ def _one_stage(
     rules: RuleTable,
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
-    part = limits.part(ONE_STAGE_SHARE) if several else limits
+    part = limits.part(ONE_STAGE_FRACTION) if several else limits
     changed = replace(options, symbols=micro.declared)
-    if pipeline.shares:
+    if pipeline.searches_shares:
         result = shares_result(micro.graph, cluster, changed, part, rules=rules)
     else:
         result = search_result(micro.graph, cluster, changed, part, rules).reported(part)

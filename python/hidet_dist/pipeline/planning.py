@@ -37,8 +37,8 @@ class Planning:
     stages: the stages, given whole; the options of a search for stages; or None for one program on the whole mesh.
     micro_batches, outputs: for stages that are given whole, the micro-batches of a call, and the ranks (``all`` or
         ``last``) on which it returns outputs.
-    shares: whether shares of the mesh's first axis are searched, for unequal devices. Of stages that are given whole,
-        each may ask for that itself.
+    searches_shares: whether shares of the mesh's first axis are searched, for unequal devices. Of stages that are
+        given whole, each may ask for that itself.
     """
 
     cluster: Cluster
@@ -46,7 +46,7 @@ class Planning:
     stages: PipelineOptions | Sequence[GivenStage] | None = None
     micro_batches: int = 1
     outputs: str = ALL
-    shares: bool = False
+    searches_shares: bool = False
 
 
 def plan_graph(graph: NormalGraph, planning: Planning, rules: RuleTable | None = None) -> Plan:
@@ -65,7 +65,7 @@ def plan_graph(graph: NormalGraph, planning: Planning, rules: RuleTable | None =
     """
     cluster, options, stages = planning.cluster, planning.options, planning.stages
     if isinstance(stages, PipelineOptions):
-        wanted = replace(stages, shares=planning.shares)
+        wanted = replace(stages, searches_shares=planning.searches_shares)
         # What a search for stages finds on its way are seconds of one stage, not of the objective.
         found = search_pipeline(graph, cluster, replace(options, on_incumbent=None), wanted, rules=rules)
         return found.plan(cluster, wanted)
@@ -79,7 +79,7 @@ def plan_graph(graph: NormalGraph, planning: Planning, rules: RuleTable | None =
             results=planning.outputs,
             rules=rules,
         )
-    if planning.shares:
+    if planning.searches_shares:
         return search_shares(graph, cluster, options, rules=rules)
     return search(graph, cluster, options, rules=rules)
 
@@ -103,12 +103,12 @@ def plan_family(
     SolverError
         When the solver fails, or there are no plans within the time limit.
     """
-    if planning.shares and planning.stages is not None:
+    if planning.searches_shares and planning.stages is not None:
         raise ConfigError(
             "Shares are not searched for stages of several graphs that share weights: give the shares of the mesh's "
             "axes, or leave the stages out."
         )
-    if planning.shares:
+    if planning.searches_shares:
         if cost_model is not None:
             raise ConfigError("A search for shares has the predicted costs: leave out cost_model, or give the shares.")
         return search_family_shares(members, planning.cluster, planning.options, rules)

@@ -64,7 +64,7 @@ class StageSearch(ABC):
         """List the slices that begin at each rank; with shares to search, also those of proposed shares."""
         mesh = self.cluster.mesh
         slices = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
-        if not self.pipeline.shares:
+        if not self.pipeline.searches_shares:
             return slices
         known: dict[tuple[Device, ...], list[tuple[int, ...]]] = {}
         for rank, parts in slices.items():

@@ -17,8 +17,8 @@ from hidet_dist.errors import SpecError
 from hidet_dist.spec.formula import check_formula
 from hidet_dist.view import GraphView
 
-LONG_LIVED_SHARE = 0.25  # of the operators: tensors alive for longer do not prevent a cut
-LONG_LIVED_LEAST = 64  # operators that a tensor must be alive for, whatever the share
+LONG_LIVED_FRACTION = 0.25  # of the operators: tensors alive for longer do not prevent a cut
+LONG_LIVED_LEAST = 64  # operators that a tensor must be alive for, whatever the fraction
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def find_units(view: GraphView) -> list[Unit]:
     """Divide a whole graph into units, in order."""
     crossings = Crossings.of(view)
     count = len(view.operators)
-    long = max(LONG_LIVED_LEAST, LONG_LIVED_SHARE * count)
+    long = max(LONG_LIVED_LEAST, LONG_LIVED_FRACTION * count)
     alive: list[list[str]] = [[] for _ in range(count + 1)]
     for name, last in crossings.end.items():
         for place in range(crossings.begin[name] + 1, last + 1):

@@ -90,13 +90,13 @@ def _expected_most(rows: int, parts: int) -> float:
     """
     if parts == 1:
         return float(rows)
-    share = 1 / parts
+    chance = 1 / parts
     if rows > _MOST_SUMMED:
-        deviation = math.sqrt(rows * share * (1 - share))
-        return rows * share + deviation * statistics.NormalDist().inv_cdf((parts - 0.375) / (parts + 0.25))
+        deviation = math.sqrt(rows * chance * (1 - chance))
+        return rows * chance + deviation * statistics.NormalDist().inv_cdf((parts - 0.375) / (parts + 0.25))
     total, most = 0.0, 0.0
     for k in range(rows):
         ways = math.lgamma(rows + 1) - math.lgamma(k + 1) - math.lgamma(rows - k + 1)
-        total += math.exp(ways + k * math.log(share) + (rows - k) * math.log1p(-share))
+        total += math.exp(ways + k * math.log(chance) + (rows - k) * math.log1p(-chance))
         most += 1 - min(total, 1.0) ** parts
     return most

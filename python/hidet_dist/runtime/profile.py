@@ -130,7 +130,7 @@ class Profile:
 
         title = f"Rank {self.rank} of {self.world_size}: {1e3 * self.call_seconds:.3f} ms"
         table = Table("operator", "writes", "communicates", title=title)
-        for heading in ("count", "ms", "share"):
+        for heading in ("count", "ms", "fraction"):
             table.add_column(heading, justify="right")
         groups: dict[tuple[int, str], list[OperatorTime]] = {}
         for operator in self.operators:

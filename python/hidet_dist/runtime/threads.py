@@ -32,7 +32,7 @@ def wait_briefly() -> None:
 
 
 def divide_cores(ranks: int) -> None:
-    """Have kernels of this process run on as many threads as a rank's share of the cores, unless a number is set.
+    """Have kernels of this process run on as many threads as a rank's part of the cores, unless a number is set.
 
     Takes effect if OpenMP's library is not loaded yet.
     """

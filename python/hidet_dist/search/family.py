@@ -139,7 +139,7 @@ def search_family(
 
         def formulated(part: Limits | None, choice_set: ChoiceSet) -> _Joint:
             if choice_set is not ChoiceSet.ALL:
-                _share_pins(views, pinned, sharing)
+                _pin_in_all(views, pinned, sharing)
             formulations = []
             for view, member, pins in zip(views, members, pinned, strict=True):
                 own = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
@@ -368,7 +368,7 @@ def shared_weights(keys: Sequence[Mapping[str, Hashable]]) -> dict[tuple[int, in
     return {weight: tuple(group) for group in result.values() for weight in group}
 
 
-def _share_pins(
+def _pin_in_all(
     views: Sequence[GraphView],
     pinned: Sequence[Pins],
     sharing: Mapping[tuple[int, int], tuple[tuple[int, int], ...]],
@@ -403,9 +403,9 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     failure: SolverError | None = None
     if not _has_gap(plans, bound, options.solver_gap):
         # Candidates that follow need time, too, after a joint problem that takes all it has.
-        share = 1.0 if is_one else tuning.JOINT_SHARE
+        fraction = 1.0 if is_one else tuning.JOINT_FRACTION
         try:
-            together = optimize(joint.problem, replace(options, limits=options.limits.part(share)))
+            together = optimize(joint.problem, replace(options, limits=options.limits.part(fraction)))
         except SolverError as error:
             failure = error
         else:

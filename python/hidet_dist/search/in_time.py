@@ -79,11 +79,11 @@ def plan_in_time(
 
     is_short = limits.seconds is not None and limits.seconds < tuning.SHORT_KIND_SECONDS * kinds
     if is_short:
-        solve_few(ChoiceSet.REPLICATED, None, limits.trial(tuning.REPLICATED_SHARE))
-        solve_few(few, limits.trial(tuning.FEW_OVERRUN) if known else None, limits.trial(tuning.FEW_SHARE))
+        solve_few(ChoiceSet.REPLICATED, None, limits.trial(tuning.REPLICATED_FRACTION))
+        solve_few(few, limits.trial(tuning.FEW_OVERRUN) if known else None, limits.trial(tuning.FEW_FRACTION))
     whole: Formulated | None = None
     try:
-        part = limits.part(tuning.FORMULATION_SHARE)
+        part = limits.part(tuning.FORMULATION_FRACTION)
         if part.seconds is not None and part.seconds < tuning.LEAST_FORMULATION_SECONDS * operators:
             limits.reach()
             raise OutOfTimeError

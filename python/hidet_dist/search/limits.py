@@ -66,9 +66,9 @@ class Limits:
         self.reach()
         return True
 
-    def spent(self, share: float) -> bool:
-        """Whether this share of the time has passed. If so, sets ``time_reached``: the caller takes another way."""
-        if self.seconds is None or self.elapsed_seconds() < share * self.seconds:
+    def spent(self, fraction: float) -> bool:
+        """Whether this fraction of the time has passed. If so, sets ``time_reached``: the caller takes another way."""
+        if self.seconds is None or self.elapsed_seconds() < fraction * self.seconds:
             return False
         self.reach()
         return True
@@ -81,12 +81,12 @@ class Limits:
     def check_pace(self, done: Callable[[], float]) -> None:
         """Give up a part of a search that will by far not end in time: raise OutOfTimeError.
 
-        ``done`` returns the share of its work that is done. It is asked once, when some of the time has passed.
+        ``done`` returns the fraction of its work that is done. It is asked once, when some of the time has passed.
         """
         if self._judged or not self._is_part or self.seconds is None:
             return
         elapsed = self.elapsed_seconds()
-        if elapsed < tuning.JUDGED_SHARE * self.seconds:
+        if elapsed < tuning.JUDGED_FRACTION * self.seconds:
             return
         self._judged = True
         if elapsed > tuning.HOPELESS * done() * self.seconds:
@@ -99,19 +99,19 @@ class Limits:
         if self._parent is not None:
             self._parent.reach()
 
-    def part(self, share: float) -> Limits:
-        """Make the limits of a part of the search that may take this share of the remaining time."""
+    def part(self, fraction: float) -> Limits:
+        """Make the limits of a part of the search that may take this fraction of the remaining time."""
         left = self.seconds_left()
-        limits = self._of(None if left is None else share * left)
+        limits = self._of(None if left is None else fraction * left)
         limits._parent = self
         return limits
 
-    def trial(self, share: float) -> Limits:
+    def trial(self, fraction: float) -> Limits:
         """Make the limits of a part that others follow whether it ends in time or not.
 
-        To reach them cuts nothing. The part ends when this share of the whole time has passed, which may be above 1.
+        To reach them cuts nothing. The part ends when this fraction of the whole time has passed, which may be above 1.
         """
-        return self._of(None if self.seconds is None else max(0.0, share * self.seconds - self.elapsed_seconds()))
+        return self._of(None if self.seconds is None else max(0.0, fraction * self.seconds - self.elapsed_seconds()))
 
     def _of(self, seconds: float | None) -> Limits:
         limits = Limits(seconds, self.nbytes, self._clock)

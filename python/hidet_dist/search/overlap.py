@@ -7,8 +7,8 @@ the search saw. The plan of least makespan wins.
 
 Weights, and tensors computed from weights alone, can be communicated at any time. In the first round their
 communication is free as far as the computation could hide it if all weights were split. In later rounds it costs the
-share that the last plan did not hide, and other communication that the last plan hid is free, until plans repeat. Large
-problems are solved once more only, for the prices of memory of the first solution.
+fraction that the last plan did not hide, and other communication that the last plan hid is free, until plans repeat.
+Large problems are solved once more only, for the prices of memory of the first solution.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OverlapSearch:
         best = self._best(last, self.formulation.problem, solution, options)
         problem, groups = self.formulation.problem, readers(self.formulation.problem)
         seen = {solution.choices}
-        paid = self._first_share(last)
+        paid = self._first_fraction(last)
         size = sum(map(len, problem.cost))
         for _ in range(tuning.OVERLAP_ROUNDS if size <= tuning.OVERLAP_CHOICES else 1):
             if options.limits.expired():
@@ -113,7 +113,7 @@ class OverlapSearch:
                 best = last
             if size <= tuning.OVERLAP_CHOICES:
                 best = self._best(best, discounted, solution, options)
-            paid = self._exposed_share(last)
+            paid = self._exposed_fraction(last)
         return best
 
     def _best(self, best: Candidate, costs: Problem, solution: Solution, options: SolveOptions) -> Candidate:
@@ -152,8 +152,8 @@ class OverlapSearch:
             self._candidates[choices] = Candidate(choices, stage, beside)
         return self._candidates[choices]
 
-    def _exposed_share(self, candidate: Candidate) -> float:
-        """Compute the exposed share of the communication of weights and of tensors computed from weights alone."""
+    def _exposed_fraction(self, candidate: Candidate) -> float:
+        """Compute the exposed fraction of the communication of weights and of tensors computed from weights alone."""
         overlap = candidate.overlap
         sent = exposed = 0.0
         for task, seconds, communication in zip(
@@ -164,8 +164,8 @@ class OverlapSearch:
                 exposed += seconds
         return _rounded_up(exposed / sent) if sent else 0.0
 
-    def _first_share(self, candidate: Candidate) -> float:
-        """Compute the share of gathering all weights that the computation is too short to hide."""
+    def _first_fraction(self, candidate: Candidate) -> float:
+        """Compute the fraction of gathering all weights that the computation is too short to hide."""
         sent = sum(max(map(max, self._communicated(name))) for name in self.view.weights if name in self.number)
         computed = sum(task.seconds for task in candidate.overlap.tasks if not task.communicates)
         return _rounded_up(max(0.0, 1 - computed / sent)) if sent else 0.0
@@ -189,8 +189,8 @@ class OverlapSearch:
             if communication is None or communication.tensor in self.of_weights or not task.seconds:
                 continue
             seconds = (
-                math.floor((1 - exposed / task.seconds) * tuning.OVERLAP_SHARES + 1e-9)
-                / tuning.OVERLAP_SHARES
+                math.floor((1 - exposed / task.seconds) * tuning.OVERLAP_STEPS + 1e-9)
+                / tuning.OVERLAP_STEPS
                 * task.seconds
             )
             if not seconds:
@@ -232,13 +232,13 @@ class OverlapSearch:
             self._held[id(memory)] = replace(memory, nbytes=tuple(2 * n for n in memory.nbytes))
         return self._held[id(memory)]
 
-    def _less(self, table: _Table, name: str, share: float) -> _Table:
-        """Discount a table of conversions by a share of the time in which they communicate."""
+    def _less(self, table: _Table, name: str, fraction: float) -> _Table:
+        """Discount a table of conversions by a fraction of the time in which they communicate."""
         sent = self._communicated(name)
-        key = id(table), id(sent), share
+        key = id(table), id(sent), fraction
         if key not in self._tables:
             self._tables[key] = tuple(
-                tuple(max(0.0, cost - share * communicated) for cost, communicated in zip(line, sent_line, strict=True))
+                tuple(max(0.0, cost - fraction * own) for cost, own in zip(line, sent_line, strict=True))
                 for line, sent_line in zip(table, sent, strict=True)
             )
         return self._tables[key]
@@ -273,8 +273,8 @@ def _cheapest(problem: Problem, plans: Sequence[tuple[int, ...]]) -> tuple[int, 
     return min(fitting, key=totals.seconds, default=plans[-1])
 
 
-def _rounded_up(share: float) -> float:
-    return math.ceil(share * tuning.OVERLAP_SHARES - 1e-9) / tuning.OVERLAP_SHARES
+def _rounded_up(fraction: float) -> float:
+    return math.ceil(fraction * tuning.OVERLAP_STEPS - 1e-9) / tuning.OVERLAP_STEPS
 
 
 def _of_weights(view: GraphView) -> set[str]:

@@ -216,7 +216,7 @@ def _search_both(
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
     searches = [
-        (tuning.GIVEN_MESH_SHARE, lambda part: _search(view, cluster, options, part, rules=rules, insists=True)),
+        (tuning.GIVEN_MESH_FRACTION, lambda part: _search(view, cluster, options, part, rules=rules, insists=True)),
         (1.0, lambda part: _search(view, finer.cluster, translated, part, rules=rules)),
     ]
     # Within the gap the given mesh wins: the user knows its axes.
@@ -235,7 +235,7 @@ def best_search(
     Parameters
     ----------
     searches: iterable of (float, callable)
-        For each mesh, the share of the limits that are left to it, and the search under limits.
+        For each mesh, the fraction of the limits that are left to it, and the search under limits.
     limits: Limits
         The limits of all searches together.
     gap: float
@@ -250,8 +250,8 @@ def best_search(
     """
     errors: list[InfeasibleError | SolverError] = []
     best: Found | None = None
-    for share, run in searches:
-        part = limits.part(share)
+    for fraction, run in searches:
+        part = limits.part(fraction)
         if best is not None and part.expired():
             break
         try:

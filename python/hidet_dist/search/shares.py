@@ -211,17 +211,17 @@ def _shares_of_memory(
     weights = [(view.nbytes(name), view.shape(name)) for name in view.weights]
 
     def filled(shares: Sequence[int]) -> float:
-        """Compute the share of the fullest device's memory that weights fill; those that cannot be split fill each."""
+        """Compute the fraction of the fullest device's memory that weights fill; those that are not split fill each."""
         parts = sum(shares)
         split = sum(nbytes for nbytes, shape in weights if any(extent % parts == 0 for extent in shape))
         whole = sum(nbytes for nbytes, _ in weights) - split
         fullest = max((split * share / parts + whole) / own for share, own in zip(shares, memory, strict=True))
-        return max(fullest, tuning.WEIGHTS_SHARE)
+        return max(fullest, tuning.WEIGHTS_FRACTION)
 
     even = (1,) * len(memory)
     every = [proportional(memory, parts) for parts in range(len(memory) + 1, tuning.MOST_PARTS + 1)]
     unlike = [shares for shares in every if math.gcd(*shares) == 1 and len(set(shares)) > 1]
-    if filled(even) <= tuning.WEIGHTS_SHARE or not unlike:
+    if filled(even) <= tuning.WEIGHTS_FRACTION or not unlike:
         return []
     best = min(unlike, key=lambda shares: (filled(shares), estimate(shares)))
     return [best] if filled(best) < filled(even) else []

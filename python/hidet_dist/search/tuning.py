@@ -7,20 +7,20 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
 # The whole search (in_time.py).
-FORMULATION_SHARE = 0.6  # of the time limit, after which a simpler problem is formulated
-REPLICATED_SHARE = 0.1  # of a short time, until which plans of replicated operators are improved
-FEW_SHARE = 0.6  # of it, until which those of few choices are
+FORMULATION_FRACTION = 0.6  # of the time limit, after which a simpler problem is formulated
+REPLICATED_FRACTION = 0.1  # of a short time, until which plans of replicated operators are improved
+FEW_FRACTION = 0.6  # of it, until which those of few choices are
 FEW_OVERRUN = 2.0  # times that time, until which few choices are formulated where there is a replicated plan
 SHORT_KIND_SECONDS = 0.2  # for each unlike operator: few choices come first where there is less, as all may take longer
 LEAST_FORMULATION_SECONDS = 2e-4  # for an operator: no large graph takes less, and it is not begun where there is less
-JUDGED_SHARE = 0.2  # of a part's time, after which its pace is judged (limits.py)
+JUDGED_FRACTION = 0.2  # of a part's time, after which its pace is judged (limits.py)
 HOPELESS = 2.0  # times its time that a part takes at its pace, above which it is given up
 
 # Graphs that share weights (family.py).
-JOINT_SHARE = 0.5  # of the time that is left, for the joint problem where candidates may follow it
+JOINT_FRACTION = 0.5  # of the time that is left, for the joint problem where candidates may follow it
 
 # Ties (ties.py, relaxation.py).
-TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
+TIE_FRACTION = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
 
 MOST_NEAR_EVEN = 3  # lists of near-even parts of heads that are offered for an axis
 
@@ -28,7 +28,7 @@ MOST_LIMITING_DEVICES = 8  # devices of unlike shards or budgets whose memory is
 
 # Shares of an axis of unequal devices (shares.py).
 MOST_PARTS = 64  # the greatest sum of shares that is proposed
-WEIGHTS_SHARE = 0.8  # of a device's memory that weights may fill before shares in proportion to memory are proposed
+WEIGHTS_FRACTION = 0.8  # of a device's memory that weights may fill before shares in proportion to memory are proposed
 PROPOSALS = 3  # meshes with shares that are searched, besides the even one
 
 # Coordinate descent (descent.py).
@@ -45,12 +45,12 @@ PAIRED_WORK = 2**23  # additions of an elimination, up to which relaxed conversi
 PAIRED_FACTOR = 4.0  # times the additions without, up to which they are, too
 PAIRED_MOST = 2**28  # additions up to which they are where a gap is left
 TIGHT_WORK = 2**28  # additions of an elimination, up to which tensors are relaxed less where a gap is left
-TIGHT_SHARE = 0.01  # share of such a gap that a tensor's part of it must exceed
+TIGHT_FRACTION = 0.01  # fraction of such a gap that a tensor's part of it must exceed
 TIGHTENINGS = 4  # times in a search that such tensors are looked for
-SHARE_ROUNDS = 8  # eliminations at most with shares towards those of a plan
-SHARE_STEP = 0.1  # of the way to the shares of a plan, at least
-SHARE_PROGRESS = 0.95  # share of the gap that must be left after one, at most
-SHARE_STALLS = 2  # of them in a row that leave more, after which there are no more
+PORTION_ROUNDS = 8  # eliminations at most with portions towards those of a plan
+PORTION_STEP = 0.1  # of the way to the portions of a plan, at least
+PORTION_PROGRESS = 0.95  # fraction of the gap that must be left after one, at most
+PORTION_STALLS = 2  # of them in a row that leave more, after which there are no more
 NARROWINGS = 3  # kinds of tensors that are relaxed, beside those of many readers, where a graph is too wide without
 EXACT_WORK = 2**26  # additions of one step above which plans are improved before more tensors are treated exactly
 WORK_LIMIT = 2**29  # additions of one step of an elimination, above which the graph is too wide to be eliminated
@@ -62,27 +62,27 @@ SHARED_SPECS = 1.5  # choices per spec, above which a variable for the spec make
 CHUNK_ENTRIES = 2**18  # entries of an array of intermediate results, 2 MiB, which stay in a processor's cache
 COST_BITS = 50  # bits of the greatest possible cost; lower bits are cut off, so that sums are exact
 PRICE_BITS = 24  # bits of the greatest price; lower bits are cut off
-TABLES_KEPT = 0.05  # share of the memory limit above which the tables of earlier eliminations are dropped
+TABLES_KEPT = 0.05  # fraction of the memory limit above which the tables of earlier eliminations are dropped
 
 # Prices and mixtures (relaxation.py, least_memory.py, optimum.py).
 PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before the plan of least memory is searched, whatever its cost
-PLAN_BY_SHARE = 0.5  # share of the time after which, too, the plan of least memory is searched if none fits so far
-REFUSAL_SHARE = 0.25  # share of the time for finding the least budget, once the given one is known to be too small
-PEAK_SPREAD = 0.02  # share of the prices that is spread over all points: where memory is free, plans waste it
-PEAK_GAP = 0.0095  # share of the least peak so far that its bound may be below it in a refusal
-REFUTED_GAP = 0.001  # share of a target up to which smaller targets that nothing reaches are told from others
+PLAN_BY_FRACTION = 0.5  # of the time, after which, too, the plan of least memory is searched if none fits so far
+REFUSAL_FRACTION = 0.25  # of the time, for finding the least budget, once the given one is known to be too small
+PEAK_SPREAD = 0.02  # fraction of the prices that is spread over all points: where memory is free, plans waste it
+PEAK_GAP = 0.0095  # fraction of the least peak so far that its bound may be below it in a refusal
+REFUTED_GAP = 0.001  # fraction of a target up to which smaller targets that nothing reaches are told from others
 PEAK_CHOICES = 300  # choices among which targets, or else the integer program, find the very least peak
 PEAK_TARGETS = 12  # targets between the least peak so far and its bound that are tried
 TARGET_REDUCTIONS = 4  # reductions of the choices to those that can reach a target
 TARGET_PROBES = 5  # prices tried after each
-TARGET_SHRINK = 0.97  # share of the choices that a reduction must go below, for another to be tried
+TARGET_SHRINK = 0.97  # fraction of the choices that a reduction must go below, for another to be tried
 FORBIDDEN_PEAKS = 10.0  # of a target: bytes that a conversion counts as with which no plan reaches it
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
-FIRST_PRICE = 0.4  # share of the unbudgeted plan's seconds that a budget's worth of bytes costs at the first limit
-PART_FIRST_PRICE = 0.05  # of a part of the plans: the share that the bytes beyond the budget cost at the first limit
+FIRST_PRICE = 0.4  # fraction of the unbudgeted plan's seconds that a budget's worth of bytes costs at the first limit
+PART_FIRST_PRICE = 0.05  # of a part of the plans: the fraction that the bytes beyond the budget cost at the first limit
 FAR_GAP = 0.05  # of the best plan above a mixture: where nothing is proven, rough prices find as good plans
-BOUND_SHARE = 0.1  # share of the gap that better prices could still raise the bound by, below which none are looked for
+BOUND_FRACTION = 0.1  # of the gap, by which better prices must be able to raise the bound to be looked for
 UNFIT_POINTS = 4  # program points at which choices are tested for whether any plan with them fits
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
@@ -102,8 +102,8 @@ PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked 
 PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
 NARROW_PARTS_GAP = 2.0  # gap, relative to the one asked for, above which graphs not too wide for frontiers are divided
 NARROW_PARTS_STALL = 12  # the same for graphs that are not too wide for frontiers: what few parts leave open, many do
-NARROWED_SHARE = 0.9  # of the choices that must be left, at most, for another search where memory has no price
-PARTS_PROGRESS = 0.95  # the share of the gap that must be left then, at most
+NARROWED_FRACTION = 0.9  # of the choices that must be left, at most, for another search where memory has no price
+PARTS_PROGRESS = 0.95  # the fraction of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
 
 # Frontiers of seconds and bytes (frontier.py, combination.py).
@@ -127,13 +127,13 @@ FILLED_WIDTH = 15  # operators to each side of a place of a window: most plans o
 FILLED_WIDE = 40  # the same where the gap is still too large after frontiers; a window takes ten times as long
 FILLED_PLACES = 3  # of one window at most
 FILLED_WINDOWS = 4  # unlike windows in a pass; each takes up to half a second where layers have many choices
-FILLING_PROGRESS = 0.9  # share of the gap that must be left after a pass over all windows, at most, for another one
+FILLING_PROGRESS = 0.9  # fraction of the gap that must be left after a pass over all windows, at most, for another one
 
 # Recombination, and the integer program (programs.py, ilp.py).
 RECOMBINED_PLANS = 16  # the last plans, whose choices are recombined: fewer if they have more than FEW_CHOICES
 RECOMBINATION_NODES = 200  # nodes of the solver's search tree
 ROUGH_GAP = 0.01  # gap of a recombination that only serves to drop choices before the integer program
-NEAR_BUDGET = 0.95  # share of the budget: points that hold more may exceed it in a better plan
+NEAR_BUDGET = 0.95  # fraction of the budget: points that hold more may exceed it in a better plan
 FEW_CHOICES = 2500  # choices among which the integer program decides within a minute
 VERY_FEW_CHOICES = 300  # choices among which it decides at once
 NODES = 5000  # nodes of a solver's search tree; good plans appear earlier, and a proof may take hours
@@ -150,10 +150,10 @@ OVERLAP_ROUNDS = 4  # solutions of discounted problems at most
 OVERLAP_CHOICES = 20_000  # choices of all entities, up to which discounted problems are solved within the budget
 OVERLAP_PLANS = 3  # plans next to a solution's that are scheduled: each takes 10 to 50 ms, a solution up to a second
 OVERLAP_GAP = 0.01  # gap of these solutions: hidden time is known no better
-OVERLAP_SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers come out equal
+OVERLAP_STEPS = 8  # fractions of a collective's time are whole eighths, so that equal layers come out equal
 
 # Reports (report.py).
 INCUMBENT_GAP = 0.01  # by which an incumbent of a report is better than the one before it, but the last
 
 # Finer meshes (planner.py).
-GIVEN_MESH_SHARE = 0.6  # of the time left that the given mesh may take before a finer one is tried
+GIVEN_MESH_FRACTION = 0.6  # of the time left that the given mesh may take before a finer one is tried

@@ -477,7 +477,7 @@ class Plan:
         return table
 
     def _stage_row(self, pipeline: Pipeline, number: int) -> tuple[str, ...]:
-        """Describe a stage of a pipeline: its ranks, its mesh, its idle share (the bubble), and the µs it is busy."""
+        """Describe a stage of a pipeline: its ranks, its mesh, its idle fraction (the bubble), and its busy µs."""
         periods = pipeline.period_seconds([stage.makespan_seconds for stage in self.stages])
         ranks = pipeline.stages[number].ranks
         idle = 1 - periods[number] / max(periods) if max(periods) else 0.0

@@ -25,10 +25,10 @@ from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import (
     Activations,
     ConvertedTensor,
+    CostSplitting,
     Edge,
     LiveInterval,
     Problem,
-    Sharing,
     evaluate,
     held_bytes,
     readers,
@@ -306,10 +306,10 @@ def test_a_search_begins_with_shares_of_its_own(monkeypatch: pytest.MonkeyPatch)
     problem = formulate_problem(normalize(models.gpt2(1)[0]), builtin("cpu", DeviceMesh((2, 2))))
     steps = dict.fromkeys(problem.groups, 1000)
     learnt = replace(
-        problem, sharing=Sharing(version=9, steps=steps, paired=0, wide=True, tightenings=tuning.TIGHTENINGS)
+        problem, splitting=CostSplitting(version=9, steps=steps, paired=0, wide=True, tightenings=tuning.TIGHTENINGS)
     )
     assert optimize(learnt) == optimize(problem)
-    assert problem.sharing == Sharing()
+    assert problem.splitting == CostSplitting()
 
 
 @pytest.mark.parametrize("few", [10, 2500])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.search.small_problems import all_picks, problems
 
 from hidet_dist.search import tuning
-from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, share_by_plan
+from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, split_costs_by_plan
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes
@@ -45,14 +45,14 @@ def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(problems(), lines, st.sampled_from([0, 2, 9]), st.data())
 def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], paired: int, data: st.DataObject) -> None:
-    problem.sharing.paired = paired
+    problem.splitting.paired = paired
     own = Prices(line[: problem.activations.points])
     every = [list(range(len(costs))) for costs in problem.cost]
     best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
     for _ in range(2):
         plan = data.draw(st.sampled_from(all_picks(problem)))
-        share_by_plan(problem, [*problem.groups], plan)
-        assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in problem.sharing.shares.values())
+        split_costs_by_plan(problem, [*problem.groups], plan)
+        assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in problem.splitting.portions.values())
         for limit in (0, 1, 2):
             assert minimized(EliminationInstance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
 
@@ -64,8 +64,8 @@ def test_conversions_shared_from_each_spec_bound_plans_no_worse(problem: Problem
     every = [list(range(len(costs))) for costs in problem.cost]
     bounds = []
     for paired in (0, 9):
-        problem.sharing.paired = paired
-        problem.sharing.version += 1
+        problem.splitting.paired = paired
+        problem.splitting.version += 1
         bounds.append(minimized(EliminationInstance(problem, every, Tables(), own), (), 1).bound)
     assert bounds[0] <= bounds[1] + 1e-6
 

@@ -59,7 +59,7 @@ def assert_begins_with_best(
 def relaxable(draw: st.DrawFn) -> Problem:
     """Problems where all tensors of several readers are relaxed, in one way or the other, if the test relaxes any."""
     problem = draw(problems())
-    problem.sharing.paired = draw(st.sampled_from([0, 2, 9]))
+    problem.splitting.paired = draw(st.sampled_from([0, 2, 9]))
     return problem
 
 
@@ -131,7 +131,7 @@ def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
 )
 @pytest.mark.slow
 def test_the_whole_pareto_front_below_the_limit_is_listed(
-    seed: int, count: int, share: float, most: int, edges_: int
+    seed: int, count: int, fraction: float, most: int, edges_: int
 ) -> None:
     # What is cheap takes many bytes: most of the hundreds of partial plans of a step are left.
     random = np.random.default_rng(seed)
@@ -142,7 +142,7 @@ def test_the_whole_pareto_front_below_the_limit_is_listed(
         LiveInterval(e, int(begin), int(random.integers(begin, points)), tuple(live[e].tolist()))
         for e, begin in enumerate(begins)
     )
-    budget = int(share * (memory.max(axis=1).sum() + live.max(axis=1).sum()))
+    budget = int(fraction * (memory.max(axis=1).sum() + live.max(axis=1).sum()))
     activations = Activations(points, intervals, {})
     specs = tuple(range(choices))
     edges = [

@@ -58,7 +58,7 @@ def test_equal_tensors_are_kept_whole_and_others_stay_relaxed(monkeypatch: pytes
     problem = problem_of(([1] + [2] * READERS) * count + [1], [*own, *mask])
     tight = eliminated(problem)
     assert (tight.bound, tight.seconds) == (2.0 * count, 2.0 * count)
-    assert problem.sharing.whole == set(range(count))
+    assert problem.splitting.whole == set(range(count))
 
 
 def test_a_tensor_too_large_to_be_whole_is_shared_from_each_spec(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_tensor_too_large_to_be_whole_is_shared_from_each_spec(monkeypatch: py
     edges = [Edge(0, 0, n, (0, 1), (1, 2), convert, n, n) for n in range(1, 6)]
     problem = Problem([[1.0, 101.0]] + [[0.0, 50.0]] * 5, [[0, 0]] * 6, 0, edges)
     assert eliminated(problem).bound == pytest.approx(7.0)
-    assert (problem.sharing.pairs, problem.sharing.whole) == ({0}, frozenset())
+    assert (problem.splitting.pairs, problem.splitting.whole) == ({0}, frozenset())
 
 
 def test_a_tensor_beside_it_is_shared_too_where_both_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_tensor_beside_it_is_shared_too_where_both_would_be_too_wide(monkeypat
         monkeypatch.setattr(tuning, name, 0)
     monkeypatch.setattr(tuning, "WORK_LIMIT", specs**4 - 1)
     result = eliminated(problem)
-    assert problem.sharing.pairs == {0, 1}
+    assert problem.splitting.pairs == {0, 1}
     assert (result.bound, result.seconds) == (13.0, 13.0)
 
 

@@ -239,10 +239,10 @@ def test_eliminated_nodes_and_points_without_use_leave_the_optimum(seed, limit):
     assert found.gap <= 1e-8
 
 
-@pytest.mark.parametrize("share", [1.0, 1.2, 2.0])
-def test_nodes_are_merged_and_eliminated_only_as_far_as_their_matrices_fit(share):
+@pytest.mark.parametrize("ratio", [1.0, 1.2, 2.0])
+def test_nodes_are_merged_and_eliminated_only_as_far_as_their_matrices_fit(ratio):
     problem = PairwiseProblem(**{**vars(grid_of_parallel_parts(1)), "byte_limit": 70.0})
-    found = solve(problem, rounds=200, entries=int(share * len(problem.entries)))
+    found = solve(problem, rounds=200, entries=int(ratio * len(problem.entries)))
     assert found.cost == problem.cost_of(found.assignment) == least_by_dynamic_programming(problem)
     assert problem.peak_of(found.assignment) <= 70.0
     with pytest.raises(TooManyEntriesError, match="too large for 1 entries"):

@@ -52,7 +52,7 @@ def float32_kernel(
     group_queries = queries_of_a_group(queries, prod(outer), hidet.cuda.properties().multiProcessorCount)
     rows = group_queries * _GROUPS
     blocks = -(-queries // rows)  # blocks per head
-    tiles, share, columns = -(-keys // _KEYS), _KEYS // _SIDE, size // _SIDE
+    tiles, per_thread, columns = -(-keys // _KEYS), _KEYS // _SIDE, size // _SIDE
     row_vectors = size // _VECTOR
     vectors, q_vectors, q_elements = _KEYS * row_vectors // _THREADS, rows * row_vectors, rows * size // _THREADS
     padded, padded_keys = size + _VECTOR, _KEYS + _VECTOR  # rows that are read together are in different banks
@@ -114,10 +114,10 @@ def float32_kernel(
             most = register_tensor("float32", shape=[group_queries])
             total = register_tensor("float32", shape=[group_queries])
             mixed = register_tensor("float32", shape=[group_queries, columns])
-            scores = register_tensor("float32", shape=[group_queries, share])
-            added = register_tensor("float32", shape=[group_queries, share])
+            scores = register_tensor("float32", shape=[group_queries, per_thread])
+            added = register_tensor("float32", shape=[group_queries, per_thread])
             left = register_tensor("float32", shape=[group_queries, _VECTOR])
-            right = register_tensor("float32", shape=[share, _VECTOR])
+            right = register_tensor("float32", shape=[per_thread, _VECTOR])
             value = register_tensor("float32", shape=[columns])
             for i in grid(group_queries, "u+"):
                 most[i] = float32.min_value
@@ -135,7 +135,7 @@ def float32_kernel(
                         cp_size=16,
                         src_size=(tile * _KEYS + key < keys) * 16,
                     )
-                for i, j in grid(group_queries, share, "u+u+"):
+                for i, j in grid(group_queries, per_thread, "u+u+"):
                     row = first + group * group_queries + i
                     column = tile * _KEYS + j * _SIDE + side
                     scores[i, j] = float32.zero
@@ -146,9 +146,9 @@ def float32_kernel(
                 for step in range(row_vectors):
                     for i, e in grid(group_queries, _VECTOR, "u+u+"):
                         left[i, e] = q_tile[group * group_queries + i, step * _VECTOR + e]
-                    for j, e in grid(share, _VECTOR, "u+u+"):
+                    for j, e in grid(per_thread, _VECTOR, "u+u+"):
                         right[j, e] = kv_tile[j * _SIDE + side, step * _VECTOR + e]
-                    for i, j, e in grid(group_queries, share, _VECTOR, "u+u+u+"):
+                    for i, j, e in grid(group_queries, per_thread, _VECTOR, "u+u+u+"):
                         scores[i, j] = scores[i, j] + left[i, e] * right[j, e]
                 syncthreads()
                 for i in grid(vectors, "u+"):
@@ -164,7 +164,7 @@ def float32_kernel(
                 for i in grid(group_queries, "u+"):
                     row = first + group * group_queries + i
                     greatest = most[i]
-                    for j in grid(share, "u+"):
+                    for j in grid(per_thread, "u+"):
                         if row < queries and tile * _KEYS + j * _SIDE + side < keys:
                             scores[i, j] = scores[i, j] * float32(scale) + added[i, j]
                             greatest = primitives.max(greatest, scores[i, j])
@@ -173,7 +173,7 @@ def float32_kernel(
                     shrunk = primitives.exp(most[i] - greatest)
                     most[i] = greatest
                     part_sum = float32.zero
-                    for j in grid(share, "u+"):
+                    for j in grid(per_thread, "u+"):
                         power = float32.zero
                         if row < queries and tile * _KEYS + j * _SIDE + side < keys:
                             power = primitives.exp(scores[i, j] - greatest)

@@ -25,7 +25,7 @@ from hidet_dist.partitioning.once import MadeOnce
 
 _WARP = 32
 _MOST_WARPS = 32  # warps of a block
-_SHARE = 8  # preferred elements of a row per thread
+_PER_THREAD = 8  # preferred elements of a row per thread
 _LEAST_WARPS = 4  # warps of a block, so that the blocks that a multiprocessor can hold fill it
 
 
@@ -37,10 +37,10 @@ class _RowThreads:
         self.outer = list(shape[:-1])
         self.rows = prod(self.outer) if self.outer else 1
         self.warps = 1
-        while self.warps < _MOST_WARPS and self.length > self.warps * _WARP * _SHARE:
+        while self.warps < _MOST_WARPS and self.length > self.warps * _WARP * _PER_THREAD:
             self.warps *= 2
         self.threads = self.warps * _WARP  # threads of a row
-        self.share = -(-self.length // self.threads)
+        self.per_thread = -(-self.length // self.threads)
         self.rows_of_block = max(1, _LEAST_WARPS // self.warps) if self.warps == 1 else 1
         self.block = self.threads * self.rows_of_block
         self.grid = (self.rows + self.rows_of_block - 1) // self.rows_of_block
@@ -91,7 +91,7 @@ class RowSoftmaxTask(SoftmaxTask, metaclass=MadeOnce):
 
         shape = list(self.inputs[0].shape)
         rows = _RowThreads(shape)
-        count, length, share, threads = rows.rows, rows.length, rows.share, rows.threads
+        count, length, per_thread, threads = rows.rows, rows.length, rows.per_thread, rows.threads
 
         with hidet.script_module() as module:
 
@@ -102,23 +102,23 @@ class RowSoftmaxTask(SoftmaxTask, metaclass=MadeOnce):
                 attrs.cuda.block_dim = rows.block
                 attrs.cuda.grid_dim = rows.grid
                 shared = shared_tensor("float32", shape=[2, rows.warps])
-                values = register_tensor("float32", shape=[share])
+                values = register_tensor("float32", shape=[per_thread])
                 row = blockIdx.x * rows.rows_of_block + threadIdx.x // threads
                 first = threadIdx.x % threads
                 if row < count:
                     most = float32.min_value
-                    for k in grid(share, "u+"):
+                    for k in grid(per_thread, "u+"):
                         if k * threads + first < length:
                             values[k] = x[rows.place(row, k * threads + first)]
                             most = primitives.max(most, values[k])
                     rows.reduced(most, primitives.max, shared, 0)
                     total = float32.zero
-                    for k in grid(share, "u+"):
+                    for k in grid(per_thread, "u+"):
                         if k * threads + first < length:
                             values[k] = primitives.exp(values[k] - most)
                             total += values[k]
                     rows.reduced(total, _sum, shared, 1)
-                    for k in grid(share, "u+"):
+                    for k in grid(per_thread, "u+"):
                         if k * threads + first < length:
                             y.write(rows.place(row, k * threads + first), values[k] / total)
 
@@ -166,7 +166,7 @@ def _norm(shape: list[Any], epsilon: float, centred: bool) -> IRModule:
     from hidet.lang.cuda import blockIdx, threadIdx
 
     rows = _RowThreads(shape)
-    count, length, share, threads = rows.rows, rows.length, rows.share, rows.threads
+    count, length, per_thread, threads = rows.rows, rows.length, rows.per_thread, rows.threads
 
     with hidet.script_module() as module:
 
@@ -177,27 +177,27 @@ def _norm(shape: list[Any], epsilon: float, centred: bool) -> IRModule:
             attrs.cuda.block_dim = rows.block
             attrs.cuda.grid_dim = rows.grid
             shared = shared_tensor("float32", shape=[2, rows.warps])
-            values = register_tensor("float32", shape=[share])
+            values = register_tensor("float32", shape=[per_thread])
             row = blockIdx.x * rows.rows_of_block + threadIdx.x // threads
             first = threadIdx.x % threads
             if row < count:
                 total = float32.zero
-                for k in grid(share, "u+"):
+                for k in grid(per_thread, "u+"):
                     if k * threads + first < length:
                         values[k] = x[rows.place(row, k * threads + first)]
                         if centred:
                             total += values[k]
                 if centred:
                     rows.reduced(total, _sum, shared, 0)
-                    for k in grid(share, "u+"):
+                    for k in grid(per_thread, "u+"):
                         values[k] = values[k] - total / float32(length)
                 squares = float32.zero
-                for k in grid(share, "u+"):
+                for k in grid(per_thread, "u+"):
                     if k * threads + first < length:
                         squares += values[k] * values[k]
                 rows.reduced(squares, _sum, shared, 1)
                 factor = primitives.rsqrt(squares / float32(length) + float32(epsilon))
-                for k in grid(share, "u+"):
+                for k in grid(per_thread, "u+"):
                     if k * threads + first < length:
                         y.write(rows.place(row, k * threads + first), values[k] * factor)
 

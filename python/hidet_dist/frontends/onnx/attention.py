@@ -28,7 +28,7 @@ class _AttentionScores(NamedTuple):
     result: Tensor
     products: Tensor
     biased: Tensor
-    shares: Tensor
+    probabilities: Tensor
 
 
 def attended(
@@ -43,7 +43,7 @@ def attended(
 ) -> _AttentionScores:
     """Attention of queries, keys and values [batch, heads, length, size]; keys and values may have fewer heads.
 
-    ``sinks`` [heads] are scores of no key, which take a share of each query's attention.
+    ``sinks`` [heads] are scores of no key, which take a part of each query's attention.
     """
     dtype, heads = query.dtype, extents_of(query)[1]
     scale = 1 / math.sqrt(static(query, 3, "the size of a head")) if scale is None else scale
@@ -53,14 +53,15 @@ def attended(
         products = elementwise.mul(elementwise.tanh(elementwise.div(products, softcap)), softcap)
     biased = products if mask is None else elementwise.add(products, mask.bias)
     scores = biased if precision is None else to_dtype(biased, precision)
-    shares = to_dtype(reductions.softmax(scores, -1) if sinks is None else _shares_beside(scores, sinks), dtype)
+    softmax = reductions.softmax(scores, -1) if sinks is None else _softmax_beside(scores, sinks)
+    probabilities = to_dtype(softmax, dtype)
     if mask is not None and mask.blind is not None:
-        shares = elementwise.where(mask.blind, 0.0, shares)
-    return _AttentionScores(operators.matmul(shares, value), products, biased, shares)
+        probabilities = elementwise.where(mask.blind, 0.0, probabilities)
+    return _AttentionScores(operators.matmul(probabilities, value), products, biased, probabilities)
 
 
-def _shares_beside(scores: Tensor, sinks: Tensor) -> Tensor:
-    """The softmax of scores [batch, heads, queries, keys] beside one more score for each head, without its share."""
+def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The softmax of scores [batch, heads, queries, keys] beside one more score for each head, which is left out."""
     batch, heads, queries, keys = extents_of(scores)
     column = ops.broadcast(
         ops.reshape(to_dtype(sinks, scores.dtype.name), [1, heads, 1, 1]), [batch, heads, queries, 1]
@@ -138,7 +139,7 @@ def _attention(node: Node) -> tuple[Tensor | None, ...]:
     scores = attended(query, key, value, mask, scale, softcap, dtype_name(precision) if precision else None)
     shown: Tensor | None = None
     if len(node.outputs) > 3 and node.outputs[3]:
-        shown = {0: scores.products, 1: scores.products, 2: scores.biased, 3: scores.shares}[mode]
+        shown = {0: scores.products, 1: scores.products, 2: scores.biased, 3: scores.probabilities}[mode]
         if mode == 2 and mask is not None:
             hidden = elementwise.le(mask.bias, LEAST[query.dtype.name])
             shown = elementwise.where(hidden, -math.inf, shown)

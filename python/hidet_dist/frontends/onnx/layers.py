@@ -406,7 +406,7 @@ def _resize(node: Node) -> Tensor:
 
 
 def _region_coordinates(output_size: int, size: int, region: tuple[float, float]) -> np.ndarray:
-    """Map each position of the output to a coordinate within a region, which is given in shares of the input."""
+    """Map each position of the output to a coordinate within a region, which is given in fractions of the input."""
     start, end = region
     if output_size == 1:
         return np.array([0.5 * (start + end) * (size - 1)], np.float32)

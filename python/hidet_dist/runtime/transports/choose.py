@@ -23,7 +23,7 @@ def open_for_host(setup: Setup, device: int | None, stream: int | None) -> Trans
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in ("auto", "gloo"):
         raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
-    return SharedMemoryTransport(setup, lambda: _open_gloo(setup), shares=choice == "auto")
+    return SharedMemoryTransport(setup, lambda: _open_gloo(setup), is_shared=choice == "auto")
 
 
 def _open_gloo(setup: Setup) -> Transport:

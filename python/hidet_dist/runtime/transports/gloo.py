@@ -139,13 +139,13 @@ class GlooTransport(Blocking):
     def _extremes(self, peers: _GlooGroup, source: torch.Tensor, result: torch.Tensor, op: int) -> None:
         """Compute maxima or minima of all ranks, each rank those of a part. Gloo's own drop NaN."""
         count, dtype = source.numel(), source.dtype
-        share = -(-count // peers.size)
-        sent = self._scratch_tensor("sent", share * peers.size, dtype)
+        piece = -(-count // peers.size)
+        sent = self._scratch_tensor("sent", piece * peers.size, dtype)
         sent[:count], sent[count:] = source, 0
-        exchanged = self._scratch_tensor("received", share * peers.size, dtype)
+        exchanged = self._scratch_tensor("received", piece * peers.size, dtype)
         self._exchange(peers, exchanged.view(torch.uint8), sent.view(torch.uint8))
-        part = self._scratch_tensor("part", share, dtype)
-        _reduce(exchanged.view(peers.size, share), part, op)
+        part = self._scratch_tensor("part", piece, dtype)
+        _reduce(exchanged.view(peers.size, piece), part, op)
         self._gather(peers, part.view(torch.uint8), exchanged.view(torch.uint8))
         result.copy_(exchanged[:count])
 

@@ -27,12 +27,12 @@ class SharedMemoryTransport(Blocking):
         The common arguments of transports.
     open_fallback: Callable[[], Transport]
         Opens the transport of ranks that cannot share memory; called at most once, when it is first needed.
-    shares: bool
+    is_shared: bool
         Whether memory may be shared; if not, everything goes through the fallback, which is opened at once.
     """
 
-    def __init__(self, setup: Setup, open_fallback: Callable[[], Transport], shares: bool = True):
-        self._shares = shares
+    def __init__(self, setup: Setup, open_fallback: Callable[[], Transport], is_shared: bool = True):
+        self._is_shared = is_shared
         self._open_fallback = open_fallback
         self._fallback: Transport | None = None
         self._setup = setup
@@ -47,7 +47,7 @@ class SharedMemoryTransport(Blocking):
         )
         self.shared_groups: list[tuple[int, ...]] = []
         self.shared_peers: list[int] = []
-        if not shares:
+        if not is_shared:
             self._opened_fallback()
 
     @property
@@ -86,13 +86,13 @@ class SharedMemoryTransport(Blocking):
         def wait(keys: dict[int, str]) -> None:
             await_ranks(store, beats, keys, self._setup.timeout_seconds, self._setup.failures.failed)
 
-        segment = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
+        segment = native.SharedMemory.segment(len(ranks)) if self._is_shared and self._rank == ranks[0] else -1
         try:
             if self._rank == ranks[0]:
                 store.set("segment", _file(segment))
             wait({ranks[0]: "segment"})
             group_rank = ranks.index(self._rank)
-            attached = self._shares and _with_file(
+            attached = self._is_shared and _with_file(
                 store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, group_rank, len(ranks))
             )
             store.set(f"attached/{self._rank}", "yes" if attached else "no")
@@ -115,7 +115,7 @@ class SharedMemoryTransport(Blocking):
             await_ranks(store, beats, {peer: key}, self._setup.timeout_seconds, self._setup.failures.failed)
             return store.get(key)
 
-        inbox = self._shared.inbox() if self._shares else -1
+        inbox = self._shared.inbox() if self._is_shared else -1
         store.set(f"inbox/{self._rank}", _file(inbox))
         peer_inbox = wait(f"inbox/{peer}")
         attached = inbox >= 0 and _with_file(peer_inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))

@@ -177,7 +177,7 @@ def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> li
     low, high = resident
     width = max(1, -(-(high + 1 - low) // tuning.RESIDENT_RANGES))
     ranges = [(begin, min(begin + width - 1, high)) for begin in range(low, high + 1, width)]
-    mean = sum(share * problem.resident(plan.choices) for share, plan in mixture.parts)
+    mean = sum(fraction * problem.resident(plan.choices) for fraction, plan in mixture.parts)
     return sorted(ranges, key=lambda ends: abs((ends[0] + ends[1]) / 2 - mean))
 
 
@@ -189,7 +189,7 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     nothing.
     """
     problem, plans = state.problem, [probe for _, probe in mixture.parts]
-    shares = [share for share, _ in mixture.parts]
+    fractions = [fraction for fraction, _ in mixture.parts]
     budget = problem.budget
     low, high = resident
     parting = None if state.coarse else _parting(problem, resident, mixture)
@@ -199,15 +199,15 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
         return
 
     def spread(values: Sequence[int]) -> tuple[float, float]:
-        mean = sum(share * value for share, value in zip(shares, values, strict=True))
-        return sum(share * abs(value - mean) for share, value in zip(shares, values, strict=True)), mean
+        mean = sum(fraction * value for fraction, value in zip(fractions, values, strict=True))
+        return sum(fraction * abs(value - mean) for fraction, value in zip(fractions, values, strict=True)), mean
 
     most, mean = spread([problem.resident(plan.choices) for plan in plans])
     division: tuple[int, list[bool]] | None = None  # an entity, and for each of its choices whether it is in one half
     if not low <= int(mean) < high:
         most = 0.0
     excess = [
-        sum(share * max(0, plan.nbytes[point] - budget) for share, plan in mixture.parts)
+        sum(fraction * max(0, plan.nbytes[point] - budget) for fraction, plan in mixture.parts)
         for point in range(problem.activations.points)
     ]
     point = excess.index(max(excess))
@@ -236,16 +236,16 @@ def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> i
     """
     low, high = resident
     spans: list[tuple[int, int, float]] = []
-    for share, plan in mixture.parts:
+    for fraction, plan in mixture.parts:
         own = problem.resident(plan.choices)
         least, most = max(low, problem.budget - plan.peak + own), min(high, own) - 1
         if plan.peak > problem.budget and least <= most:
-            spans.append((least, most, share))
+            spans.append((least, most, fraction))
     if not spans:
         return None
 
     def parted(r: int) -> float:
-        return sum(share for least, most, share in spans if least <= r <= most)
+        return sum(fraction for least, most, fraction in spans if least <= r <= most)
 
     best = max((least for least, _, _ in spans), key=lambda r: (parted(r), r))
     return (best + min(most for least, most, _ in spans if least <= best <= most)) // 2

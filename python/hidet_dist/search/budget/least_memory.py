@@ -20,7 +20,7 @@ from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import Narrowing, Problem, Sharing
+from hidet_dist.search.problem import CostSplitting, Narrowing, Problem
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.steps import step
 
@@ -71,8 +71,8 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
 
 def _search(problem: Problem, options: SolveOptions, goal: _Goal) -> tuple[LeastMemory, bool]:
     """Find a plan of nearly the least peak memory, or one that is enough; tell whether the search was steered."""
-    # What a search by costs chose to relax and to share would lead this one to another plan than that of a refusal.
-    gratis = replace(problem.without_costs, budget=0, narrowing=Narrowing(), sharing=Sharing())
+    # What a search by costs chose to relax and to split would lead this one to another plan than that of a refusal.
+    gratis = replace(problem.without_costs, budget=0, narrowing=Narrowing(), splitting=CostSplitting())
     every = [list(range(len(costs))) for costs in problem.cost]
     state = State(gratis, replace(options, on_incumbent=None), every)
     state.known_plans.append(state.record(tuple(m.index(min(m)) for m in problem.memory)))
@@ -205,9 +205,9 @@ def _mix(state: State, plans: Sequence[ProbedPlan]) -> tuple[Master, float]:
     return master, master.slack * byte
 
 
-def _spread(weights: Sequence[float], share: float) -> Prices:
-    """Make prices of sum 1 from weights of sum 1, with a share that is spread over all program points."""
-    return Prices([(weight + share / len(weights)) / (1 + share) for weight in weights])
+def _spread(weights: Sequence[float], fraction: float) -> Prices:
+    """Make prices of sum 1 from weights of sum 1, with a fraction that is spread over all program points."""
+    return Prices([(weight + fraction / len(weights)) / (1 + fraction) for weight in weights])
 
 
 def _weights(master: Master) -> list[float]:

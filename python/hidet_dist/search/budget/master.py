@@ -1,5 +1,5 @@
-"""The master linear program of a column generation: shares of the plans so far (Dantzig and Wolfe, Operations Research
-8(1), 1960).
+"""The master linear program of a column generation: fractions of the plans so far (Dantzig and Wolfe, Operations
+Research 8(1), 1960).
 
 A mixture of plans holds the mean of their bytes at each program point. The program minimises the mean of their seconds
 plus the price of a *slack*: the bytes by which the worst point exceeds its limit. The duals of the points are the
@@ -25,13 +25,13 @@ class Master:
     Attributes
     ----------
     objective: its value, in units of ``seconds``.
-    shares: the share of each plan.
+    fractions: the fraction of each plan.
     slack: the excess at the worst program point, in units of ``byte`` bytes.
     duals: the dual of each program point, 0 or more.
     """
 
     objective: float
-    shares: list[float]
+    fractions: list[float]
     slack: float
     duals: list[float]
 
@@ -44,7 +44,7 @@ def solve_master(
     byte: float,
     limits: Limits,
 ) -> Master:
-    """Find the shares of the cheapest mixture whose mean holds at most ``room`` bytes at each point, plus the slack.
+    """Find the fractions of the cheapest mixture whose mean holds at most ``room`` bytes at each point, plus the slack.
 
     Plan p holds ``plans[p][m]`` bytes at point m and takes ``seconds[p]``. Each unit of slack, ``byte`` bytes, costs
     ``slack_seconds``. Points at which every plan holds the same bytes, as in equal layers, share their dual.

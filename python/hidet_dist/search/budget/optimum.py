@@ -34,7 +34,7 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pairwise import wide
-from hidet_dist.search.problem import Problem, Sharing, Solution, each, restricted
+from hidet_dist.search.problem import CostSplitting, Problem, Solution, each, restricted
 from hidet_dist.search.problem.descent import descend
 from hidet_dist.search.steps import step
 
@@ -54,8 +54,8 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
     """
     options = SolveOptions() if options is None else options
     charged = charge_collectives(problem, options.solver_gap)
-    # What one search learns of shares would lead another one, of other choices or costs, to worse bounds.
-    own = replace(charged.problem, sharing=Sharing())
+    # What one search learns of splitting costs would lead another one, of other choices or costs, to worse bounds.
+    own = replace(charged.problem, splitting=CostSplitting())
     return charged.solution(_optimize(own, charged.options(options), like))
 
 
@@ -70,7 +70,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
         try:
             state.kept = state.presolve.reduce(state.kept, limits=limits).kept
             if sum(each(min, problem.memory)) > problem.budget:
-                find_fitting(state, limits.part(tuning.REFUSAL_SHARE))  # raises: no plan fits
+                find_fitting(state, limits.part(tuning.REFUSAL_FRACTION))  # raises: no plan fits
             # The bound without activations holds with them; if this plan fits with them, it is the best.
             try:
                 probe_without_activations(state, tables)
@@ -219,7 +219,7 @@ class _Improvement:
         """
         state, before = self.state, self.state.open_choices()
         narrow_choices(state, self.tables, self.prices)
-        many = state.open_choices() > max(tuning.FEW_CHOICES, tuning.NARROWED_SHARE * before)
+        many = state.open_choices() > max(tuning.FEW_CHOICES, tuning.NARROWED_FRACTION * before)
         return many and not any(self.mixture.prices) and not self._is_wide
 
     def _list_plans(self) -> bool:

@@ -29,7 +29,7 @@ def probe_without_activations(state: State, tables: Tables) -> None:
     problem = state.problem
     trifle = (
         state.options.solver_gap
-        * tuning.TIE_SHARE
+        * tuning.TIE_FRACTION
         * sum(each(min, problem.cost))
         / max(1, sum(each(max, problem.memory)))
     )
@@ -50,7 +50,7 @@ class Mixture:
     Attributes
     ----------
     seconds: the objective of the master program.
-    parts: the plans with their shares, greatest first.
+    parts: the plans with their fractions, greatest first.
     prices: seconds per byte at each program point.
     over: whether the mean exceeds the budget after all.
     """
@@ -80,7 +80,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixtur
         over = _untested_peak(state, search.plans[-1], tested) if state.outer is None else None
         if over is not None and _drop_unfit(state, over):
             search.drop_plans(coarse)
-        if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
+        if not state.best and state.limits.spent(tuning.PLAN_BY_FRACTION):
             search.plans.append(find_fitting(state))
             search.mix()
         mixture = search.mixture
@@ -144,10 +144,10 @@ class _PriceSearch:
         low, budget = self.plans[-1], state.problem.budget
         # The fewer bytes there are, the more each is worth. A price that is too high costs no more probes than one that
         # is too low. A part of the plans has been probed at prices of the whole.
-        share, nbytes = tuning.FIRST_PRICE, budget
+        fraction, nbytes = tuning.FIRST_PRICE, budget
         if state.outer is not None:
-            share, nbytes = tuning.PART_FIRST_PRICE, min(low.peak - budget, budget)
-        self.limit = low.seconds / max(1, nbytes) * share or 1.0
+            fraction, nbytes = tuning.PART_FIRST_PRICE, min(low.peak - budget, budget)
+        self.limit = low.seconds / max(1, nbytes) * fraction or 1.0
         self.mix()
 
     def mix(self) -> None:
@@ -201,7 +201,7 @@ def _near(state: State, mixture: Mixture) -> float:
     """Return the relative gap between a bound and the mixture below which no better prices are looked for."""
     # Without a proof, prices serve only to find plans: exact ones help where the plans so far are good already.
     far = not state.options.prove and state.seconds * (1 - tuning.FAR_GAP) > mixture.seconds
-    return tuning.ROUGH_GAP if mixture.over or far else state.options.solver_gap * tuning.BOUND_SHARE
+    return tuning.ROUGH_GAP if mixture.over or far else state.options.solver_gap * tuning.BOUND_FRACTION
 
 
 def _slack(state: State, probe: ProbedPlan, prices: Prices) -> float:
@@ -241,10 +241,10 @@ def _mixture(state: State, plans: Sequence[ProbedPlan], limit: float) -> Mixture
         byte,
         state.limits,
     )
-    parts = sorted(enumerate(master.shares), key=lambda part: (-part[1], part[0]))
+    parts = sorted(enumerate(master.fractions), key=lambda part: (-part[1], part[0]))
     return Mixture(
         master.objective * unit,
-        [(share, plans[i]) for i, share in parts if share > 1e-9],
+        [(fraction, plans[i]) for i, fraction in parts if fraction > 1e-9],
         [dual * unit / byte for dual in master.duals],
         master.slack > 1e-9,
     )

@@ -138,7 +138,7 @@ class State:
 
     def _most_work(self, tables: Tables, kept: Sequence[Sequence[int]], prices: Prices, readers_limit: int) -> float:
         """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
-        paired = self.problem.sharing.paired or 0
+        paired = self.problem.splitting.paired or 0
         try:
             network, _ = network_of(EliminationInstance(self.problem, kept, tables, prices), (), readers_limit, paired)
         except TooWide:

@@ -42,7 +42,7 @@ class Charged:
             seconds = evaluate(self.original, choices)
             report(choices, seconds, min(seconds, max(0.0, bound - self.most_seconds)), elapsed)
 
-        gap = given.solver_gap * (1 - 2 * tuning.TIE_SHARE)
+        gap = given.solver_gap * (1 - 2 * tuning.TIE_FRACTION)
         return replace(given, solver_gap=gap, on_incumbent=None if report is None else on_incumbent)
 
     def solution(self, solution: Solution) -> Solution:
@@ -62,7 +62,7 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
     count = sum(each(max, problem.collectives)) + sum(
         len(group) * most_of[id(group[0].collectives)] for group in groups.values() if group[0].collectives
     )
-    most = gap * tuning.TIE_SHARE * sum(each(min, problem.cost))
+    most = gap * tuning.TIE_FRACTION * sum(each(min, problem.cost))
     if not count or not most:
         return Charged(problem, problem, 0.0)
     trifle = most / count

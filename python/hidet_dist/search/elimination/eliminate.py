@@ -8,7 +8,7 @@ Repeated blocks are solved once: tables are numbered by content, and an eliminat
 is looked up. Layers need not be declared equal for that, and need not get the same plan.
 
 A tensor that very many operators read (an attention mask, a table of cosines) would make one table over all of them.
-It is relaxed: each reader pays its share of the conversion, from each spec that may be made
+It is relaxed: each reader pays its portion of the conversion, from each spec that may be made
 (:mod:`hidet_dist.search.elimination.pairing`) or from the one of least cost, which gives a lower bound. A second
 elimination, with the required specs of these readers fixed, gives a plan. Both bound and cost are reported.
 """
@@ -76,7 +76,7 @@ def eliminate(instance: EliminationInstance, gap: float = 0.0, coarse: bool = Fa
             continue  # with more tensors relaxed, the bound is no greater
         result = _eliminate(instance, limit, gap, coarse)
         if result is None and limit == tuning.READERS_LIMITS[0] and narrow(instance):
-            instance.problem.sharing.paired = None
+            instance.problem.splitting.paired = None
             result = _eliminate(instance, limit, gap, coarse)
         if result is None:
             continue
@@ -146,18 +146,18 @@ def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bo
 
     best, seconds = choices, cost(choices)
     while relaxed:
-        stalls, steps = 0, max(map(problem.sharing.steps.get, relaxed, repeat(0)))
-        few = coarse or (prices.total and steps >= tuning.SHARE_ROUNDS)
-        for _ in range(1 if few else tuning.SHARE_ROUNDS):
+        stalls, steps = 0, max(map(problem.splitting.steps.get, relaxed, repeat(0)))
+        few = coarse or (prices.total and steps >= tuning.PORTION_ROUNDS)
+        for _ in range(1 if few else tuning.PORTION_ROUNDS):
             left = seconds - bound
-            if left <= gap * abs(seconds) or not share_by_plan(problem, relaxed, choices):
+            if left <= gap * abs(seconds) or not split_costs_by_plan(problem, relaxed, choices):
                 break
             other_bound, choices, _ = _solve(instance, (), limit)
             bound = max(bound, other_bound)
             if cost(choices) < seconds:
                 best, seconds = choices, cost(choices)
-            stalls = stalls + 1 if seconds - bound > tuning.SHARE_PROGRESS * left else 0
-            if stalls == tuning.SHARE_STALLS:
+            stalls = stalls + 1 if seconds - bound > tuning.PORTION_PROGRESS * left else 0
+            if stalls == tuning.PORTION_STALLS:
                 break
         if coarse or seconds - bound <= gap * abs(seconds):
             break
@@ -182,32 +182,32 @@ def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bo
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
-def share_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[int]) -> bool:
+def split_costs_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[int]) -> bool:
     """Let the readers that require a spec in a plan pay more of the conversion; tell whether that is a change.
 
-    Equal shares of all readers leave a gap where only some require the spec: the queries, say, of queries and keys. The
-    readers that require it in the plan share it at first, and then those of all plans so far, the last ones more: steps
-    that become smaller along the subgradients, for whose sequence the bound approaches the best that shares can give.
+    Equal portions leave a gap where only some readers require the spec: the queries, say, of queries and keys. The
+    readers that require it in the plan split it at first, and then those of all plans so far, the last ones more: steps
+    that become smaller along the subgradients, for whose sequence the bound approaches the best that portions can give.
     """
-    sharing, number = problem.sharing, {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
+    splitting, number = problem.splitting, {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
     kinds: dict[int, list[EqualTensor]] = {}
     for tensor in tensors:
         kinds.setdefault(number[tensor].kind, []).append(number[tensor])
     changed = False
-    for equal in kinds.values():  # they have equal tables, so equal shares
-        step = max(1 / (1 + sharing.steps.get(equal[0].tensor, 0)), tuning.SHARE_STEP)
+    for equal in kinds.values():  # they have equal tables, so equal portions
+        step = max(1 / (1 + splitting.steps.get(equal[0].tensor, 0)), tuning.PORTION_STEP)
         readers_, specs = len(equal[0].group), len(equal[0].group[0].convert[0])
-        before = sharing.of(equal[0].tensor, readers_, specs)
+        before = splitting.of(equal[0].tensor, readers_, specs)
         required = np.array([[edge.consumed[choices[edge.consumer]] for edge in tensor.group] for tensor in equal])
         uses = required[:, :, None] == np.arange(specs)
         paid = np.where(uses.any(axis=1, keepdims=True), uses / np.maximum(1, uses.sum(axis=1, keepdims=True)), before)
-        shares = before + step * (paid.mean(axis=0) - before)
-        if not np.array_equal(before, shares):
+        portions = before + step * (paid.mean(axis=0) - before)
+        if not np.array_equal(before, portions):
             changed = True
-            sharing.shares |= dict.fromkeys([tensor.tensor for tensor in equal], shares)
+            splitting.portions |= dict.fromkeys([tensor.tensor for tensor in equal], portions)
     if changed:
-        sharing.steps |= {tensor: 1 + sharing.steps.get(tensor, 0) for tensor in tensors}
-        sharing.version += 1
+        splitting.steps |= {tensor: 1 + splitting.steps.get(tensor, 0) for tensor in tensors}
+        splitting.version += 1
     return changed
 
 
@@ -257,8 +257,8 @@ class Solved:
 def minimized(instance: EliminationInstance, exact: Collection[int], limit: int) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
     problem, kept, tables, prices = instance
-    sharing = problem.sharing
-    key = prices.key, sharing.version, tuple(map(tuple, kept)), limit
+    splitting = problem.splitting
+    key = prices.key, splitting.version, tuple(map(tuple, kept)), limit
     last = tables.last
     if last is not None and not exact and last.problem is problem and last.key == key:
         return last
@@ -268,10 +268,10 @@ def minimized(instance: EliminationInstance, exact: Collection[int], limit: int)
     try:
         bound, values = _minimum(tables, network)
     except TooWide:
-        if not any(relaxed.values()) and not sharing.whole:
+        if not any(relaxed.values()) and not splitting.whole:
             raise
-        sharing.relax_most()
-        key, paired = (*key[:1], sharing.version, *key[2:]), 0
+        splitting.relax_most()
+        key, paired = (*key[:1], splitting.version, *key[2:]), 0
         network, relaxed = network_of(instance, exact, limit)
         bound, values = _minimum(tables, network)
     solved = Solved(problem, key, network, relaxed, paired, bound, values)

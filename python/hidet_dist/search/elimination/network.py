@@ -20,7 +20,7 @@ from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFr
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import TensorTable, VariableLayout
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.problem import Problem, Sharing
+from hidet_dist.search.problem import CostSplitting, Problem
 from hidet_dist.search.problem.equal_parts import EqualParts, Integers
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class KnownTables:
 
     Attributes
     ----------
-    equal, sharing: those of the problem.
+    equal, splitting: those of the problem.
     entities: the number of an entity's table.
     tensors: the tables of a tensor; None if it is to be relaxed.
     relaxed: the tables of a relaxed one.
     """
 
     equal: EqualParts
-    sharing: Sharing
+    splitting: CostSplitting
     entities: dict[Hashable, int] = field(default_factory=dict)
     tensors: dict[Hashable, tuple[TensorTable, ...] | None] = field(default_factory=dict)
     relaxed: dict[Hashable, tuple[TensorTable, ...]] = field(default_factory=dict)
@@ -91,8 +91,8 @@ class Tables:
     def known_of(self, problem: Problem) -> KnownTables:
         """Return the tables of a problem's entities and tensors so far."""
         known = self._known
-        if known is None or known.equal is not problem.equal_parts or known.sharing is not problem.sharing:
-            known = self._known = KnownTables(problem.equal_parts, problem.sharing)
+        if known is None or known.equal is not problem.equal_parts or known.splitting is not problem.splitting:
+            known = self._known = KnownTables(problem.equal_parts, problem.splitting)
         return known
 
     def rounded(self, table: Table) -> Table:

@@ -1,9 +1,9 @@
-"""How relaxed tensors are shared: from each spec that the producer may make, where that leaves the graph narrow enough.
+"""How costs of relaxed tensors are split: from each spec that the producer may make, where the graph stays narrow.
 
 Where queries, keys and values have one input, all of them read what its producer makes. The tensor's table over all
 four may be too large. Pairs of the producer and one reader are small, and bound the cost from each spec of the
 producer: the network then has the producer beside its readers, as far as the last of them. That is near for queries,
-keys and values, and far for a mask that all layers read, which is shared from the least of all specs instead.
+keys and values, and far for a mask that all layers read, which is split from the least of all specs instead.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hidet_dist.search.elimination.problem_network import network_of
 
 
 def readers_in_pairs(instance: EliminationInstance, exact: Collection[int], limit: int) -> int:
-    """Choose up to how many readers share conversions from each spec, in little work; once for a problem."""
-    sharing = instance.problem.sharing
-    if sharing.paired is None:
+    """Choose up to how many readers split conversions from each spec, in little work; once for a problem."""
+    splitting = instance.problem.splitting
+    if splitting.paired is None:
         network, relaxed = network_of(instance, exact, limit)
         if not relaxed:
             return 0
         work, _ = network.least_work()
         enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work)
-        sharing.paired = _most_readers(instance, limit, relaxed, 0, enough)
-    return sharing.paired
+        splitting.paired = _most_readers(instance, limit, relaxed, 0, enough)
+    return splitting.paired
 
 
 def pair_more(instance: EliminationInstance, limit: int, relaxed: Collection[int]) -> bool:
-    """Let more readers share conversions from each spec, in more work; tell whether any do. At most once a problem."""
-    sharing = instance.problem.sharing
-    if sharing.wide or sharing.paired is None:
+    """Let more readers split conversions from each spec, in more work; tell whether any do. At most once a problem."""
+    splitting = instance.problem.splitting
+    if splitting.wide or splitting.paired is None:
         return False
-    sharing.wide, before = True, sharing.paired
-    sharing.paired = _most_readers(instance, limit, relaxed, before, tuning.PAIRED_MOST)
-    return sharing.paired > before
+    splitting.wide, before = True, splitting.paired
+    splitting.paired = _most_readers(instance, limit, relaxed, before, tuning.PAIRED_MOST)
+    return splitting.paired > before
 
 
 def _most_readers(

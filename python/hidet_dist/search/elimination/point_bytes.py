@@ -34,7 +34,7 @@ _HALF_BYTE = 0.5  # sums are of whole bytes
 class PointBytes:
     """The bytes of the factors of a network that was made from the choices ``kept``.
 
-    The conversions of tensors in ``relaxed`` hold each reader's share of what they hold for it.
+    The conversions of tensors in ``relaxed`` hold each reader's portion of what they hold for it.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class PointBytes:
             if own.memory is None or not held:
                 continue
             if tensor in self._relaxed:
-                shares = relaxed_bytes(kept, own, self._relaxed[tensor])
-                for factor, edge, table in zip(network.of_tensor(position), group, shares, strict=True):
+                portions = relaxed_bytes(kept, own, self._relaxed[tensor])
+                for factor, edge, table in zip(network.of_tensor(position), group, portions, strict=True):
                     for m in covered(edge.begin, edge.end):
                         result[m][factor] = table
                 continue

@@ -15,7 +15,7 @@ from hidet_dist.search.elimination.network import Network, Table, Tables, TooWid
 from hidet_dist.search.elimination.tensor_tables import (
     MOST_DIMS,
     pair_tables,
-    share_tables,
+    split_tables,
     tensor_bytes,
     tensor_tables,
 )
@@ -31,14 +31,14 @@ def network_of(
 
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
     with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
-    So are the ``pairs`` of the problem's ``sharing``; tensors that it keeps ``whole`` are relaxed only for too large a
-    table, and those in ``exact`` never. Up to ``paired`` readers of a relaxed tensor, and those of ``pairs``, share the
+    So are the ``pairs`` of the problem's ``splitting``; those that it keeps ``whole`` are relaxed only for too large a
+    table, and those in ``exact`` never. Up to ``paired`` readers of a relaxed tensor, and those of ``pairs``, split the
     conversions from each spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
     """
     problem, kept, tables, prices = instance
     if not tables.quantum:
         tables.quantum = _quantum(problem)
-    equal, sharing = problem.equal_parts, problem.sharing
+    equal, splitting = problem.equal_parts, problem.splitting
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
     left, known = tables.left(kept), tables.known_of(problem)
     entities, entity_tables = equal.entities(left, prices), list[int]()
@@ -51,8 +51,8 @@ def network_of(
     limits = dict[int, float]()
     if limit <= tuning.READERS_LIMITS[0]:
         limits |= dict.fromkeys(problem.narrowing.tensors, 1)
-    limits |= dict.fromkeys(sharing.pairs, 1)
-    limits |= {tensor: len(problem.groups[tensor]) for tensor in sharing.whole}
+    limits |= dict.fromkeys(splitting.pairs, 1)
+    limits |= {tensor: len(problem.groups[tensor]) for tensor in splitting.whole}
     limits |= dict.fromkeys(exact, math.inf)
     alike = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
@@ -65,11 +65,11 @@ def network_of(
             known.tensors[key, most] = tensor_tables(tables, kept, tensor, prices, most)
         recipe = known.tensors[key, most]
         if recipe is None:
-            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in sharing.pairs
-            way = key, in_pairs, sharing.version
+            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in splitting.pairs
+            way = key, in_pairs, splitting.version
             if way not in known.relaxed:
-                make = pair_tables if in_pairs else share_tables
-                known.relaxed[way] = make(tables, kept, tensor, prices, sharing)
+                make = pair_tables if in_pairs else split_tables
+                known.relaxed[way] = make(tables, kept, tensor, prices, splitting)
             recipe = known.relaxed[way]
         recipes.append(recipe)
     relaxed = dict[int, bool]()

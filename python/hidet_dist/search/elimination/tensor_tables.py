@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import TensorTable
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
-from hidet_dist.search.problem import ConvertedTensor, Edge, Sharing
+from hidet_dist.search.problem import ConvertedTensor, CostSplitting, Edge
 from hidet_dist.search.problem.equal_parts import EqualTensor, crossed
 from hidet_dist.search.problem.prices import Prices
 
@@ -69,29 +69,29 @@ def tensor_tables(
     return (_tensor(tables, tensor, produced, certain, consumers, [consumed[i] for i in open_], priced),)
 
 
-def share_tables(
+def split_tables(
     tables: Tables,
     kept: Sequence[Sequence[int]],
     tensor: EqualTensor,
     prices: Prices,
-    sharing: Sharing,
+    splitting: CostSplitting,
 ) -> tuple[TensorTable, ...]:
-    """Relax a tensor: each reader pays its share of the least that the conversion can cost.
+    """Relax a tensor: each reader pays its portion of the least that the conversion can cost.
 
-    Of the memory, a reader pays its share of what its own conversion holds for it.
+    Of the memory, a reader pays its portion of what its own conversion holds for it.
     """
     group, priced = tensor.group, _priced(tensor, prices)
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
     least = tensor.convert[list(sources)].min(axis=0)
-    shares = sharing.of(tensor.tensor, len(group), len(least))
+    portions = splitting.of(tensor.tensor, len(group), len(least))
     held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
         specs = tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
-        price = 0.0 if priced is None else priced.spans.share[end - 1]
-        own = shares[end - 1][list(specs)]
-        key = ("share", id(convert), sources, own.tobytes(), specs, price and priced and (id(priced.memory), price))
+        price = 0.0 if priced is None else priced.spans.portion[end - 1]
+        own = portions[end - 1][list(specs)]
+        key = ("split", id(convert), sources, own.tobytes(), specs, price and priced and (id(priced.memory), price))
         number = tables.find(key)
         if number is None:
             seconds = tables.rounded(least[list(specs)] * own)
@@ -103,22 +103,22 @@ def share_tables(
 
 
 def pair_tables(
-    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, sharing: Sharing
+    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, splitting: CostSplitting
 ) -> tuple[TensorTable, ...]:
-    """Relax a tensor: each reader pays its share of the conversion from the spec that the producer makes.
+    """Relax a tensor: each reader pays its portion of the conversion from the spec that the producer makes.
 
-    The bound is greater than that of :func:`share_tables`, and the graph wider: all readers are beside the producer. Of
-    the memory, a reader pays its share of what its own conversion holds for it.
+    The bound is greater than that of :func:`split_tables`, and the graph wider: all readers are beside the producer. Of
+    the memory, a reader pays its portion of what its own conversion holds for it.
     """
     group, priced = tensor.group, _priced(tensor, prices)
     convert = group[0].convert
-    shares = sharing.of(tensor.tensor, len(group), len(convert[0]))
+    portions = splitting.of(tensor.tensor, len(group), len(convert[0]))
     result = []
     for reader in range(len(group)):
         produced, consumed = _specs_of_pair(kept, group, reader)
         rows, columns = _values(produced), _values(consumed)
-        price = 0.0 if priced is None else priced.spans.share[reader]
-        own = shares[reader][list(columns)]
+        price = 0.0 if priced is None else priced.spans.portion[reader]
+        own = portions[reader][list(columns)]
         key = ("pairs", id(convert), rows, columns, own.tobytes(), price and priced and (id(priced.memory), price))
         number = tables.find(key)
         if number is None:
@@ -135,7 +135,7 @@ def pair_tables(
 def relaxed_bytes(kept: Sequence[Sequence[int]], tensor: EqualTensor, paired: bool) -> list[Table]:
     """Tabulate what each reader of a relaxed tensor pays for of the bytes at a point of its own live interval.
 
-    The tables have the dims of those of :func:`pair_tables`, or of :func:`share_tables` unless ``paired``.
+    The tables have the dims of those of :func:`pair_tables`, or of :func:`split_tables` unless ``paired``.
     """
     group, memory, beside = tensor.group, tensor.memory, overlapping(tensor.group)
     assert memory is not None
@@ -170,7 +170,7 @@ class Spans:
     before: from the first reader's begin to the reader's own.
     after: from the reader's begin to its end.
     making: at the reader's begin.
-    share: from the reader's begin to its end, divided by the number of readers that may hold the tensor beside it.
+    portion: from the reader's begin to its end, divided by the number of readers that may hold the tensor beside it.
     order: the readers in the order of their begin.
     key: equal for equal spans.
     """
@@ -180,19 +180,19 @@ class Spans:
         self.before = tuple(until[edge.begin] - until[start] for edge in group)
         self.after = tuple(until[edge.end + 1] - until[edge.begin] for edge in group)
         self.making = tuple(prices.at[edge.begin] for edge in group)
-        self.share = tuple(after / n for after, n in zip(self.after, overlapping(group), strict=True))
+        self.portion = tuple(after / n for after, n in zip(self.after, overlapping(group), strict=True))
         self.order = tuple(sorted(range(len(group)), key=lambda i: group[i].begin))
-        self.key = self.before, self.after, self.making, self.share, self.order
+        self.key = self.before, self.after, self.making, self.portion, self.order
 
     def reordered(self, order: Sequence[int]) -> Spans:
         """The same, with the readers in another order."""
         result = copy.copy(self)
-        result.before, result.after, result.making, result.share = (
-            tuple(values[i] for i in order) for values in (self.before, self.after, self.making, self.share)
+        result.before, result.after, result.making, result.portion = (
+            tuple(values[i] for i in order) for values in (self.before, self.after, self.making, self.portion)
         )
         place = {reader: n for n, reader in enumerate(order)}
         result.order = tuple(place[reader] for reader in self.order)
-        result.key = result.before, result.after, result.making, result.share, result.order
+        result.key = result.before, result.after, result.making, result.portion, result.order
         return result
 
 

@@ -2,7 +2,7 @@
 
 The gap of an elimination is a sum over the relaxed tensors: what the conversions of each cost in the plan, less what
 its readers pay. So it is known which tensors are at fault. Equal tensors, of all layers at once, become exact if that
-leaves an elimination little work, or else are shared from each spec that the producer may make. In a layer of experts,
+leaves an elimination little work, or else are split from each spec that the producer may make. In a layer of experts,
 the weights of the tokens are such a tensor: four operators read it, which no other tensor connects with as little work.
 """
 
@@ -28,12 +28,12 @@ def tighten(solved: Solved, instance: EliminationInstance, limit: int, enough: f
     """Relax tensors less in the eliminations to come, until what they lack is ``enough``; tell whether any are.
 
     ``solved`` is an elimination with this limit of readers; what its tensors lack is its gap, in
-    seconds. The problem's sharing says how they are relaxed.
+    seconds. The problem's splitting says how they are relaxed.
     """
-    sharing = solved.problem.sharing
-    if sharing.tightenings == tuning.TIGHTENINGS:
+    splitting = solved.problem.splitting
+    if splitting.tightenings == tuning.TIGHTENINGS:
         return False
-    sharing.tightenings += 1
+    splitting.tightenings += 1
     lacking, equal = dict[int, float](), dict[int, list[int]]()
     plan = [[choices[k]] for choices, k in zip(instance.kept, solved.values, strict=False)]
     for position, tensor in enumerate(solved.problem.equal_parts.tensors):
@@ -41,14 +41,14 @@ def tighten(solved: Solved, instance: EliminationInstance, limit: int, enough: f
             lack = _cost(instance._replace(kept=plan), tensor) - solved.network.paid(position, solved.values)
             lacking[tensor.kind] = lacking.get(tensor.kind, 0.0) + lack
             equal.setdefault(tensor.kind, []).append(tensor.tensor)
-    changed, least = False, enough * tuning.TIGHT_SHARE
+    changed, least = False, enough * tuning.TIGHT_FRACTION
     for kind in sorted(lacking, key=lambda kind: -lacking[kind]):
         if enough <= 0 or lacking[kind] <= least:
             break
         if _relax_less(solved, instance, limit, frozenset(equal[kind])):
             enough -= lacking[kind]
             changed = True
-    sharing.version += changed
+    splitting.version += changed
     return changed
 
 
@@ -62,23 +62,23 @@ def _cost(plan: EliminationInstance, tensor: EqualTensor) -> float:
 def _relax_less(solved: Solved, instance: EliminationInstance, limit: int, tensors: frozenset[int]) -> bool:
     """Relax tensors less, if there is a way that leaves an elimination little work; tell whether there is.
 
-    They are kept whole; or they are shared from each spec; or so they are together with others beside them, which were
+    They are kept whole; or they are split from each spec; or so they are together with others beside them, which were
     not relaxed: of these ways, the first, and of others beside them those with which there is the least work.
     """
-    problem, sharing = solved.problem, solved.problem.sharing
-    before = whole, pairs = sharing.whole, sharing.pairs
+    problem, splitting = solved.problem, solved.problem.splitting
+    before = whole, pairs = splitting.whole, splitting.pairs
 
     def work(more_whole: frozenset[int], more_pairs: frozenset[int]) -> float:
         """Compute the additions of an elimination; infinite if they are too many, or the tensors no less relaxed."""
         instance.tables.limits.check()
-        sharing.whole, sharing.pairs = more_whole, more_pairs
+        splitting.whole, splitting.pairs = more_whole, more_pairs
         try:
-            network, still = network_of(instance, (), limit, sharing.paired or 0)
+            network, still = network_of(instance, (), limit, splitting.paired or 0)
             total, most = network.least_work()
         except TooWide:
             return math.inf
         finally:
-            sharing.whole, sharing.pairs = before
+            splitting.whole, splitting.pairs = before
         # A tensor whose table is too large is relaxed all the same.
         is_less = not tensors & more_whole & still.keys() and all(still.get(tensor, True) for tensor in tensors)
         return total if is_less and most <= tuning.WORK_LIMIT and total <= tuning.TIGHT_WORK else math.inf
@@ -90,9 +90,9 @@ def _relax_less(solved: Solved, instance: EliminationInstance, limit: int, tenso
     for alike in ways:
         least, now = min(((work(*way), way) for way in alike), key=lambda each: each[0], default=(math.inf, before))
         if math.isfinite(least):
-            sharing.whole, sharing.pairs = now
-            for tensor in sharing.pairs - pairs:
-                sharing.restart(tensor)
+            splitting.whole, splitting.pairs = now
+            for tensor in splitting.pairs - pairs:
+                splitting.restart(tensor)
             return True
     return False
 

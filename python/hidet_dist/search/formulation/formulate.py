@@ -260,7 +260,7 @@ def _operator_choices(
                 choices.append(table.joint(op, choice_set is ChoiceSet.FEW_PROVEN))
             notes.append("")
             continue
-        limits.check_pace(functools.partial(_share_of_kinds, view, number))
+        limits.check_pace(functools.partial(_fraction_of_kinds, view, number))
         _, proven = table(op)
         if allow is not None:
             proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
@@ -271,8 +271,8 @@ def _operator_choices(
     return choices, notes
 
 
-def _share_of_kinds(view: GraphView, number: int) -> float:
-    """Compute the share that the first operators have of all kinds of operators, whose rules are derived once each."""
+def _fraction_of_kinds(view: GraphView, number: int) -> float:
+    """Compute the fraction of all kinds of operators among the first ones: the rules of a kind are derived once."""
     return len({view.signature(one) for one in range(number)}) / view.kinds
 
 
@@ -407,8 +407,8 @@ class _Tensors:
                 key = "required", id(offered), use.position
                 if key not in known:
                     known[key] = [(choice.spec.in_specs[use.position], False) for choice in offered]
-                shares = use.position in view.operators[use.operator].task.share_map.values()
-                span = self.lifetimes.required(name, use.operator, shares)
+                aliases = use.position in view.operators[use.operator].task.share_map.values()
+                span = self.lifetimes.required(name, use.operator, aliases)
                 updates = use.position == 0 and use.operator in view.updates
                 self.uses.append(_Use(name + _IN_PLACE * updates, use.operator, known[key], *span))
         for old, new in view.new_values.items():

@@ -83,11 +83,11 @@ class Lifetimes:
             begin = max(begin, self.end[self.viewed[name]] + 1)
         return begin, self.end.get(name, -1)
 
-    def required(self, name: str, operator: int | None, shares: bool) -> tuple[int, int]:
+    def required(self, name: str, operator: int | None, aliases: bool) -> tuple[int, int]:
         """Return the first and last point at which a converted tensor is live for one reader."""
         if operator is None:
             return self.count - 1, self.count - 1
-        return POINTS * operator + CONVERT, self.end[name] if shares else POINTS * operator + RUN
+        return POINTS * operator + CONVERT, self.end[name] if aliases else POINTS * operator + RUN
 
 
 STATE, WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
@@ -184,9 +184,9 @@ def _requirements(
         if use.operator is None:
             yield name, stage.outputs[use.position].spec, *lifetimes.required(name, None, False)
             continue
-        shares = use.position in view.operators[use.operator].task.share_map.values()
+        aliases = use.position in view.operators[use.operator].task.share_map.values()
         target = stage.operators[use.operator].spec.in_specs[use.position]
-        yield name, target, *lifetimes.required(name, use.operator, shares)
+        yield name, target, *lifetimes.required(name, use.operator, aliases)
 
 
 def live_bytes(

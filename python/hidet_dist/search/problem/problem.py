@@ -93,18 +93,18 @@ class Narrowing:
 
 
 @dataclass
-class Sharing:
-    """How readers share the cost of a relaxed tensor's conversions, instead of equally.
+class CostSplitting:
+    """How the cost of a relaxed tensor's conversions is split among its readers, where not equally.
 
-    ``shares[tensor][reader, spec]`` is the share that a reader pays of the conversion to a spec if it requires that.
-    The shares of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
-    those towards the plans of eliminations. Up to ``paired`` readers share the conversions from each spec that may be
+    ``portions[tensor][reader, spec]`` is what a reader pays of the conversion to a spec if it requires that. The
+    portions of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
+    those towards the plans of eliminations. Up to ``paired`` readers split the conversions from each spec that may be
     made, more of them the least ones; None as long as that is not known. ``wide`` tells whether more readers than cost
-    little work were looked for. Where a gap is left even so, tensors in ``pairs`` are relaxed, and shared from each
+    little work were looked for. Where a gap is left even so, tensors in ``pairs`` are relaxed, and split from each
     spec, and those in ``whole`` are not relaxed; ``tightenings`` counts how often such tensors were looked for.
     """
 
-    shares: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+    portions: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     version: int = 0
     steps: dict[int, int] = field(default_factory=dict)
     paired: int | None = None
@@ -114,15 +114,15 @@ class Sharing:
     tightenings: int = 0
 
     def of(self, tensor: int, readers: int, specs: int) -> npt.NDArray[np.float64]:
-        """Return the shares of a tensor of so many readers and specs: equal ones, if no others are known."""
-        shares = self.shares.get(tensor)
-        if shares is None or shares.shape != (readers, specs):
+        """Return the portions of a tensor of so many readers and specs: equal ones, if no others are known."""
+        portions = self.portions.get(tensor)
+        if portions is None or portions.shape != (readers, specs):
             return np.full((readers, specs), 1.0 / readers)
-        return shares
+        return portions
 
     def restart(self, tensor: int) -> None:
-        """Give the readers of a tensor equal shares, which move freely again."""
-        self.shares.pop(tensor, None)
+        """Give the readers of a tensor equal portions, which move freely again."""
+        self.portions.pop(tensor, None)
         self.steps.pop(tensor, None)
 
     def relax_most(self) -> None:
@@ -162,7 +162,7 @@ class Problem:
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
     ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
-    an elimination turns out to be too wide. ``sharing`` is filled in where equal shares leave a gap, and belongs to one
+    an elimination turns out to be too wide. ``splitting`` is filled in where equal portions leave a gap, and is of one
     search, which begins with its own. Problems made from this one by :func:`dataclasses.replace` have the same of both.
     """
 
@@ -173,7 +173,7 @@ class Problem:
     activations: Activations = NO_ACTIVATIONS
     collectives: Sequence[Sequence[int]] = ()
     narrowing: Narrowing = field(default_factory=Narrowing, compare=False, repr=False)
-    sharing: Sharing = field(default_factory=Sharing, compare=False, repr=False)
+    splitting: CostSplitting = field(default_factory=CostSplitting, compare=False, repr=False)
 
     @cached_property
     def groups(self) -> dict[int, list[Edge]]:

@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.problem.problem import Activations, Edge, LiveInterval, Problem, Sharing
+from hidet_dist.search.problem.problem import Activations, CostSplitting, Edge, LiveInterval, Problem
 
 _Integers = npt.NDArray[np.int64]
 
@@ -99,9 +99,9 @@ class Windows:
         memory = [*(whole.memory[entity] for entity in entities), *[[0]] * (made.others + 1)]
         held = {tensor: own for tensor in tensors if (own := whole.activations.tensors.get(tensor)) is not None}
         points = whole.activations.points
-        sharing = Sharing(paired=whole.sharing.paired)
+        splitting = CostSplitting(paired=whole.splitting.paired)
         problem = Problem(
-            cost, memory, whole.budget, edges, Activations(points, tuple(intervals), held), sharing=sharing
+            cost, memory, whole.budget, edges, Activations(points, tuple(intervals), held), splitting=splitting
         )
         choices = (*(plan[entity] for entity in entities), *(0,) * (made.others + 1))
         totals = problem.totals
