@@ -66,6 +66,48 @@ def copy_operator(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:
     return list(clone.outputs)
 
 
+def with_inputs(
+    graph: FlowGraph,
+    new: Mapping[Tensor, Tensor],
+    key_of: Callable[[Operator], Hashable | None],
+    build: Callable[[Operator, list[Tensor]], Operator],
+) -> FlowGraph:
+    """Replace inputs of a graph, and operators that read the new ones in another way.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph. It is not changed; if nothing is replaced, it is the result.
+    new: mapping
+        The replacements of inputs.
+    key_of: callable
+        Returns a key of an operator that is to be replaced; None for any other. Equal operators of equal layers have
+        one key, and get copies of one operator.
+    build: callable
+        Builds the replacement of an operator on new inputs.
+    """
+    tensors = dict(new)
+    known: dict[Hashable, Operator] = {}
+    for op in graph.nodes:
+        inputs = [tensors.get(x, x) for x in op.inputs]
+        key = key_of(op)
+        if key is not None and key not in known:
+            known[key] = build(op, inputs)
+            outputs = known[key].outputs
+        elif key is not None:
+            outputs = copy_operator(known[key], inputs)
+        elif any(x in tensors for x in op.inputs):
+            outputs = copy_operator(op, inputs)
+        else:
+            continue
+        tensors.update(zip(op.outputs, outputs, strict=True))
+    if not tensors:
+        return graph
+    result = FlowGraph([tensors.get(y, y) for y in graph.outputs], [tensors.get(x, x) for x in graph.inputs])
+    result.update_nodes()
+    return result
+
+
 class Repeated:
     """Subgraphs that are built once for each kind of tensors, and copied for other tensors of this kind.
 

@@ -9,7 +9,7 @@ each tensor for its operator several times.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.impl import graph_impl
@@ -45,23 +45,9 @@ def analyze(
     def maker(x: Tensor) -> Operator | None:
         return x._trace[0] if x._trace and x not in stop else None
 
-    makers: dict[Operator, list[Operator | None]] = {}  # of each operator's inputs, in the order in which they are met
-    for y in outputs:
-        first = maker(y)
-        if first is None or first in makers:
-            continue
-        makers[first] = [maker(x) for x in first.inputs]
-        pending: list[Iterator[Operator | None]] = [iter(makers[first])]
-        while pending:
-            op = next((op for op in pending[-1] if op is not None and op not in makers), None)
-            if op is None:
-                pending.pop()
-            else:
-                makers[op] = [maker(x) for x in op.inputs]
-                pending.append(iter(makers[op]))
-
-    readers = dict.fromkeys(makers, 0)
     ends = [op for op in map(maker, outputs) if op is not None]
+    makers = _makers(ends, maker)
+    readers = dict.fromkeys(makers, 0)
     for op in (*ends, *(op for ops in makers.values() for op in ops)):
         if op is not None:
             readers[op] += 1
@@ -91,6 +77,26 @@ def analyze(
             elif x._storage is None and x not in stop and not x._trace and not is_weight(x) and not is_state(x):
                 free[x] = None
     return list(free), operators[::-1], uses
+
+
+def _makers(
+    ends: Iterable[Operator], maker: Callable[[Tensor], Operator | None]
+) -> dict[Operator, list[Operator | None]]:
+    """Map the operators that ``ends`` depend on, in the order in which they are met, to those of their inputs."""
+    makers: dict[Operator, list[Operator | None]] = {}
+    for first in ends:
+        if first in makers:
+            continue
+        makers[first] = [maker(x) for x in first.inputs]
+        pending: list[Iterator[Operator | None]] = [iter(makers[first])]
+        while pending:
+            op = next((op for op in pending[-1] if op is not None and op not in makers), None)
+            if op is None:
+                pending.pop()
+            else:
+                makers[op] = [maker(x) for x in op.inputs]
+                pending.append(iter(makers[op]))
+    return makers
 
 
 def install() -> None:

@@ -107,44 +107,24 @@ class CommunicationOp(NativeCallOp):
         self.sent = sent
         self.received = received
         self.parts = parts
-        shape = list(extents_of(x))
-        block = shape
+        shape = block = list(extents_of(x))
         if parts is not None:
             shape = [parts.count]
-        elif collective.sends_blocks:
-            shape = block = _block(kind, shape, group_size, sent)
-        if parts is None and collective.receives_blocks:
-            shape = [group_size, *block] if received is None else _with_extent(block, *received)
+        else:
+            if collective.sends_blocks:
+                shape = block = _block(kind, shape, group_size, sent)
+            if collective.receives_blocks:
+                shape = [group_size, *block] if received is None else _with_extent(block, *received)
         moves_bytes = not reduce_op and x.dtype.name not in REDUCED_DTYPES
         codes = [native.dtype_code("uint8" if moves_bytes else x.dtype.name)]
         unit = [int(x.dtype.nbytes)] if moves_bytes else []  # what an element has of what is counted below
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
-        send, recv = ("send", "recv") if only_starts else ("{}", "{}")
-        values: dict[str, Extent] = {"count": _product([*block, *unit])}
-        blocks, form = "", ""
-        arguments = [send, recv, "count"]
-        if parts is not None:
-            values, form = {"unit": _product([parts.unit, *unit])}, "parts"
-            sizes = {name: of for name, of in (("split", parts.split), ("joined", parts.joined)) if of}
-            blocks = "".join(f"const int64_t {name}[] = {{{{ {str(of)[1:-1]} }}}}; " for name, of in sizes.items())
-            arguments = [send, recv, *sizes, "unit"]
-        elif sent is not None or received is not None:
-            values, form = {}, "blocks"
-            for name, place in (("sent", sent), ("received", received)):
-                if place is not None:
-                    dim = place[0]
-                    whole = extents_of(x)[dim] if name == "sent" else place[1]
-                    values[f"{name}_rows"] = _product(block[:dim])
-                    values[f"{name}_row"] = _product([*block[dim:], *unit])
-                    values[f"{name}_whole"] = _product([whole, *block[dim + 1 :], *unit])
-                    blocks += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
-            arguments = collective.arguments(
-                send, recv, "&sent" if sent else "nullptr", "&received" if received else "nullptr"
-            )
+        memory = ("send", "recv") if only_starts else ("{}", "{}")
+        declared, arguments, values, form = self._arguments(memory, extents_of(x), block, unit)
         function = collective.symbol(form)
-        statement = f"{blocks}{function}({', '.join([*arguments, *map(str, codes), str(group)])});"
+        statement = f"{declared}{function}({', '.join([*arguments, *map(str, codes), str(group)])});"
         if only_starts:
             statement = (
                 "const void *send = {}; void *recv = {}; hidet_dist_start(recv); "
@@ -185,6 +165,37 @@ class CommunicationOp(NativeCallOp):
             },
         )
         self.name = ("Start" if only_starts else "") + "".join(word.capitalize() for word in kind.split("_"))
+
+    def _arguments(
+        self, memory: tuple[str, str], extents: Sequence[Extent], block: Sequence[Extent], unit: Sequence[int]
+    ) -> tuple[str, list[str], dict[str, Extent], str]:
+        """Write what the call sends and receives.
+
+        ``memory`` is the text of both buffers; ``extents`` are those of the local tensor, ``block`` those that each
+        rank sends, and ``unit`` what an element has of what is counted.
+
+        Returns
+        -------
+        The declarations before the call, its first arguments, the numbers that they name, and the form of the function.
+        """
+        if self.parts is not None:
+            sizes = {name: of for name, of in (("split", self.parts.split), ("joined", self.parts.joined)) if of}
+            declared = "".join(f"const int64_t {name}[] = {{{{ {str(of)[1:-1]} }}}}; " for name, of in sizes.items())
+            return declared, [*memory, *sizes, "unit"], {"unit": _product([self.parts.unit, *unit])}, "parts"
+        if self.sent is None and self.received is None:
+            return "", [*memory, "count"], {"count": _product([*block, *unit])}, ""
+        values: dict[str, Extent] = {}
+        declared = ""
+        for name, place in (("sent", self.sent), ("received", self.received)):
+            if place is not None:
+                dim = place[0]
+                whole = extents[dim] if name == "sent" else place[1]
+                values[f"{name}_rows"] = _product(block[:dim])
+                values[f"{name}_row"] = _product([*block[dim:], *unit])
+                values[f"{name}_whole"] = _product([whole, *block[dim + 1 :], *unit])
+                declared += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
+        blocks = ("&sent" if self.sent else "nullptr", "&received" if self.received else "nullptr")
+        return declared, list(self.collective.arguments(*memory, *blocks)), values, "blocks"
 
     def run(self) -> list[Tensor]:
         """Never communicate while a graph is built, not even constants, which hidet would compute at once."""

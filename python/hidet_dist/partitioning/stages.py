@@ -82,15 +82,7 @@ def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut
     new_values = {view.tensors[name] for name in view.new_values.values()}
     made = [[y for y in part.outputs if y not in new_values] for part in parts]
     computed = {y: Port(stage, place) for stage, tensors in enumerate(made) for place, y in enumerate(tensors)}
-    readers: dict[Tensor, list[Port]] = {}
-    for stage, tensors in enumerate(read):
-        for place, x in enumerate(tensors):
-            readers.setdefault(x, []).append(Port(stage, place))
-            if x in computed and computed[x].stage >= stage:
-                raise ConfigError(
-                    f"Stage {stage} reads {view.names[x]}, which stage {computed[x].stage} computes; stages may read "
-                    "what earlier ones compute only."
-                )
+    readers = _readers(read, computed, view.names)
     boundaries = [
         Boundary(view.names[y], source, tuple(readers[y]), view.nbytes(view.names[y]))
         for y, source in sorted(computed.items(), key=lambda item: (item[1].stage, item[1].number))
@@ -110,6 +102,22 @@ def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut
         tuple(PipelineOutput(computed[y], dim) for y, dim in zip(outputs, batch.output_dims, strict=True)),
         batch,
     )
+
+
+def _readers(
+    read: Sequence[Sequence[Tensor]], computed: Mapping[Tensor, Port], names: Mapping[Tensor, str]
+) -> dict[Tensor, list[Port]]:
+    """List the stages' inputs for each tensor that stages read. Raises ConfigError for one of a later stage."""
+    readers: dict[Tensor, list[Port]] = {}
+    for stage, tensors in enumerate(read):
+        for place, x in enumerate(tensors):
+            readers.setdefault(x, []).append(Port(stage, place))
+            if x in computed and computed[x].stage >= stage:
+                raise ConfigError(
+                    f"Stage {stage} reads {names[x]}, which stage {computed[x].stage} computes; stages may read "
+                    "what earlier ones compute only."
+                )
+    return readers
 
 
 def _check_operators(operators: Sequence[Sequence[int]], count: int) -> None:

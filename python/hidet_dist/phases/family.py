@@ -59,33 +59,16 @@ class TracedFamily:
     ) -> TracedFamily:
         """Check graphs and configurations, as :func:`hidet.distributed.build_family` takes them. Raises ConfigError."""
         common, own = dict(optimization_config or {}), {} if own is None else own
-        if not isinstance(graphs, Mapping) or not graphs:
-            raise ConfigError(f"The graphs of a family are a dict by the names of programs; got {shown(graphs)}.")
-        for name in graphs:
-            if not isinstance(name, str) or PROGRAM_NAME.fullmatch(name) is None:
-                raise ConfigError(f"The name of a program must be {PROGRAM_NAME_RULE}; got {shown(name)}.")
-        for name, given in own.items():
-            if name not in graphs:
-                raise ConfigError(f"programs has {shown(name)}; the graphs are {', '.join(graphs)}.")
-            for key in given:
-                if key not in OWN_KEYS:
-                    raise ConfigError(
-                        f"Unknown key {shown(key)} in programs[{name!r}]; the keys are {', '.join(OWN_KEYS)}."
-                    )
+        _check_names(graphs, own)
         frequencies = {name: own.get(name, {}).get("frequency", 1.0) for name in graphs}
         for name, frequency in frequencies.items():
             if not (is_finite(frequency) and frequency > 0):
                 raise ConfigError(f"programs[{name!r}]['frequency'] must be above 0; got {shown(frequency)}.")
-        members = {}
         declared = common.get("symbols") or {}
-        for name, graph in graphs.items():
-            given = {key: value for key, value in own.get(name, {}).items() if key != "frequency"}
-            if isinstance(graph, FlowGraph) and isinstance(declared, Mapping):
-                used = {symbol for x in graph.inputs or [] for symbol in symbols_in(extents_of(x))}
-                common_to_all = {symbol: size for symbol, size in declared.items() if symbol in used}
-                own_sizes = given.get("symbols") or {}
-                given["symbols"] = {**common_to_all, **own_sizes} if isinstance(own_sizes, Mapping) else own_sizes
-            members[name] = Traced.of(graph, distributed_config, {**common, **given})
+        members = {
+            name: Traced.of(graph, distributed_config, {**common, **_own_options(graph, own.get(name, {}), declared)})
+            for name, graph in graphs.items()
+        }
         known = {symbol for member in members.values() for symbol in member.optimization.symbols}
         for symbol in declared:
             if symbol not in known:
@@ -108,6 +91,34 @@ class TracedFamily:
             for name, equal in same.items()
         }
         return PreparedFamily(self, members, renamed)
+
+
+def _check_names(graphs: Mapping[str, FlowGraph], own: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a wrong name of a program, or an unknown one or option among those of single programs."""
+    if not isinstance(graphs, Mapping) or not graphs:
+        raise ConfigError(f"The graphs of a family are a dict by the names of programs; got {shown(graphs)}.")
+    for name in graphs:
+        if not isinstance(name, str) or PROGRAM_NAME.fullmatch(name) is None:
+            raise ConfigError(f"The name of a program must be {PROGRAM_NAME_RULE}; got {shown(name)}.")
+    for name, given in own.items():
+        if name not in graphs:
+            raise ConfigError(f"programs has {shown(name)}; the graphs are {', '.join(graphs)}.")
+        for key in given:
+            if key not in OWN_KEYS:
+                raise ConfigError(
+                    f"Unknown key {shown(key)} in programs[{name!r}]; the keys are {', '.join(OWN_KEYS)}."
+                )
+
+
+def _own_options(graph: FlowGraph, own: Mapping[str, Any], declared: Any) -> dict[str, Any]:
+    """Select the options of one graph: its own, and of the symbolic sizes ``declared`` for all those that it has."""
+    given = {key: value for key, value in own.items() if key != "frequency"}
+    if isinstance(graph, FlowGraph) and isinstance(declared, Mapping):
+        used = {symbol for x in graph.inputs or [] for symbol in symbols_in(extents_of(x))}
+        common_to_all = {symbol: size for symbol, size in declared.items() if symbol in used}
+        own_sizes = given.get("symbols") or {}
+        given["symbols"] = {**common_to_all, **own_sizes} if isinstance(own_sizes, Mapping) else own_sizes
+    return given
 
 
 def _without_names(prepared: Prepared) -> list[Tensor]:

@@ -10,10 +10,11 @@ the bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
@@ -32,6 +33,7 @@ from hidet_dist.pipeline.chain import (
 )
 from hidet_dist.pipeline.constraints import (
     GraphOptions,
+    StageConstraint,
     check_parts,
     check_runs,
     check_slices,
@@ -109,38 +111,12 @@ class ChainSearch(StageSearch):
         for number, (stage, part) in enumerate(zip(given, parts, strict=True)):
             runs = np.triu(np.ones((count, count + 1), dtype=bool), 1)
             if stage.operators is not None:
-                for place in stage.operators:
-                    if place > begins[-1]:
-                        raise ConfigError(
-                            f"stages[{number}]['operators'] = {list(stage.operators)}: the graph has the operators 0 "
-                            f"to {begins[-1] - 1}."
-                        )
-                    if place not in start_of:
-                        raise ConfigError(
-                            f"stages[{number}]['operators'] = {list(stage.operators)}: the graph cannot be cut before "
-                            f"operator {place}; it can be {cuts_at(begins)}."
-                        )
-                for operator, weight in operators[number].items():
-                    if weight and not stage.operators[0] <= operator < stage.operators[1]:
-                        raise ConfigError(
-                            f"stages[{number}]['weights'] = {list(stage.weights)} contradicts its 'operators' = "
-                            f"{list(stage.operators)}: operator {operator}, which is not among them, reads {weight!r}."
-                        )
+                _check_run(number, stage, begins, operators[number])
                 begin, end = (start_of[place] for place in stage.operators)
                 only = np.zeros_like(runs)
                 only[begin, end] = True
                 runs &= only
-            for other, needed in enumerate(operators):
-                for operator in needed:
-                    inside = np.zeros_like(runs)
-                    unit = unit_of[operator]
-                    inside[: unit + 1, unit + 1 :] = True
-                    if other == number:
-                        runs &= inside
-                    elif other < number:
-                        runs[: unit + 1] = False
-                    else:
-                        runs[:, unit + 1 :] = False
+            _keep_runs(runs, number, [{unit_of[operator] for operator in needed} for needed in operators])
             if not runs.any():
                 what = f"stages[{number}]['operators'] = {list(stage.operators)}" if stage.operators else ""
                 names = f"stages[{number}]['weights'] = {list(stage.weights)}" if stage.weights else ""
@@ -409,3 +385,38 @@ class ChainSearch(StageSearch):
 
     def _operators(self, stage: ChainStage) -> range:
         return range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
+
+
+def _check_run(number: int, stage: StageConstraint, begins: Sequence[int], needed: Mapping[int, str]) -> None:
+    """Raise ConfigError unless the operators that are given of a stage can be cut out, and include those ``needed``.
+
+    ``begins`` are the operators before which the graph can be cut, and its end; ``needed`` maps operators to the
+    stage's weights that they read.
+    """
+    assert stage.operators is not None
+    given = f"stages[{number}]['operators'] = {list(stage.operators)}"
+    for place in stage.operators:
+        if place > begins[-1]:
+            raise ConfigError(f"{given}: the graph has the operators 0 to {begins[-1] - 1}.")
+        if place not in begins:
+            raise ConfigError(f"{given}: the graph cannot be cut before operator {place}; it can be {cuts_at(begins)}.")
+    for operator, weight in needed.items():
+        if weight and not stage.operators[0] <= operator < stage.operators[1]:
+            raise ConfigError(
+                f"stages[{number}]['weights'] = {list(stage.weights)} contradicts its 'operators' = "
+                f"{list(stage.operators)}: operator {operator}, which is not among them, reads {weight!r}."
+            )
+
+
+def _keep_runs(runs: npt.NDArray[np.bool_], number: int, units: Sequence[Collection[int]]) -> None:
+    """Keep the runs [first unit, end] of a stage that have its units and none of another stage, in order."""
+    for other, needed in enumerate(units):
+        for unit in needed:
+            if other == number:
+                inside = np.zeros_like(runs)
+                inside[: unit + 1, unit + 1 :] = True
+                runs &= inside
+            elif other < number:
+                runs[: unit + 1] = False
+            else:
+                runs[:, unit + 1 :] = False

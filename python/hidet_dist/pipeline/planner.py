@@ -76,71 +76,114 @@ def search_pipeline(
     _check(options, pipeline, cluster)
     refuse_states(graph, "stages that keep them are not searched: give their operators as 'stages', or plan one stage.")
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
-    symbols = tuple(size.of(name) for name, size in options.symbols.items())
-    proven: MicroBatchGraph | None = None  # a symbolic batch, cut
-    best: PipelineResult | None = None
-    bound = math.inf
-    errors: list[InfeasibleError | SolverError] = []
-    enough: list[int] = []  # memory budgets that suffice for pipelines that do not fit the given one
-    rules = RuleTable(cluster.mesh, rules)
-    several = pipeline.stages != 1 and cluster.mesh.size > 1
-    chains: ChainSearch | None = None  # the last one
-    least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
-    for count in _counts(graph, pipeline, symbols):
-        if best is not None and least_batch >= best.value * (1 - options.solver_gap):
-            bound = min(bound, least_batch)
-            break
-        if best is not None and limits.expired():
-            bound = 0.0
-            break
-        try:
-            micro = micro_batch(graph, count, None, symbols, rules) if proven is None else recut(proven, count, symbols)
-        except ConfigError:
-            if pipeline.micro_batches is not None or count == 1:
-                raise
-            if symbols:
-                break  # an operator mixes the batch, in any number of parts
-            continue  # an operator mixes the batch
-        if symbols and count > 1:
-            proven = micro
-        if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
-            try:
-                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several, rules))
-                bound = min(bound, best.bound_seconds)
-            except InfeasibleError as error:
-                errors.append(error)
-                enough.append(error.least_budget)
-            except SolverError as error:
-                bound = 0.0  # one stage has no proven bound
-                errors.append(error)
-        searches: list[type[StageSearch]] = [ChainSearch] if several else []
-        if several and pipeline.stages is None:
-            searches.append(BranchSearch)
-        for kind in searches:
-            stages = kind(micro, cluster, options, pipeline, limits, rules)
-            pipelined = stages.search(math.inf if best is None else best.value)
-            if isinstance(stages, ChainSearch):
-                chains = stages
-                if count == 1 and _is_subadditive(stages, cluster):
-                    least_batch = stages.least_period
-                if stages.sufficient_bytes is not None:
-                    enough.append(stages.sufficient_bytes)
-            bound = min(bound, stages.bound)
-            errors += stages.errors
-            if pipelined is not None:
-                best = _better(best, pipelined)
-    if best is None:
-        unsolved = [error for error in errors if isinstance(error, SolverError)]
-        if unsolved:  # what it might have found is not known to be over the budget
-            raise unsolved[0]
-        if errors and not several:
-            raise errors[0]
-        assert chains is not None  # without several stages there is a plan or an error
-        raise _unfit(enough, chains)
-    best = replace(best, bound_seconds=min(bound, best.value))
+    candidates = _Candidates(cluster, options, pipeline, limits, RuleTable(cluster.mesh, rules))
+    candidates.search(graph)
+    best = candidates.proven_best()
     if warns:
         warn_of_limit(limits, best.gap)
     return best
+
+
+class _Candidates:
+    """The candidates of a search, for each number of micro-batches: the best one, and what is known of the others.
+
+    Attributes
+    ----------
+    best: the best pipeline so far; None before there is one.
+    bound: a lower bound of the value of all candidates so far; infinite if there are none.
+    """
+
+    def __init__(
+        self, cluster: Cluster, options: SearchOptions, pipeline: PipelineOptions, limits: Limits, rules: RuleTable
+    ):
+        self._cluster, self._options, self._pipeline, self._limits = cluster, options, pipeline, limits
+        self._rules = rules
+        self._several = pipeline.stages != 1 and cluster.mesh.size > 1
+        self.best: PipelineResult | None = None
+        self.bound = math.inf
+        self._errors: list[InfeasibleError | SolverError] = []
+        self._enough: list[int] = []  # memory budgets that suffice for pipelines that do not fit the given one
+        self._chains: ChainSearch | None = None  # the last one
+        self._least_batch = 0.0  # a lower bound of the value of pipelines, for more micro-batches than one
+
+    def search(self, graph: NormalGraph) -> None:
+        """Search for each number of micro-batches, until further ones can be no better, or the time is over."""
+        symbols = tuple(size.of(name) for name, size in self._options.symbols.items())
+        proven: MicroBatchGraph | None = None  # a symbolic batch, cut
+        for count in _counts(graph, self._pipeline, symbols):
+            if self.best is not None and self._least_batch >= self.best.value * (1 - self._options.solver_gap):
+                self.bound = min(self.bound, self._least_batch)
+                break
+            if self.best is not None and self._limits.expired():
+                self.bound = 0.0
+                break
+            try:
+                if proven is None:
+                    micro = micro_batch(graph, count, None, symbols, self._rules)
+                else:
+                    micro = recut(proven, count, symbols)
+            except ConfigError:
+                if self._pipeline.micro_batches is not None or count == 1:
+                    raise
+                if symbols:
+                    break  # an operator mixes the batch, in any number of parts
+                continue  # an operator mixes the batch
+            if symbols and count > 1:
+                proven = micro
+            if self._pipeline.stages in (None, 1) and (count == 1 or self._pipeline.micro_batches is not None):
+                self._try_one_stage(micro)
+            if self._several:
+                self._try_stages(micro)
+
+    def _try_one_stage(self, micro: MicroBatchGraph) -> None:
+        try:
+            found = _one_stage(
+                micro, self._cluster, self._options, self._pipeline, self._limits, self._several, self._rules
+            )
+        except InfeasibleError as error:
+            self._errors.append(error)
+            self._enough.append(error.least_budget)
+        except SolverError as error:
+            self.bound = 0.0  # one stage has no proven bound
+            self._errors.append(error)
+        else:
+            self._take(found)
+            self.bound = min(self.bound, found.bound_seconds)
+
+    def _try_stages(self, micro: MicroBatchGraph) -> None:
+        """Search for stages one behind the other, and, where none are given, for branches side by side."""
+        searches: list[type[StageSearch]] = [ChainSearch]
+        if self._pipeline.stages is None:
+            searches.append(BranchSearch)
+        for kind in searches:
+            stages = kind(micro, self._cluster, self._options, self._pipeline, self._limits, self._rules)
+            pipelined = stages.search(math.inf if self.best is None else self.best.value)
+            if isinstance(stages, ChainSearch):
+                self._chains = stages
+                if micro.count == 1 and _is_subadditive(stages, self._cluster):
+                    self._least_batch = stages.least_period
+                if stages.sufficient_bytes is not None:
+                    self._enough.append(stages.sufficient_bytes)
+            self.bound = min(self.bound, stages.bound)
+            self._errors += stages.errors
+            if pipelined is not None:
+                self._take(pipelined)
+
+    def _take(self, found: PipelineResult) -> None:
+        if self.best is None or found.value < self.best.value:
+            self.best = found
+
+    def proven_best(self) -> PipelineResult:
+        """Return the best pipeline with the bound of all; raises the error that tells most where there is none."""
+        if self.best is not None:
+            return replace(self.best, bound_seconds=min(self.bound, self.best.value))
+        unsolved = [error for error in self._errors if isinstance(error, SolverError)]
+        if unsolved:  # what it might have found is not known to be over the budget
+            raise unsolved[0]
+        if self._errors and not self._several:
+            raise self._errors[0]
+        assert self._chains is not None  # without several stages there is a plan or an error
+        raise _unfit(self._enough, self._chains)
 
 
 def _unfit(enough: Sequence[int], chains: ChainSearch) -> HidetDistError:
@@ -187,10 +230,6 @@ def _is_subadditive(stages: ChainSearch, cluster: Cluster) -> bool:
     )
     copied = (2 * view.nbytes(name) for name in view.tensors if name not in weights)
     return not caches or max((*moved, *copied)) <= min(caches)
-
-
-def _better(best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
-    return other if best is None or other.value < best.value else best
 
 
 def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) -> None:

@@ -50,36 +50,43 @@ def operator_modules(
     named_after: sequence
         The weight that each operator is named after; None for no weight.
     """
-    count = len(inputs)
     module_of = [weights.get(name) if name is not None else None for name in named_after]
     producer_of = {name: number for number, names in enumerate(outputs) for name in names}
-    # Of each operator: the nearest operators named after a weight, on which it depends and that depend on it, and the
-    # last one of the former whose output it reads.
-    before: list[int | None] = [None] * count
-    after: list[int | None] = [None] * count
-    direct: list[int | None] = [None] * count
-    for number in range(count):
-        producers = [producer_of[name] for name in inputs[number] if name in producer_of]
-        direct[number] = max((n for n in producers if module_of[n] is not None), default=None)
-        nearest = [n if module_of[n] is not None else before[n] for n in producers]
-        before[number] = max((n for n in nearest if n is not None), default=None)
-    for number in reversed(range(count)):
-        first = number if module_of[number] is not None else after[number]
-        for name in inputs[number]:
-            producer = producer_of.get(name)
-            known = None if producer is None else after[producer]
-            if producer is not None and first is not None and (known is None or first < known):
-                after[producer] = first
+    producers = [[producer_of[name] for name in names if name in producer_of] for names in inputs]
+    before, after = _nearest_before(producers, module_of), _nearest_after(producers, module_of)
     result = []
-    for number in range(count):
-        module = module_of[number]
+    for number, own in enumerate(module_of):
+        module = own
         if module is None:
             left, right = (None if n is None else module_of[n] for n in (before[number], after[number]))
             if left is not None and right is not None and block(left) == block(right):
                 module = common(left, right)
-            elif direct[number] is not None and left is not None:
+            elif left is not None and any(module_of[n] is not None for n in producers[number]):
                 module = SEPARATOR.join(block(left)) or left
             else:
                 module = right if right is not None else left
         result.append(module or "")
     return result
+
+
+def _nearest_before(producers: Sequence[Sequence[int]], module_of: Sequence[str | None]) -> list[int | None]:
+    """Find the last operator with a module on which each one depends; ``producers`` are those that it reads."""
+    before: list[int | None] = []
+    for read in producers:
+        nearest = [n if module_of[n] is not None else before[n] for n in read]
+        before.append(max((n for n in nearest if n is not None), default=None))
+    return before
+
+
+def _nearest_after(producers: Sequence[Sequence[int]], module_of: Sequence[str | None]) -> list[int | None]:
+    """Find the first operator with a module that depends on each one."""
+    after: list[int | None] = [None] * len(producers)
+    for number in reversed(range(len(producers))):
+        first = number if module_of[number] is not None else after[number]
+        if first is None:
+            continue
+        for producer in producers[number]:
+            known = after[producer]
+            if known is None or first < known:
+                after[producer] = first
+    return after

@@ -373,14 +373,8 @@ class _Walker:
             inner = self.value(e.value, env, nest | digits)
             self.count(nest | digits, 1)
             return ("arg", str(e.reduce_operation), e.index_dtype.name, _named(digits), inner)
-        if isinstance(e, ir.SymbolVar) and e.name in self.sizes:
-            return ("const", str(e.type), repr(self.sizes[e.name]))
         if isinstance(e, ir.Var):
-            form = env.get(e)
-            if form is None:
-                raise UnsupportedDefinition(f"it uses the variable {e.hint or e.name}")
-            self.definition.pinned |= form.digits  # the index itself is the value
-            return ("index", form)
+            return self.variable(e, env)
         if isinstance(e, ir.Cast):
             inner = self.value(e.expr, env, nest, root if _keeps_reduction(e.target_type) else None)
             return ("cast", str(e.target_type), inner)
@@ -390,27 +384,8 @@ class _Walker:
                 return self.value(e.then_expr if condition else e.else_expr, env, nest, root)
             self.count(nest, 1)
             return ("if", *(self.value(part, env, nest) for part in (e.cond, e.then_expr, e.else_expr)))
-        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
-            form = self.index(e, env)
-            if form is not None:
-                # Index arithmetic as a value: only its remaining digits matter.
-                self.count(nest, 1)
-                self.definition.pinned |= form.digits
-                # A number that sizes give, such as ``pages * 16``: where they are fixed, hidet writes a constant.
-                return ("index", form) if form.terms else ("const", str(int32), repr(form.const))
         if isinstance(e, ir.BinaryExpr):
-            known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
-            if known is not None:
-                return ("const", repr(known))
-            self.count(nest, 1)
-            if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
-                left, right = self.index(e.a, env), self.index(e.b, env)
-                if left is not None and right is not None:
-                    # hidet writes either ``i - 1 < 29`` or ``i < 30``.
-                    difference = left + right.scaled(-1)
-                    self.definition.pinned |= left.digits | right.digits
-                    return (type(e).__name__, ("index", difference))
-            return (type(e).__name__, self.value(e.a, env, nest), self.value(e.b, env, nest))
+            return self.binary(e, env, nest)
         if isinstance(e, ir.UnaryExpr):
             self.count(nest, 1)
             return (type(e).__name__, self.value(e.a, env, nest))
@@ -421,6 +396,39 @@ class _Walker:
         if isinstance(e, ScalarInput):
             raise UnsupportedDefinition("it has a scalar input")
         raise UnsupportedDefinition(f"its definition has a {type(e).__name__}")
+
+    def variable(self, e: ir.Var, env: _Env) -> Any:
+        """Compute the canonical form of a variable: an index of a loop, or a size that is known."""
+        if isinstance(e, ir.SymbolVar) and e.name in self.sizes:
+            return ("const", str(e.type), repr(self.sizes[e.name]))
+        form = env.get(e)
+        if form is None:
+            raise UnsupportedDefinition(f"it uses the variable {e.hint or e.name}")
+        self.definition.pinned |= form.digits  # the index itself is the value
+        return ("index", form)
+
+    def binary(self, e: ir.BinaryExpr, env: _Env, nest: frozenset[Digit]) -> Any:
+        """Compute the canonical form of an operator of two values: arithmetic, a comparison or a condition."""
+        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+            form = self.index(e, env)
+            if form is not None:
+                # Index arithmetic as a value: only its remaining digits matter.
+                self.count(nest, 1)
+                self.definition.pinned |= form.digits
+                # A number that sizes give, such as ``pages * 16``: where they are fixed, hidet writes a constant.
+                return ("index", form) if form.terms else ("const", str(int32), repr(form.const))
+        known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
+        if known is not None:
+            return ("const", repr(known))
+        self.count(nest, 1)
+        if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
+            left, right = self.index(e.a, env), self.index(e.b, env)
+            if left is not None and right is not None:
+                # hidet writes either ``i - 1 < 29`` or ``i < 30``.
+                difference = left + right.scaled(-1)
+                self.definition.pinned |= left.digits | right.digits
+                return (type(e).__name__, ("index", difference))
+        return (type(e).__name__, self.value(e.a, env, nest), self.value(e.b, env, nest))
 
     def count(self, nest: frozenset[Digit], operations: int, functions: int = 0) -> None:
         self.definition.work.append((nest, operations, functions))

@@ -312,24 +312,10 @@ class Rule:
         others in the mesh's shares. With ``reduce_fns``, one tuple per output, only the choice with these reduce
         functions; else those that scatter in the mesh's shares or in parts that are ``offered``.
         """
-        extents = {}  # the extent of each sharded digit on a device, with padding
-        splits: dict[Digit, Split] = {}  # of those with unequal parts
-        for digit, digit_axes in axes.items():
-            extent = padded_shard(digit.extent, digit_axes, mesh, parts)
-            if extent is None:
-                return
-            units = mesh.group_size(digit_axes)
-            if parts or mesh.shares:
-                split = Split.of(mesh, digit_axes, parts)
-                units = split.units
-                if not split.is_even:
-                    splits[digit] = split
-            if digit.extent % units and digit not in self.paddable:
-                return
-            # The average of the averages of unequal parts is another number.
-            if digit in splits and any(op == "average" for _, op in self.reduce_ops.get(digit, ())):
-                return
-            extents[digit] = extent
+        sharded = self._sharded(mesh, axes, parts)
+        if sharded is None:
+            return
+        extents, splits = sharded
         ins = [_spec(layout, axes, extents, parts) for layout in self.in_layouts]
         outs = [_spec(layout, axes, extents, parts) for layout in self.out_layouts]
         if any(spec is None for spec in (*ins, *outs)):
@@ -342,27 +328,66 @@ class Rule:
                 proofs[key] = self._proven_on_all(mesh, in_specs, partial, extents, splits)
             if not proofs[key]:
                 return
-        reductions = [
-            (axis, op)
-            for digit, digit_axes in axes.items()
-            for op in self.reduce_ops.get(digit, ())
-            for axis in digit_axes
+        per_output = [
+            self._reductions(i, out_spec, mesh, axes, None if reduce_fns is None else reduce_fns[i], offered)
+            for i, out_spec in enumerate(partial)
         ]
-        per_output = []
-        for i, out_spec in enumerate(partial):
-            shape = self._shape(self.op.outputs[i])
-            of_output = [(axis, op) for axis, (o, op) in reductions if o == i]
-            if reduce_fns is None:
-                per_output.append(_reduced(out_spec, shape, mesh, of_output, offered))
-            else:
-                reduced = _reduced_by(out_spec, shape, mesh, of_output, reduce_fns[i])
-                per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
         first: Choice | None = None
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
             if first is None:
                 first = self._choice(mesh, spec, partial, extents, splits)
             yield first.reduced_otherwise(spec)
+
+    def _sharded(
+        self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], parts: Parts
+    ) -> tuple[dict[Digit, int], dict[Digit, Split]] | None:
+        """Compute the extent of each sharded digit on a device, with padding, and the splits of unequal parts.
+
+        None if the axes do not split their digits.
+        """
+        extents = {}
+        splits: dict[Digit, Split] = {}
+        for digit, digit_axes in axes.items():
+            extent = padded_shard(digit.extent, digit_axes, mesh, parts)
+            if extent is None:
+                return None
+            units = mesh.group_size(digit_axes)
+            if parts or mesh.shares:
+                split = Split.of(mesh, digit_axes, parts)
+                units = split.units
+                if not split.is_even:
+                    splits[digit] = split
+            if digit.extent % units and digit not in self.paddable:
+                return None
+            # The average of the averages of unequal parts is another number.
+            if digit in splits and any(op == "average" for _, op in self.reduce_ops.get(digit, ())):
+                return None
+            extents[digit] = extent
+        return extents, splits
+
+    def _reductions(
+        self,
+        output: int,
+        partial: TensorShardSpec,
+        mesh: DeviceMesh,
+        axes: Mapping[Digit, tuple[int, ...]],
+        reduce_fns: tuple[ReduceFn, ...] | None,
+        offered: OfferedParts,
+    ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
+        """List the ways to reduce an output that is partial in this spec; the one of ``reduce_fns``, if given."""
+        shape = self._shape(self.op.outputs[output])
+        reduced_axes = [
+            (axis, op)
+            for digit, digit_axes in axes.items()
+            for number, op in self.reduce_ops.get(digit, ())
+            for axis in digit_axes
+            if number == output
+        ]
+        if reduce_fns is None:
+            return _reduced(partial, shape, mesh, reduced_axes, offered)
+        reduced = _reduced_by(partial, shape, mesh, reduced_axes, reduce_fns)
+        return [] if reduced is None else [(reduced, reduce_fns)]
 
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -31,7 +31,7 @@ from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.planner import collector_paused, limits_as_errors, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.search.problem.devices import DeviceMemory, on_devices
-from hidet_dist.spec import Plan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
 from hidet_dist.view import GraphView, graph_symbols
@@ -108,23 +108,12 @@ def search_family(
     not those of :func:`hidet_dist.search.formulation.parts.offered_parts` for the members.
     """
     options = SearchOptions() if options is None else options
-    for key in ("names", "pins", "input_specs", "output_specs"):
-        if getattr(options, key) is not None:
-            raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
-    if not members:
-        raise ConfigError("search_family needs at least one graph.")
+    _check_given(members, options)
     warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
-    views = []
-    for member in members:
-        declared = options.symbols if member.symbols is None else member.symbols
-        symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
-        views.append(planning_view(member.graph, symbols, cluster.mesh))
-    for view, member in zip(views, members, strict=True):
-        check_specs(view, cluster.mesh, "input", view.inputs, member.input_specs)
-        check_specs(view, cluster.mesh, "output", view.outputs, member.output_specs)
+    views = [_view_of(member, options, cluster.mesh) for member in members]
     pinned = [
         Pins(view, cluster.mesh, parse_pins(member.pins), tensors)
         for view, member, tensors in zip(views, members, named, strict=True)
@@ -163,15 +152,40 @@ def search_family(
             costs = StageCosts(view, cluster.mesh, model, formulation.fused)
             stage, _ = write_stage(costs, cluster, formulation, joint.picks(g, solution.choices))
             stages.append(label_stage(view, stage, tensors))
-    specs: dict[str, TensorShardSpec] = {}
-    for g, stage in enumerate(stages):
-        for tensor in (*stage.weights, *stage.states):
-            specs.setdefault(tensor.label or f"{g}:{tensor.name}", tensor.spec)
+    specs = _specs_of(stages)
     seconds = math.fsum(member.frequency * stage.seconds for member, stage in zip(members, stages, strict=True))
     if warns:
         warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)
     return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
+
+
+def _check_given(members: Sequence[FamilyMember], options: SearchOptions) -> None:
+    """Raise ConfigError without members, or for options that are each member's own."""
+    for key in ("names", "pins", "input_specs", "output_specs"):
+        if getattr(options, key) is not None:
+            raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
+    if not members:
+        raise ConfigError("search_family needs at least one graph.")
+
+
+def _view_of(member: FamilyMember, options: SearchOptions, mesh: DeviceMesh) -> GraphView:
+    """Make the view of a member's graph to plan for. Raises as :func:`check_specs` for specs that do not fit it."""
+    declared = options.symbols if member.symbols is None else member.symbols
+    symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
+    view = planning_view(member.graph, symbols, mesh)
+    check_specs(view, mesh, "input", view.inputs, member.input_specs)
+    check_specs(view, mesh, "output", view.outputs, member.output_specs)
+    return view
+
+
+def _specs_of(stages: Sequence[StagePlan]) -> dict[str, TensorShardSpec]:
+    """Map weights and states to their specs, by label, or by the number of the graph and the name."""
+    specs: dict[str, TensorShardSpec] = {}
+    for g, stage in enumerate(stages):
+        for tensor in (*stage.weights, *stage.states):
+            specs.setdefault(tensor.label or f"{g}:{tensor.name}", tensor.spec)
+    return specs
 
 
 class _Joint:
@@ -224,29 +238,32 @@ class _Joint:
                 collectives.append([formulation.problem.collectives[entity][k] for k in kept_choices])
             self.entities.append(entities)
         self.shared = [first[group] for group in first if len(group) > 1]
-        edges: list[Edge] = []
         self.tensors = [0]  # the numbers of the first tensors of the graphs
-        for g, formulation in enumerate(formulations):
-            weighted: dict[int, tuple[tuple[float, ...], ...]] = {}
-            for edge in formulation.edges:
-                if id(edge.convert) not in weighted:
-                    weighted[id(edge.convert)] = tuple(
-                        tuple(frequencies[g] * seconds for seconds in line) for line in edge.convert
-                    )
-                produced = edge.produced
-                if edge.producer in self.kept[g]:
-                    produced = tuple(produced[k] for k in self.kept[g][edge.producer])
-                consumed = edge.consumed
-                if edge.consumer in self.kept[g]:
-                    consumed = tuple(consumed[k] for k in self.kept[g][edge.consumer])
-                producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
-                convert = weighted[id(edge.convert)]
-                span = edge.begin + self.start[g], edge.end + self.start[g]
-                ends = self.tensors[-1] + edge.tensor, producer, consumer, produced, consumed, convert
-                edges.append(Edge(*ends, *span, edge.collectives))
+        for formulation in formulations:
             self.tensors.append(self.tensors[-1] + 1 + max((edge.tensor for edge in formulation.edges), default=0))
+        edges = [edge for g in range(len(formulations)) for edge in self._edges_of(g)]
         devices = [self._memory_of(number) for number in range(len(formulations[0].devices))]
         self.problem = on_devices(cost, edges, collectives, devices)
+
+    def _edges_of(self, g: int) -> Iterator[Edge]:
+        """Yield the edges of a graph in the joint problem, with weighted costs."""
+        frequency, entities, kept = self.frequencies[g], self.entities[g], self.kept[g]
+        weighted: dict[int, tuple[tuple[float, ...], ...]] = {}
+        for edge in self.formulations[g].edges:
+            if id(edge.convert) not in weighted:
+                weighted[id(edge.convert)] = tuple(
+                    tuple(frequency * seconds for seconds in line) for line in edge.convert
+                )
+            produced = edge.produced
+            if edge.producer in kept:
+                produced = tuple(produced[k] for k in kept[edge.producer])
+            consumed = edge.consumed
+            if edge.consumer in kept:
+                consumed = tuple(consumed[k] for k in kept[edge.consumer])
+            producer, consumer = entities[edge.producer], entities[edge.consumer]
+            span = edge.begin + self.start[g], edge.end + self.start[g]
+            ends = self.tensors[g] + edge.tensor, producer, consumer, produced, consumed, weighted[id(edge.convert)]
+            yield Edge(*ends, *span, edge.collectives)
 
     def _memory_of(self, number: int) -> DeviceMemory:
         """Join the memory that the graphs take on one of the limiting devices, which are the same for all."""

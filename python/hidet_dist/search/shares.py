@@ -179,24 +179,34 @@ def proposed_shares(
         longest = max(share / parts / rate for share, rate in zip(shares, rates, strict=True))
         return (split * longest + (total - split) / min(rates)) / total
 
-    estimates: dict[tuple[int, ...], float] = {}
-    for parts in range(len(devices) + 1, tuning.MOST_PARTS + 1):
-        shares = proportional(rates, parts)
-        if math.gcd(*shares) > 1 or len(set(shares)) == 1:
-            continue
-        estimates[shares] = estimate(shares)
-    even = estimate((1,) * len(devices))
-    better = sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
-    inputs = graphs[0].graph.inputs
-    extents = extents_of(inputs[0]) if inputs else ()
-    batch = extents[0] if extents and isinstance(extents[0], int) else 1
-    proposals = [shares for _, shares in better[: tuning.PROPOSALS]]
+    better = _better_than_even(rates, estimate)
+    batch = _batch(graphs[0].graph)
+    proposals = better[: tuning.PROPOSALS]
     if not any(batch % sum(shares) == 0 for shares in proposals):
-        proposals += [shares for _, shares in better if batch % sum(shares) == 0][:1]
+        proposals += [shares for shares in better if batch % sum(shares) == 0][:1]
     if memory is not None:
         fitting = _shares_of_memory(views, memory, estimate)
         proposals += [shares for shares in fitting if shares not in proposals]
     return proposals
+
+
+def _better_than_even(rates: Sequence[float], estimate: Callable[[Sequence[int]], float]) -> list[tuple[int, ...]]:
+    """List shares in proportion to rates whose estimates are below that of equal ones, the best first."""
+    estimates: dict[tuple[int, ...], float] = {}
+    for parts in range(len(rates) + 1, tuning.MOST_PARTS + 1):
+        shares = proportional(rates, parts)
+        if math.gcd(*shares) == 1 and len(set(shares)) > 1:
+            estimates[shares] = estimate(shares)
+    even = estimate((1,) * len(rates))
+    return [
+        shares for _, shares in sorted((seconds, shares) for shares, seconds in estimates.items() if seconds < even)
+    ]
+
+
+def _batch(graph: NormalGraph) -> int:
+    """Return the extent of dim 0 of the first input; 1 if there is none, or none that is a number."""
+    extents = extents_of(graph.inputs[0]) if graph.inputs else ()
+    return extents[0] if extents and isinstance(extents[0], int) else 1
 
 
 def _shares_of_memory(

@@ -9,7 +9,7 @@ tables of embeddings, lie row by row. The library multiplies by them in the same
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from hidet_dist.compile.cpu.channels_last import ChannelsLastConvolutionOp
 from hidet_dist.compile.cpu.experts import ExpertKernelOp
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, quantized_parameters
 from hidet_dist.patterns.winograd import MATRICES
-from hidet_dist.rewriting import copy_operator
+from hidet_dist.rewriting import with_inputs
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, ratio, same_extent
 from hidet_dist.weights.panels import FEW_BITS, SIZES, Panels, StoredPrecision
 
@@ -138,27 +138,13 @@ def pack_weights(
         for name, x in weights.items()
         if x in panels
     }
-    new: dict[Tensor, Tensor] = {weights[name]: weight.placeholder for name, weight in packed.items()}
-    known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
-    for op in graph.nodes:
-        inputs = [new.get(x, x) for x in op.inputs]
-        if isinstance(op, BlasMatmulOp | ExpertKernelOp | ChannelsLastConvolutionOp) and op.inputs[1] in constant:
-            how = panels.get(op.inputs[1])
-            key = (op.task, how)
-            if key not in known:
-                known[key] = _product(op, inputs, how)
-                outputs = known[key].outputs
-            else:
-                outputs = copy_operator(known[key], inputs)
-        elif any(x in new for x in op.inputs):
-            outputs = copy_operator(op, inputs)
-        else:
-            continue
-        new.update(zip(op.outputs, outputs, strict=True))
-    if not new:
-        return graph, {}
-    result = FlowGraph([new.get(y, y) for y in graph.outputs], [new.get(x, x) for x in graph.inputs])
-    result.update_nodes()
+
+    def key_of(op: Operator) -> Hashable | None:
+        by_weight = isinstance(op, BlasMatmulOp | ExpertKernelOp | ChannelsLastConvolutionOp)
+        return (op.task, panels.get(op.inputs[1])) if by_weight and op.inputs[1] in constant else None
+
+    placeholders = {weights[name]: weight.placeholder for name, weight in packed.items()}
+    result = with_inputs(graph, placeholders, key_of, lambda op, inputs: _product(op, inputs, panels.get(op.inputs[1])))
     return result, packed
 
 

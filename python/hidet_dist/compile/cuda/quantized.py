@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -23,7 +22,16 @@ from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.compile.backend import PackedWeight
 from hidet_dist.compile.joining import depths, in_parts, join
-from hidet_dist.rewriting import Build, Repeated, Uses, copy_operator, only_user, replace_operators, rewrite
+from hidet_dist.rewriting import (
+    Build,
+    Repeated,
+    Uses,
+    copy_operator,
+    only_user,
+    replace_operators,
+    rewrite,
+    with_inputs,
+)
 from hidet_dist.spec.extents import extents_of, same_extent
 from hidet_dist.weights.panels import FEW_BITS, GPU_PANEL_WIDTH, Panels, StoredPrecision
 
@@ -236,22 +244,14 @@ def pack_weights(graph: FlowGraph, weights: Mapping[str, Tensor]) -> tuple[FlowG
     }
     if not packed:
         return graph, {}
-    new: dict[Tensor, Tensor] = {weights[name]: weight.placeholder for name, weight in packed.items()}
-    known: dict[Any, Operator] = {}  # equal products of equal layers have copies of one operator
-    for op in graph.nodes:
-        inputs = [new.get(x, x) for x in op.inputs]
-        if isinstance(op, QuantizedMatmulOp):
-            key = op.task
-            if key not in known:
-                known[key] = op.of(inputs[0], inputs[1 : 1 + len(op.weights)], *inputs[1 + len(op.weights) :])
-                outputs = known[key].outputs
-            else:
-                outputs = copy_operator(known[key], inputs)
-        elif any(x in new for x in op.inputs):
-            outputs = copy_operator(op, inputs)
-        else:
-            continue
-        new.update(zip(op.outputs, outputs, strict=True))
-    result = FlowGraph([new.get(y, y) for y in graph.outputs], [new.get(x, x) for x in graph.inputs])
-    result.update_nodes()
-    return result, packed
+
+    def on_panels(op: Operator, inputs: list[Tensor]) -> Operator:
+        assert isinstance(op, QuantizedMatmulOp)
+        end = 1 + len(op.weights)
+        product: Operator = op.of(inputs[0], inputs[1:end], *inputs[end:])
+        return product
+
+    placeholders = {weights[name]: weight.placeholder for name, weight in packed.items()}
+    return with_inputs(
+        graph, placeholders, lambda op: op.task if isinstance(op, QuantizedMatmulOp) else None, on_panels
+    ), packed

@@ -440,11 +440,7 @@ class _ModelLowerer:
         Shapes with symbolic dims are computed as expressions, all else by ONNX's reference evaluator.
         """
         present = [value for value in inputs if value is not None]
-        if not present or not all(isinstance(value, np.ndarray) for value in present):
-            return None
-        if proto.op_type not in _FOLDED or proto.domain not in STANDARD:
-            return None
-        if sum(value.size for value in present) > MOST_ELEMENTS:
+        if not _is_known(proto, present):
             return None
         counts = [own.count for own in described or ()] or [None]
         if any(count > MOST_ELEMENTS for count in counts if count is not None):
@@ -455,6 +451,10 @@ class _ModelLowerer:
             return None
         products = present[0].shape[-1] if proto.op_type == "MatMul" and present[0].ndim else 1
         self._count_known(sum(value.size for value in present) + products * sum(count or 0 for count in counts))
+        return self._evaluated(proto, present)
+
+    def _evaluated(self, proto: onnx.NodeProto, present: Sequence[np.ndarray]) -> list[Any] | None:
+        """Compute a node's outputs by ONNX's reference evaluator; None where that cannot."""
         names = [name for name in proto.input if name]
         feed = dict(zip(names, present, strict=True))
         single = onnx.helper.make_graph(
@@ -472,6 +472,15 @@ class _ModelLowerer:
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None  # the evaluator lacks parts of the standard, such as GatherElements of one row
         return [np.asarray(next(results)) if name else None for name in proto.output]
+
+
+def _is_known(proto: onnx.NodeProto, present: Sequence[Any]) -> bool:
+    """Tell whether a node is one that may be computed now, and its inputs are known and small enough for that."""
+    if not present or not all(isinstance(value, np.ndarray) for value in present):
+        return False
+    if proto.op_type not in _FOLDED or proto.domain not in STANDARD:
+        return False
+    return sum(value.size for value in present) <= MOST_ELEMENTS
 
 
 def _check_vectors(values: Sequence[Value]) -> None:

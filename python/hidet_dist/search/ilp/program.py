@@ -213,46 +213,54 @@ class _IntegerProgram:
         for d in sorted({d for f in flows for _, d in f}):
             requiring = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
             if memory.nbytes[d]:
-                y = self.model.add_column()
-                # What sums to 1 if a reader requires the tensor converted to d, else to 0.
-                converts = {
-                    i: [
-                        (flow, -1.0)
-                        for (s, to), flow in flows[i].items()
-                        if to == d and memory.layout[s] != memory.layout[d]
-                    ]
-                    for i in requiring
-                }
-                before = [i for i in requiring if group[i].begin <= point]
-                after = [i for i in requiring if group[i].end >= point]
-                for i in sorted(set(before) & set(after)):
-                    self.model.add_row([(y, 1.0), *converts[i]], 0.0)
-                for i in before:
-                    for j in after:
-                        if group[i].end < point < group[j].begin:
-                            self.model.add_row([(y, 1.0), *converts[i], *converts[j]], -1.0)
-                terms.append((y, float(memory.nbytes[d])))
-            at = [i for i in requiring if group[i].begin == point]
-            if not at:
-                continue
-            most = {
-                s: memory.working(s, d)
-                for f in flows
-                for s, to in f
-                if to == d and memory.layout[s] != memory.layout[d]
-            }
-            if not any(most.values()):
-                continue
-            working = self.model.add_column()
-            earlier = [i for i in requiring if group[i].begin < point]
-            for i in at:
-                row = [(working, 1.0)]
-                for s, nbytes in most.items():
-                    row.append((flows[i][s, d], -nbytes / self.scale))
-                    row += [(flows[j][s, d], nbytes / self.scale) for j in earlier]
-                self.model.add_row(row, 0.0)
-            terms.append((working, self.scale))
+                terms.append((self._holds(tensor, memory, d, requiring, point), float(memory.nbytes[d])))
+            if any(group[i].begin == point for i in requiring):
+                working = self._works(tensor, memory, d, requiring, point)
+                if working is not None:
+                    terms.append((working, self.scale))
         return terms
+
+    def _holds(self, tensor: int, memory: ConvertedTensor, d: int, requiring: Sequence[int], point: int) -> int:
+        """Add a column that is 1 where a tensor is held in spec ``d`` at a point, for the readers ``requiring`` it."""
+        group, flows = self.groups[tensor], self.flows[tensor]
+        y = self.model.add_column()
+        # What sums to 1 if a reader requires the tensor converted to d, else to 0.
+        converts = {
+            i: [(flow, -1.0) for (s, to), flow in flows[i].items() if to == d and memory.layout[s] != memory.layout[d]]
+            for i in requiring
+        }
+        before = [i for i in requiring if group[i].begin <= point]
+        after = [i for i in requiring if group[i].end >= point]
+        for i in sorted(set(before) & set(after)):
+            self.model.add_row([(y, 1.0), *converts[i]], 0.0)
+        for i in before:
+            for j in after:
+                if group[i].end < point < group[j].begin:
+                    self.model.add_row([(y, 1.0), *converts[i], *converts[j]], -1.0)
+        return y
+
+    def _works(self, tensor: int, memory: ConvertedTensor, d: int, requiring: Sequence[int], point: int) -> int | None:
+        """Add a column for the buffers of a conversion to ``d`` at a point, over ``scale``; None if it has none.
+
+        The first of the readers ``requiring`` it converts.
+        """
+        group, flows = self.groups[tensor], self.flows[tensor]
+        most = {
+            s: memory.working(s, d) for f in flows for s, to in f if to == d and memory.layout[s] != memory.layout[d]
+        }
+        if not any(most.values()):
+            return None
+        working = self.model.add_column()
+        earlier = [i for i in requiring if group[i].begin < point]
+        for i in requiring:
+            if group[i].begin != point:
+                continue
+            row = [(working, 1.0)]
+            for s, nbytes in most.items():
+                row.append((flows[i][s, d], -nbytes / self.scale))
+                row += [(flows[j][s, d], nbytes / self.scale) for j in earlier]
+            self.model.add_row(row, 0.0)
+        return working
 
     def solve(
         self, options: SolveOptions, nodes: int, points: Sequence[int] = (), most_seconds: float = math.inf
@@ -280,14 +288,10 @@ class _IntegerProgram:
                         f"The solver {options.solver} found no plan{limit}: {outcome.status.name.lower()}.",
                         self.constant + outcome.bound * self.unit,
                     )
-            values = outcome.values
-            rows = [[values[column] for column in row] or [1.0] for row in self.x]
+            rows = [[outcome.values[column] for column in row] or [1.0] for row in self.x]
             choices = tuple(row.index(max(row)) for row in rows)
             nbytes = held_bytes(problem, self.groups, choices)
-            limit_bytes = problem.budget
-            if self.peak is not None:
-                limit_bytes = max(nbytes[point] for point in self.priced)
-            over = [point for point, n in enumerate(nbytes) if n > limit_bytes]
+            over = self._points_over(nbytes)
             unpriced = [point for point in over if point not in self.priced]
             new = peaks(nbytes, unpriced)[: tuning.POINTS_AT_ONCE] or unpriced[: tuning.POINTS_AT_ONCE]
             if new:
@@ -301,9 +305,22 @@ class _IntegerProgram:
                 # Solvers tolerate an excess of a millionth, which may be whole bytes: a row excludes this plan.
                 chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if row]
                 self.model.add_row(((column, 1.0) for column in chosen), upper=len(chosen) - 1.0)
-        stopped = outcome.status is not Status.OPTIMAL
-        if stopped:
+        if outcome.status is not Status.OPTIMAL:
             self.limits.expired()  # sets time_reached, if that is the reason
+        return self._solution(options, outcome, choices, nbytes)
+
+    def _points_over(self, nbytes: Sequence[int]) -> list[int]:
+        """List the program points at which a plan holds more than it may: the budget, or the peak of priced points."""
+        limit_bytes = self.problem.budget
+        if self.peak is not None:
+            limit_bytes = max(nbytes[point] for point in self.priced)
+        return [point for point, n in enumerate(nbytes) if n > limit_bytes]
+
+    def _solution(
+        self, options: SolveOptions, outcome: Outcome, choices: tuple[int, ...], nbytes: Sequence[int]
+    ) -> Solution:
+        """Make the solution of a plan that fits, with the gap that the solver's bound leaves."""
+        free, stopped = any(self.x), outcome.status is not Status.OPTIMAL
         priced = tuple(sorted(self.priced))
         # Both the bound and the rows are right to an absolute tolerance.
         tolerance = 2 * tuning.ROW_TOLERANCE
@@ -311,10 +328,10 @@ class _IntegerProgram:
             left_gap = outcome.gap if stopped else options.solver_gap
             left_gap += tolerance * self.scale / max(1, *nbytes)
             return Solution(choices, float(max(nbytes)), left_gap if free else 0.0, points=priced)
-        seconds = evaluate(problem, choices)
+        seconds = evaluate(self.problem, choices)
         if not free or not seconds:
             return Solution(choices, seconds, 0.0, points=priced)
-        solved = self.constant + sum(cost * values[column] for column, cost in self.objective) * self.unit
+        solved = self.constant + sum(cost * outcome.values[column] for column, cost in self.objective) * self.unit
         # Where the solver stops early, conversions that the plan does not need may still be paid.
         if seconds - solved > 1e-4 * max(seconds, self.unit):
             raise SolverError(f"The solver {options.solver} reports {solved} s for a plan that costs {seconds} s.")

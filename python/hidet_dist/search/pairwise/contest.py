@@ -13,7 +13,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,23 +110,11 @@ def _problem(data: Any) -> PairwiseProblem:
     for node, one in enumerate(usages):
         if len(_numbers(one, f"usages of node {node}")) != sizes[node]:
             raise ProblemError(f"node {node} has {sizes[node]} costs and {len(one)} usages")
-    for what, pairs in (("interval", intervals), ("nodes of edge", ends)):
-        for number, pair in enumerate(pairs):
-            if len(_numbers(pair, f"{what} {number}")) != 2 or not all(isinstance(x, int) for x in pair):
-                raise ProblemError(f"{what} {number} must be two integers; got {shown(pair)}")
+    _check_pairs("interval", intervals)
+    _check_pairs("nodes of edge", ends)
     known: dict[tuple[float, ...], int] = {}
-    begins, size, edge_matrix = [], 0, []
-    for edge, ((u, v), matrix) in enumerate(zip(ends, matrices, strict=True)):
-        if not (0 <= u < len(sizes) and 0 <= v < len(sizes)):
-            raise ProblemError(f"edge {edge} joins {[u, v]}, of {len(sizes)} nodes")
-        key = tuple(_numbers(matrix, f"costs of edge {edge}"))
-        if len(key) != sizes[u] * sizes[v]:
-            raise ProblemError(f"edge {edge} has {len(key)} costs for {sizes[u]} x {sizes[v]} strategies")
-        if key not in known:
-            known[key] = len(known)
-            begins.append(size)
-            size += len(key)
-        edge_matrix.append(known[key])
+    edge_matrix = [known.setdefault(key, len(known)) for key in _matrices(ends, matrices, sizes)]
+    begins = np.cumsum([0, *map(len, known)])[:-1]
     try:
         return PairwiseProblem(
             np.cumsum([0, *sizes]),
@@ -135,12 +123,31 @@ def _problem(data: Any) -> PairwiseProblem:
             np.array(intervals, dtype=np.int64),
             np.array(ends, dtype=np.int64),
             np.array(edge_matrix, dtype=np.int64),
-            np.array(begins, dtype=np.int64),
+            begins,
             np.array([x for key in known for x in key], dtype=np.float64),
             math.inf if limit is None else float(limit),
         )
     except OverflowError as error:
         raise ProblemError(f"a number is too large: {error}") from error
+
+
+def _check_pairs(what: str, pairs: Sequence[Any]) -> None:
+    for number, pair in enumerate(pairs):
+        if len(_numbers(pair, f"{what} {number}")) != 2 or not all(isinstance(x, int) for x in pair):
+            raise ProblemError(f"{what} {number} must be two integers; got {shown(pair)}")
+
+
+def _matrices(
+    ends: Sequence[tuple[int, int]], matrices: Sequence[Any], sizes: Sequence[int]
+) -> Iterator[tuple[float, ...]]:
+    """Yield the costs of each edge, whose ends are nodes with so many strategies."""
+    for edge, ((u, v), matrix) in enumerate(zip(ends, matrices, strict=True)):
+        if not (0 <= u < len(sizes) and 0 <= v < len(sizes)):
+            raise ProblemError(f"edge {edge} joins {[u, v]}, of {len(sizes)} nodes")
+        costs = tuple(_numbers(matrix, f"costs of edge {edge}"))
+        if len(costs) != sizes[u] * sizes[v]:
+            raise ProblemError(f"edge {edge} has {len(costs)} costs for {sizes[u]} x {sizes[v]} strategies")
+        yield costs
 
 
 def _field(data: Any, name: str, kind: type, where: str) -> Any:

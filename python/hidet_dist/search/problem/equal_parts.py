@@ -83,6 +83,10 @@ class EqualParts:
 
     def __init__(self, problem: Problem):
         number, array = Numbers(), _Arrays()
+        self._number_entities(problem, number, array)
+        self._number_tensors(problem, number, array)
+
+    def _number_entities(self, problem: Problem, number: Numbers, array: _Arrays) -> None:
         own: list[list[LiveInterval]] = [[] for _ in problem.cost]
         for interval in problem.activations.intervals:
             own[interval.entity].append(interval)
@@ -99,6 +103,7 @@ class EqualParts:
         self._held_begin = np.array([i.begin for intervals in own for i in intervals], dtype=np.int64)
         self._held_end = np.array([i.end for intervals in own for i in intervals], dtype=np.int64)
 
+    def _number_tensors(self, problem: Problem, number: Numbers, array: _Arrays) -> None:
         self.tensors = [
             EqualTensor(tensor, group, problem.activations.tensors.get(tensor), number, array.of(group[0].convert))
             for tensor, group in problem.groups.items()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size
-from hidet_dist.compile.cpu.kernels.schedule import COSTLY_WORK, Nest, loads_of
+from hidet_dist.compile.cpu.kernels.schedule import COSTLY_WORK, LoopSchedule, Nest, loads_of
 from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import Compare, Load, Reduction, Value, walk
 
@@ -50,40 +52,50 @@ def _mergeable(space: LoopSpace, first: Axis, second: Axis) -> bool:
         return (axis, *(other for other, origin in schedule.same.items() if origin is axis and other is not axis))
 
     ones, twos = aliases(first), aliases(second)
-    both = {*ones, *twos}
     for nest in schedule.nests:
-        places = []
-        if nest is schedule.nests[-1]:
-            places.append(nest.target.flat([Index.of(axis) for axis in nest.axes]))
-        elif set(schedule.inner(nest)) & both:
+        places = _places(schedule, nest, {*ones, *twos})
+        if places is None:
             return False
-        for term in walk(nest.value):
-            if isinstance(term, Load):
-                kept = next((n for n in schedule.nests[:-1] if n.target is term.buffer), None)
-                if kept is None:
-                    places.append(term.buffer.flat(term.indices))
-                    continue
-                own_loops = schedule.inner(kept)
-                for axis, index in zip(kept.axes, term.indices, strict=True):
-                    if axis in own_loops and index.axes & both:
-                        return False
-            elif (isinstance(term, Value) and term.index.axes & both) or (
-                isinstance(term, Compare) and (term.left.axes | term.right.axes) & both
-            ):
-                return False
         for place in places:
-            steps = []
-            for group in (ones, twos):
-                group_steps = [place.step(axis) for axis in group]
-                if None in group_steps:
-                    return False
-                total = [step for step in group_steps if step is not None and step.number]
-                if len(total) > 1:
-                    return False
-                steps.append(total[0] if total else Size(0))
-            if steps[0] != steps[1] * size:
+            outer, inner = _step(place, ones), _step(place, twos)
+            if outer is None or inner is None or outer != inner * size:
                 return False
     return True
+
+
+def _places(schedule: LoopSchedule, nest: Nest, axes: set[Axis]) -> list[Index] | None:
+    """List the places in memory that a nest accesses; None if it uses any of these axes in another way."""
+    places = []
+    if nest is schedule.nests[-1]:
+        places.append(nest.target.flat([Index.of(axis) for axis in nest.axes]))
+    elif set(schedule.inner(nest)) & axes:
+        return None
+    for term in walk(nest.value):
+        if isinstance(term, Load):
+            kept = next((n for n in schedule.nests[:-1] if n.target is term.buffer), None)
+            if kept is None:
+                places.append(term.buffer.flat(term.indices))
+                continue
+            own_loops = schedule.inner(kept)
+            for axis, index in zip(kept.axes, term.indices, strict=True):
+                if axis in own_loops and index.axes & axes:
+                    return None
+        elif (isinstance(term, Value) and term.index.axes & axes) or (
+            isinstance(term, Compare) and (term.left.axes | term.right.axes) & axes
+        ):
+            return None
+    return places
+
+
+def _step(place: Index, aliases: Sequence[Axis]) -> Size | None:
+    """Return the elements that a step of an axis moves a place by; None if it is no fixed number, or no single one."""
+    steps = [place.step(axis) for axis in aliases]
+    if None in steps:
+        return None
+    moving = [step for step in steps if step is not None and step.number]
+    if len(moving) > 1:
+        return None
+    return moving[0] if moving else Size(0)
 
 
 def arrange_elements(space: LoopSpace, output: Nest) -> None:

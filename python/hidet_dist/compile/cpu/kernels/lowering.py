@@ -254,22 +254,14 @@ class Lowering:
         if isinstance(e, ir.Cast):
             return self._cast(e, scope)
         if isinstance(e, ir.IfThenElse):
-            condition = self.term(e.cond, scope)
-            branches = []
-            for x, holds in ((e.then_expr, True), (e.else_expr, False)):
-                with self._where(condition, holds):
-                    branches.append(self._as(self.term(x, scope), self._dtype(x), dtype))
-            return Conditional(condition, *branches)
+            return self._conditional(e, dtype, scope)
         if isinstance(e, ir.LogicalAnd | ir.LogicalOr):
             kind = And if isinstance(e, ir.LogicalAnd) else Or
             return kind(self.term(e.a, scope), self.term(e.b, scope))
         if isinstance(e, ir.LogicalNot):
             return Not(self.term(e.a, scope))
         if type(e) in _COMPARISONS:
-            if _is_index(e.a) and _is_index(e.b):
-                return Compare(_COMPARISONS[type(e)], self.index(e.a, scope), self.index(e.b, scope))
-            a, b = self._promoted([e.a, e.b], scope)
-            return Infix(_COMPARISONS[type(e)], a, b)
+            return self._comparison(e, scope)
         if isinstance(e, ir.Neg | ir.BitwiseNot):
             operator = "-" if isinstance(e, ir.Neg) else "~"
             return Prefix(operator, self.term(e.a, scope), _narrowed(dtype))
@@ -277,18 +269,36 @@ class Lowering:
         if logistic is not None:
             return logistic
         if type(e) in _INFIX:
-            if _is_index(e):
-                index = self._linear(e, scope)
-                if index is not None:
-                    return Value(index, TYPES[dtype.name])
-            if isinstance(e, ir.Mod) and dtype.is_float():
-                return self._call("mod", [e.a, e.b], dtype, scope)
-            a, b = (self._as(self.term(x, scope), self._dtype(x), dtype) for x in (e.a, e.b))
-            return Infix(_INFIX[type(e)], a, b, _narrowed(dtype))
+            return self._arithmetic(e, dtype, scope)
         if isinstance(e, ir.Call):
             name = e.func_var.name or e.func_var.hint
             return self._call(name.removeprefix("generic_"), list(e.args), dtype, scope)
         raise UnsupportedComputationError(type(e).__name__)
+
+    def _conditional(self, e: Any, dtype: DataType, scope: Mapping[Var, Index]) -> Term:
+        condition = self.term(e.cond, scope)
+        branches = []
+        for x, holds in ((e.then_expr, True), (e.else_expr, False)):
+            with self._where(condition, holds):
+                branches.append(self._as(self.term(x, scope), self._dtype(x), dtype))
+        return Conditional(condition, *branches)
+
+    def _comparison(self, e: Any, scope: Mapping[Var, Index]) -> Term:
+        if _is_index(e.a) and _is_index(e.b):
+            return Compare(_COMPARISONS[type(e)], self.index(e.a, scope), self.index(e.b, scope))
+        a, b = self._promoted([e.a, e.b], scope)
+        return Infix(_COMPARISONS[type(e)], a, b)
+
+    def _arithmetic(self, e: Any, dtype: DataType, scope: Mapping[Var, Index]) -> Term:
+        """Lower an operator of two numbers; of indices to an index, where it is linear."""
+        if _is_index(e):
+            index = self._linear(e, scope)
+            if index is not None:
+                return Value(index, TYPES[dtype.name])
+        if isinstance(e, ir.Mod) and dtype.is_float():
+            return self._call("mod", [e.a, e.b], dtype, scope)
+        a, b = (self._as(self.term(x, scope), self._dtype(x), dtype) for x in (e.a, e.b))
+        return Infix(_INFIX[type(e)], a, b, _narrowed(dtype))
 
     def _logistic(self, e: Any, scope: Mapping[Var, Index]) -> Term | None:
         """Lower a logistic function of float32, or a product by one; None for any other expression."""
