@@ -56,7 +56,7 @@ def float32_kernel(
     tile_count, columns = -(-keys // _KEYS), size // _SIDE
     padded, padded_keys = size + _VECTOR, _KEYS + _VECTOR  # rows that are read together are in different banks
     q_bytes, tile_bytes, powers_bytes = (4 * n for n in (rows * padded, _KEYS * padded, rows * padded_keys))
-    tiles, products = Tiles(float32, size, _THREADS, place), _Products(group_queries, size)
+    tiles, products = Tiles(float32, size, _THREADS, place), _VectorProducts(group_queries, size)
 
     with hidet.script_module() as module:
 
@@ -130,7 +130,7 @@ def float32_kernel(
     return module.ir_module()
 
 
-class _Products:
+class _VectorProducts:
     """The products of a group of queries, and what is between them; ``group`` and ``side`` are a thread's numbers."""
 
     def __init__(self, queries: int, size: int):

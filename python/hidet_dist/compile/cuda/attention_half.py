@@ -64,7 +64,7 @@ def half_kernel(
     steps, columns = size // HEAD_STEP, size // _COLUMNS
     padded = size + _PADDING
     tile_bytes = _KEYS * padded * dtype.nbytes
-    tiles, products = Tiles(dtype, size, threads, place), _Products(dtype, size)
+    tiles, products = Tiles(dtype, size, threads, place), _TensorCoreProducts(dtype, size)
 
     with hidet.script_module() as module:
 
@@ -144,7 +144,7 @@ def half_kernel(
     return module.ir_module()
 
 
-class _Products:
+class _TensorCoreProducts:
     """The products of a warp on tensor cores, 16 rows by 8 columns at a time."""
 
     def __init__(self, dtype: DataType, size: int):
