@@ -97,18 +97,24 @@ class GraphView:
         self.mesh = mesh
         sizes = {symbol.name: symbol.size for symbol in symbols}
         check_symbols(graph, list(sizes))
-        for name, tensor in self.tensors.items():
-            if tensor.dtype.name not in ITEMSIZE:
-                raise ConfigError(
-                    f"The tensor {name} of the graph has the dtype {tensor.dtype.name}, which artifacts and messages "
-                    f"between ranks cannot hold: use one of {', '.join(ITEMSIZE)}."
-                )
+        self._check_dtypes()
         self._extents = {name: extents_of(tensor) for name, tensor in self.tensors.items()}
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
         self._pieces: dict[str, tuple[tuple[int, ...], Element]] = {}
         self._signatures: dict[int, Hashable] = {}
         self._uses: list[tuple[str, Use]] = []
         self._fingerprint: str | None = None
+        self._check_shapes()
+
+    def _check_dtypes(self) -> None:
+        for name, tensor in self.tensors.items():
+            if tensor.dtype.name not in ITEMSIZE:
+                raise ConfigError(
+                    f"The tensor {name} of the graph has the dtype {tensor.dtype.name}, which artifacts and messages "
+                    f"between ranks cannot hold: use one of {', '.join(ITEMSIZE)}."
+                )
+
+    def _check_shapes(self) -> None:
         for name, shape in self._shapes.items():
             if 0 in shape:
                 raise ConfigError(

@@ -176,6 +176,22 @@ def _with_own_outputs(graph: FlowGraph, count: int) -> FlowGraph:
     return result
 
 
+def _kernels_of(graph: FlowGraph, build_target: str) -> tuple[list[Operator], list[int]]:
+    """List an operator for each kernel of a graph, and the number of each operator's kernel: equal ones have one.
+
+    Raises CompileError for an operator of another target.
+    """
+    tasks: dict[str, tuple[int, Operator]] = {}
+    kernel_of_node = []
+    texts: dict[Task, str] = {}
+    for node in graph.nodes:
+        if node.build_target != build_target:
+            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {build_target}.")
+        text = texts.get(node.task) or texts.setdefault(node.task, str(node.task))
+        kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
+    return [node for _, node in tasks.values()], kernel_of_node
+
+
 @quick_hidet()
 def compile_program(
     program: Program,
@@ -238,16 +254,8 @@ def compile_program(
         laid = other
     fused(laid.optimized)
     graph, packed, data, initial, constants = laid.graph, laid.packed, laid.data, laid.initial, laid.constants
-    tasks: dict[str, tuple[int, Operator]] = {}
-    kernel_of_node = []
-    texts: dict[Task, str] = {}
-    for node in graph.nodes:
-        if node.build_target != build_target:
-            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {build_target}.")
-        text = texts.get(node.task) or texts.setdefault(node.task, str(node.task))
-        kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
-    total(len(tasks))
-    nodes = [node for _, node in tasks.values()]
+    nodes, kernel_of_node = _kernels_of(graph, build_target)
+    total(len(nodes))
     names = [*data, *initial, *constants]
     panels = {name: packed[name].panels for name in names if name in packed}
     layouts = layouts_of(program, names, constants, panels)

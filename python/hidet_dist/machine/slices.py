@@ -92,18 +92,24 @@ def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
     sub_mesh = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes), shares)
     if not cluster.groups:
         return Cluster(sub_mesh, tuple(cluster.links[axis] for axis in axes), cluster.device)
-    rows = mesh.size // mesh.shape[0]
+    groups = _groups_of(cluster, part)
+    links = [slowest_link([(group.links or cluster.links)[axis] for group in groups]) for axis in axes]
+    if len(groups) > 1:  # groups are joined by the first axis of the machine
+        links = [cluster.links[0] if axis == 0 else link for axis, link in zip(axes, links, strict=True)]
+    devices = devices_along(cluster, sub_mesh, part.start)
+    return Cluster(sub_mesh, tuple(links), slowest(devices), device_groups(sub_mesh, devices))
+
+
+def _groups_of(cluster: Cluster, part: MeshSlice) -> list[DeviceGroup]:
+    """List the groups of devices of which a slice has some."""
+    rows = cluster.mesh.size // cluster.mesh.shape[0]
     first, last = part.start // rows, (part.stop - 1) // rows
     groups, begin = [], 0
     for group in cluster.groups:
         if begin <= last and first < begin + group.count:
             groups.append(group)
         begin += group.count
-    links = [slowest_link([(group.links or cluster.links)[axis] for group in groups]) for axis in axes]
-    if len(groups) > 1:  # groups are joined by the first axis of the machine
-        links = [cluster.links[0] if axis == 0 else link for axis, link in zip(axes, links, strict=True)]
-    devices = devices_along(cluster, sub_mesh, part.start)
-    return Cluster(sub_mesh, tuple(links), slowest(devices), device_groups(sub_mesh, devices))
+    return groups
 
 
 def with_shares(cluster: Cluster, shares: Sequence[int]) -> Cluster:

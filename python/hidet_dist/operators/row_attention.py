@@ -137,21 +137,11 @@ def _check(tensors: Sequence[Tensor], lead: int, attributes: dict[str, Any]) -> 
     sinks = int(attributes.get("has_sinks", False))
     if len(tensors) != 5 + pools + sinks:
         raise ValueError(f"Attention over rows takes {5 + pools + sinks} tensors here, and not {len(tensors)}.")
-    query, *keys_and_values = tensors[: 1 + pools]
-    integers = tensors[1 + pools : 5 + pools]
     ranks = [3, *[3 + lead] * pools, 2 + lead, 1, 1 + lead, 1 + lead, *[1] * sinks]
     shapes = [extents_of(x) for x in tensors]
     if [len(shape) for shape in shapes] != ranks:
         raise ValueError(f"Attention over rows takes tensors of {ranks} dims here, and not {_shown(shapes)}.")
-    for x in (query, *keys_and_values):
-        if x.dtype.name not in DTYPES:
-            raise ValueError(f"Attention over rows is of {', '.join(DTYPES)}, and not of {x.dtype.name}.")
-    for x in integers:
-        if x.dtype.name != "int32":
-            raise ValueError(f"Tables, sequences, begins and ends are int32, and not {x.dtype.name}.")
-    for x in tensors[5 + pools :]:
-        if x.dtype.name != "float32":
-            raise ValueError(f"Sinks are float32, and not {x.dtype.name}.")
+    _check_dtypes(tensors[: 1 + pools], tensors[1 + pools : 5 + pools], tensors[5 + pools :])
     (tokens, heads, size), keys, values = shapes[0], shapes[1], shapes[pools]
     table, sequences, begins, ends = shapes[1 + pools : 5 + pools]
     if not all(isinstance(extent, int) for extent in (size, keys[-1], values[-1])):
@@ -172,6 +162,18 @@ def _check(tensors: Sequence[Tensor], lead: int, attributes: dict[str, Any]) -> 
         raise ValueError(f"Pools of {rows} rows cannot have pages of {page} rows.")
     if not 0 <= value_size <= int(size):
         raise ValueError(f"Values cannot be the first {value_size} elements of keys, which have {size}.")
+
+
+def _check_dtypes(floats: Sequence[Tensor], integers: Sequence[Tensor], sinks: Sequence[Tensor]) -> None:
+    for x in floats:
+        if x.dtype.name not in DTYPES:
+            raise ValueError(f"Attention over rows is of {', '.join(DTYPES)}, and not of {x.dtype.name}.")
+    for x in integers:
+        if x.dtype.name != "int32":
+            raise ValueError(f"Tables, sequences, begins and ends are int32, and not {x.dtype.name}.")
+    for x in sinks:
+        if x.dtype.name != "float32":
+            raise ValueError(f"Sinks are float32, and not {x.dtype.name}.")
 
 
 def _shown(shapes: Sequence[Sequence[Extent]]) -> str:

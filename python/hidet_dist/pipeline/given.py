@@ -79,16 +79,7 @@ class GivenStage:
         for key in _KEYS[:2]:
             if key not in given:
                 raise ConfigError(f"{what} lacks {key!r}.")
-        operators = given["operators"]
-        ranges = operators if is_list(operators) and operators and is_list(operators[0]) else [operators]
-        for one in ranges:
-            if not (is_list(one) and len(one) == 2 and all(is_whole(n, 0) for n in one) and one[0] < one[1]):
-                raise ConfigError(
-                    f"{what}['operators'] must be a range such as [0, 12], for the operators 0 to 11, or a list of "
-                    f"such ranges; got {shown(operators)}."
-                )
-        if any(a[1] > b[0] for a, b in itertools.pairwise(ranges)):
-            raise ConfigError(f"The ranges of {what}['operators'] must ascend; got {shown(operators)}.")
+        operators = _operators(given["operators"], what)
         shape, names = given["mesh_shape"], given.get("mesh_axis_names", ())
         if not is_list(shape) or not (is_list(names) or names == ()):
             raise ConfigError(f"{what}['mesh_shape'] must be a list of ints such as [2]; got {shown(shape)}.")
@@ -101,7 +92,21 @@ class GivenStage:
             raise ConfigError(f"{what} describes no mesh: {error}") from error
         pins = given.get("pins")
         parse_pins(pins, f"{what}['pins']")
-        return cls(tuple(number for one in ranges for number in range(*one)), mesh, dict(pins or {}), searches)
+        return cls(operators, mesh, dict(pins or {}), searches)
+
+
+def _operators(given: Any, what: str) -> tuple[int, ...]:
+    """Parse the operators of a stage: a range without its end, or a list of them. Raises ConfigError."""
+    ranges = given if is_list(given) and given and is_list(given[0]) else [given]
+    for one in ranges:
+        if not (is_list(one) and len(one) == 2 and all(is_whole(n, 0) for n in one) and one[0] < one[1]):
+            raise ConfigError(
+                f"{what}['operators'] must be a range such as [0, 12], for the operators 0 to 11, or a list of "
+                f"such ranges; got {shown(given)}."
+            )
+    if any(a[1] > b[0] for a, b in itertools.pairwise(ranges)):
+        raise ConfigError(f"The ranges of {what}['operators'] must ascend; got {shown(given)}.")
+    return tuple(number for one in ranges for number in range(*one))
 
 
 def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> Cluster:

@@ -270,11 +270,7 @@ class Rule:
             return None
         if any(tensor_spec.ndim != len(layout) for tensor_spec, layout in zip(specs, tensors, strict=True)):
             return None
-        splits: dict[int, list[tuple[int, int]]] = {}  # the (tensor, dim)s that each mesh axis splits, in order
-        for number, tensor_spec in enumerate(specs):
-            for dim, split in enumerate(tensor_spec.mesh_axes_per_dim):
-                for axis in split:
-                    splits.setdefault(axis, []).append((number, dim))
+        splits = _split_by_axis(specs)
         if any(axis >= mesh.ndim or mesh.shape[axis] == 1 for axis in splits):
             return None
         indexed = {
@@ -675,6 +671,16 @@ def _spec(
         per_dim.append(tuple(split))
     # No tensor sharding spec shards a digit that indexes two dims (a diagonal).
     return TensorShardSpec(tuple(per_dim), parts) if len(set(used)) == len(used) else None
+
+
+def _split_by_axis(specs: Sequence[TensorShardSpec]) -> dict[int, list[tuple[int, int]]]:
+    """List the (tensor, dim)s that each mesh axis splits, in order."""
+    splits: dict[int, list[tuple[int, int]]] = {}
+    for number, spec in enumerate(specs):
+        for dim, split in enumerate(spec.mesh_axes_per_dim):
+            for axis in split:
+                splits.setdefault(axis, []).append((number, dim))
+    return splits
 
 
 def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -359,10 +359,7 @@ def _search(
         return Verdict(tuple(silent), f"{named(silent)} stopped responding", rank)
     if left:
         return Verdict(tuple(left), f"{named(left)} left before the collective", rank)
-    idle = [other for other in awaited if not beats[other].peers.get(communicator)]
-    # A rank that makes progress is not to blame for the delay, unless there is no other.
-    late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
-    late = late or idle
+    late = _late(awaited, communicator, first, beats)
     if late:
         least = min(_started(beats[other], communicator) for other in late)
         return Verdict(tuple(late), f"{named(late)} did not reach collective {max(least, 0) + 1}", rank)
@@ -371,6 +368,14 @@ def _search(
     if all(_started(beats[other], communicator) == progress.sequence for other in awaited):
         return Verdict((), "all ranks are alive and have reached the same collective", rank)
     return Verdict((), f"{named(sorted([rank, *awaited]))} wait for one another, in different collectives", rank)
+
+
+def _late(awaited: Sequence[int], communicator: str, first: Mapping[int, Beat], beats: Mapping[int, Beat]) -> list[int]:
+    """List the ranks that are awaited and wait for nobody; ``first`` and ``beats`` are their states before and now."""
+    idle = [other for other in awaited if not beats[other].peers.get(communicator)]
+    # A rank that makes progress is not to blame for the delay, unless there is no other.
+    late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
+    return late or idle
 
 
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:

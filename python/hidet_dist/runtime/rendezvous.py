@@ -107,19 +107,7 @@ def resolve_settings(
     value is missing or malformed, or where the rank or world size contradicts the environment.
     """
     env = os.environ if environment is None else environment
-    rank = _agreed("rank", rank, "RANK", env)
-    world_size = _agreed("world_size", world_size, "WORLD_SIZE", env)
-    if rank is None and world_size is None:
-        rank, world_size = 0, 1
-    if rank is None and world_size == 1:
-        rank = 0
-    if rank is None or world_size is None:
-        missing, given = ("rank", "world_size") if rank is None else ("world_size", "rank")
-        raise ConfigError(f"{given} is given but {missing} is not: give both, or set RANK and WORLD_SIZE")
-    if world_size < 1:
-        raise ConfigError(f"world_size must be positive, not {world_size}")
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank must be from 0 to {world_size - 1} for a world_size of {world_size}, not {rank}")
+    rank, world_size = _rank_of_world(rank, world_size, env)
     if not timeout_seconds > 0:
         raise ConfigError(f"timeout_seconds must be positive, not {timeout_seconds}")
     explicit_address = master_addr is not None or master_port is not None
@@ -140,6 +128,24 @@ def resolve_settings(
         one_host=_integer("LOCAL_WORLD_SIZE", env) == world_size,
         secret=env.get(SECRET_VARIABLE, "").encode(),
     )
+
+
+def _rank_of_world(rank: int | None, world_size: int | None, env: Mapping[str, str]) -> tuple[int, int]:
+    """Complete the rank and the world size from the environment; 0 of 1 without any. Raises ConfigError."""
+    rank = _agreed("rank", rank, "RANK", env)
+    world_size = _agreed("world_size", world_size, "WORLD_SIZE", env)
+    if rank is None and world_size is None:
+        rank, world_size = 0, 1
+    if rank is None and world_size == 1:
+        rank = 0
+    if rank is None or world_size is None:
+        missing, given = ("rank", "world_size") if rank is None else ("world_size", "rank")
+        raise ConfigError(f"{given} is given but {missing} is not: give both, or set RANK and WORLD_SIZE")
+    if world_size < 1:
+        raise ConfigError(f"world_size must be positive, not {world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank must be from 0 to {world_size - 1} for a world_size of {world_size}, not {rank}")
+    return rank, world_size
 
 
 def _integer(variable: str, env: Mapping[str, str]) -> int | None:

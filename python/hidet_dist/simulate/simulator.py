@@ -153,22 +153,7 @@ def simulate_shards(
     graph = program.graph if graph is None else graph
     ranks = range(mesh.size)
     parts = [program.part_sizes(rank) for rank in ranks]
-    values: list[dict[Tensor, Tensor]] = []
-    for rank in ranks:
-        data = program.data_of(rank)
-        local: dict[Tensor, Tensor] = {}
-        for x, shards in (
-            *zip(program.graph.inputs, inputs, strict=False),
-            *((program.state_placeholders[name], shards) for name, shards in states.items()),
-        ):
-            is_bfloat16 = x.dtype.name == "bfloat16"
-            shard = shards[rank]
-            local[x] = _as_tensor(shard, "bfloat16") if is_bfloat16 else hidet.asarray(np.ascontiguousarray(shard))
-        for name, placeholder in program.weight_placeholders.items():
-            local[placeholder] = hidet.from_torch(data[name])
-        if program.coordinate is not None:
-            local[program.coordinate] = hidet.from_torch(data[COORDINATE])
-        values.append(local)
+    values = [_given_values(program, rank, inputs, states) for rank in ranks]
     with cpu_target():  # hidet's own flags take it that nothing is infinite or NaN
         precompile_headers()
         graph._build_nodes()
@@ -188,6 +173,26 @@ def simulate_shards(
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
     return [[_as_array(values[r][y]) for r in ranks] for y in graph.outputs]
+
+
+def _given_values(
+    program: Program, rank: int, inputs: Sequence[Sequence[np.ndarray]], states: Mapping[str, Sequence[np.ndarray]]
+) -> dict[Tensor, Tensor]:
+    """Map what a rank's program reads and does not compute to tensors: inputs, states, weights, its coordinate."""
+    data = program.data_of(rank)
+    local: dict[Tensor, Tensor] = {}
+    for x, shards in (
+        *zip(program.graph.inputs, inputs, strict=False),
+        *((program.state_placeholders[name], shards) for name, shards in states.items()),
+    ):
+        is_bfloat16 = x.dtype.name == "bfloat16"
+        shard = shards[rank]
+        local[x] = _as_tensor(shard, "bfloat16") if is_bfloat16 else hidet.asarray(np.ascontiguousarray(shard))
+    for name, placeholder in program.weight_placeholders.items():
+        local[placeholder] = hidet.from_torch(data[name])
+    if program.coordinate is not None:
+        local[program.coordinate] = hidet.from_torch(data[COORDINATE])
+    return local
 
 
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) -> list[Tensor]:

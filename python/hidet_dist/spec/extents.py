@@ -86,22 +86,23 @@ def evaluate_number(expression: int | float | Expr, sizes: Mapping[str, int]) ->
     if isinstance(expression, ir.LessThan | ir.LessEqual):
         a, b = evaluate_number(expression.a, sizes), evaluate_number(expression.b, sizes)
         return int(a < b or (a == b and isinstance(expression, ir.LessEqual)))
-    if isinstance(expression, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+    if isinstance(expression, ir.Add | ir.Sub | ir.Multiply):
         a, b = evaluate_number(expression.a, sizes), evaluate_number(expression.b, sizes)
-        if isinstance(expression, ir.Add):
-            return a + b
-        if isinstance(expression, ir.Sub):
-            return a - b
-        if isinstance(expression, ir.Multiply):
-            return a * b
-        if isinstance(a, float) or isinstance(b, float):
-            if isinstance(expression, ir.Div) and b:
-                return a / b
-        elif b <= 0:
-            raise ValueError(f"the size {expression} divides by {b}")
-        else:
-            return a % b if isinstance(expression, ir.Mod) else a // b
+        return a + b if isinstance(expression, ir.Add) else a - b if isinstance(expression, ir.Sub) else a * b
+    if isinstance(expression, ir.Div | ir.FloorDiv | ir.Mod):
+        return _divided(expression, evaluate_number(expression.a, sizes), evaluate_number(expression.b, sizes))
     raise ValueError(f"the size {expression} is not arithmetic of symbolic dims")
+
+
+def _divided(expression: Expr, a: int | float, b: int | float) -> int | float:
+    """Divide as a C program does integers that are not negative; floats by ``/`` only. Raises ValueError."""
+    if isinstance(a, float) or isinstance(b, float):
+        if isinstance(expression, ir.Div) and b:
+            return a / b
+        raise ValueError(f"the size {expression} is not arithmetic of symbolic dims")
+    if b <= 0:
+        raise ValueError(f"the size {expression} divides by {b}")
+    return a % b if isinstance(expression, ir.Mod) else a // b
 
 
 def _call(call: ir.Call, sizes: Mapping[str, int]) -> float:

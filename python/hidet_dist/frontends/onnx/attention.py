@@ -158,10 +158,8 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
         if not past and (left, right) == (-1, 0):
             return causal_mask(extents_of(query)[2], extents_of(key)[2], dtype)
     keys, allowed, all_see = static(key, 2, "the number of keys"), list[Tensor](), False
-    if given is not None and rank_of(given) > 0:
-        missing = keys - static(given, rank_of(given) - 1, "the width of a mask")
-        if missing > 0:
-            given = shaping.constant_pad_nd(given, [0, missing], 0 if given.dtype.is_boolean() else -math.inf)
+    if given is not None:
+        given = _of_width(given, keys)
     if is_bounded:
         queries = static(query, 2, "the number of queries")
         if lengths is None:
@@ -177,14 +175,20 @@ def _mask(node: Node, query: Tensor, key: Tensor, past: int) -> Mask | None:
     if not allowed:
         assert given is not None
         return attention_mask(given, dtype)
-    together = allowed[0]
-    for own in allowed[1:]:
-        together = elementwise.logical_and(together, own)
+    together = functools.reduce(elementwise.logical_and, allowed)
     if given is not None:
         return attention_mask(elementwise.where(together, given, -math.inf), dtype)
     if all_see and len(allowed) == 1:
         return Mask(elementwise.SelectOp(together, 0.0, LEAST[dtype], dtype).outputs[0], None)
     return attention_mask(together, dtype)
+
+
+def _of_width(mask: Tensor, keys: int) -> Tensor:
+    """Hide the keys behind those that a mask has, unless it is one number."""
+    missing = keys - static(mask, rank_of(mask) - 1, "the width of a mask") if rank_of(mask) > 0 else 0
+    if missing <= 0:
+        return mask
+    return shaping.constant_pad_nd(mask, [0, missing], 0 if mask.dtype.is_boolean() else -math.inf)
 
 
 @lowers("RotaryEmbedding")

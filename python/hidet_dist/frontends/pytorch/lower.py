@@ -387,19 +387,10 @@ class _ProgramLowerer:
         layer = self.layers[number]
         nodes = layer.program.graph_module.graph
         placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
-        values: dict[torch.fx.Node, Any] = {}
-        for node, operand in zip(placeholders, layer.operands, strict=True):
-            if isinstance(operand, int):
-                values[node] = tensors[operand]
-            elif isinstance(operand, LayerWeight):
-                values[node] = self.weight(f"{layer.paths[place]}.{operand.name}", operand.is_saved)
-            elif operand is None:
-                values[node] = node.meta.get("val")
-            else:
-                key = number, operand
-                if key not in self.constants_of_layers:
-                    self.constants_of_layers[key] = _KnownValues(layer.program.constants[operand])
-                values[node] = self.constants_of_layers[key]
+        values: dict[torch.fx.Node, Any] = {
+            node: self.layer_value(node, operand, tensors, number, place)
+            for node, operand in zip(placeholders, layer.operands, strict=True)
+        }
         given = list(values.values())
         operands = list({id(x): x for x in given if isinstance(x, Tensor)}.values())
         positions = {id(x): position for position, x in enumerate(operands)}
@@ -417,6 +408,27 @@ class _ProgramLowerer:
             pattern = LayerPattern.of(results, operands, self.before_layers, self.shared_tensors())
             self.layer_patterns[key] = pattern, given  # whose ids are in the key
         return results
+
+    def layer_value(
+        self,
+        node: torch.fx.Node,
+        operand: int | LayerWeight | str | None,
+        tensors: Sequence[Any],
+        number: int,
+        place: int,
+    ) -> Any:
+        """Find the value of a placeholder: an operand of the call, a weight, a constant, or one that is not used."""
+        layer = self.layers[number]
+        if isinstance(operand, int):
+            return tensors[operand]
+        if isinstance(operand, LayerWeight):
+            return self.weight(f"{layer.paths[place]}.{operand.name}", operand.is_saved)
+        if operand is None:
+            return node.meta.get("val")
+        key = number, operand
+        if key not in self.constants_of_layers:
+            self.constants_of_layers[key] = _KnownValues(layer.program.constants[operand])
+        return self.constants_of_layers[key]
 
     def shared_tensors(self) -> list[Tensor]:
         """List the constants, and what lowerings share."""

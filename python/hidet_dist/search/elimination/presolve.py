@@ -142,17 +142,18 @@ class Presolve:
         self._stored = {entity for entity, nbytes in enumerate(problem.memory) if any(nbytes)}
         # One number for an entity and its surroundings, as far as no reduction changes them.
         self._static = [self._surroundings(entity) for entity in range(len(problem.cost))]
-        around = [
-            (
-                *(edge.consumer for tensor in self._made[entity] for edge in self.groups[tensor]),
-                *(edge.producer for edge in self._reads[entity]),
-            )
-            for entity in range(len(problem.cost))
-        ]
+        around = [self._others_around(entity) for entity in range(len(problem.cost))]
         self._neighbours = [sorted(set(others)) for others in around]
         self._around: list[Callable[[Sequence[int]], Hashable]] = [
             itemgetter(*others) if others else _nothing for others in around
         ]
+
+    def _others_around(self, entity: int) -> tuple[int, ...]:
+        """List the entities at the other ends of an entity's edges, one for each edge."""
+        return (
+            *(edge.consumer for tensor in self._made[entity] for edge in self.groups[tensor]),
+            *(edge.producer for edge in self._reads[entity]),
+        )
 
     def _surroundings(self, entity: int) -> int:
         problem, groups = self.problem, self.groups
