@@ -178,9 +178,7 @@ def _joined(module: IRModule, name: str) -> IRModule:
         index = [simplify(one) for one in (number % x, number // x % y, number // (x * y))]
         variable = Var(hint=None, type=FuncType.from_func(device), name=kernel_name)
         bodies.append((begin[0], EvaluateStmt(call(variable, [*given, *index]))))
-    body = bodies[-1][1]
-    for (_, stmt), (begin_after, _) in reversed(list(itertools.pairwise(bodies))):
-        body = IfStmt(begin_after > _BLOCK_X, stmt, body)
+    body = _one_of(bodies)
     first = launches[0]
     shared = max(int(launch.shared_mem_bytes) for launch in launches)
     grid, one = (simplify(blocks), int32(1), int32(1)), (int32(1), int32(1), int32(1))
@@ -205,6 +203,14 @@ def _joined(module: IRModule, name: str) -> IRModule:
         together = LetStmt([variables[0]], [variables[1]], together)
     result.functions[name] = Function(name, before.params, together, before.ret_type, "public", dict(before.attrs))
     return result
+
+
+def _one_of(bodies: Sequence[tuple[Expr, Stmt]]) -> Stmt:
+    """Choose a statement by the block: each is for the blocks from its first one on."""
+    body = bodies[-1][1]
+    for (_, stmt), (begin_after, _) in reversed(list(itertools.pairwise(bodies))):
+        body = IfStmt(begin_after > _BLOCK_X, stmt, body)
+    return body
 
 
 class _Parameters:

@@ -8,7 +8,8 @@ each tensor for its operator several times.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from hidet.graph import Operator, Tensor
@@ -47,15 +48,9 @@ def analyze(
 
     ends = [op for op in map(maker, outputs) if op is not None]
     makers = _makers(ends, maker)
-    readers = dict.fromkeys(makers, 0)
-    for op in (*ends, *(op for ops in makers.values() for op in ops)):
-        if op is not None:
-            readers[op] += 1
+    readers = Counter(op for op in (*ends, *itertools.chain(*makers.values())) if op is not None)
     uses: dict[Tensor, int] = defaultdict(int)
-    for op in makers:
-        for x in op.inputs:
-            uses[x] += 1
-    for y in outputs:
+    for y in (*(x for op in makers for x in op.inputs), *outputs):
         uses[y] += 1
 
     def read(op: Operator) -> bool:

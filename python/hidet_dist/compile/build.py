@@ -192,6 +192,21 @@ def _kernels_of(graph: FlowGraph, build_target: str) -> tuple[list[Operator], li
     return [node for _, node in tasks.values()], kernel_of_node
 
 
+def _build(tasks: Sequence[Task], target: Backend, advance: Callable[[], None], other_work: _Once) -> None:
+    """Compile kernels, and begin other work when the first of them is done. Raises CompileError."""
+    if not tasks:
+        return
+    target.before_build()
+
+    def one_built() -> None:
+        advance()
+        other_work.begin()
+
+    # All processes that compile are started before the first kernel is done.
+    with _compile_errors(*_FAILURES), quiet_builds(one_built), locked_builds():
+        build_task_batch([(task, target.record.memory) for task in tasks])
+
+
 @quick_hidet()
 def compile_program(
     program: Program,
@@ -262,19 +277,10 @@ def compile_program(
     other_work = _Once(lambda: meanwhile({name: layouts[name] for name in (*data, *initial)}))
     with _hidet_options(target.building()):
         folders = [task_folder(node.task, build_target) for node in nodes]
-        missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
+        missing = [node.task for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
         for _ in range(len(nodes) - len(missing)):
             advance()
-        if missing:
-            target.before_build()
-
-            def one_built() -> None:
-                advance()
-                other_work.begin()
-
-            # All processes that compile are started before the first kernel is done.
-            with _compile_errors(*_FAILURES), quiet_builds(one_built), locked_builds():
-                build_task_batch([(node.task, build_target) for node in missing])
+        _build(missing, target, advance, other_work)
     other_work.finish()
 
     kernel_names = [node.name for node in nodes]

@@ -109,14 +109,14 @@ def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
     Operations and functions are counted in the operator's definition, or in those of the operators fused in it. For an
     operator without a definition, only the bytes that it moves are counted.
     """
-    fused = getattr(op.task, "fused_graph", None)
-    operations = functions = 0
-    kernel, calls = "elementwise", 1
     routed = traits_of(op).routed
     if routed is not None:
         work = routed_work(op, routed, [[evaluate(n, sizes) for n in extents_of(x)] for x in op.inputs])
         written = sum(local_nbytes(y, sizes) for y in op.outputs)
         return Work("matmul", work.operations, work.read_bytes + written, work.weight_bytes, work.experts)
+    fused = getattr(op.task, "fused_graph", None)
+    operations = functions = 0
+    kernel, calls = "elementwise", 1
     for one in [op] if fused is None else fused.nodes:
         kind = kernel_class(one)
         kernel = kind if kind != "elementwise" else kernel
@@ -128,12 +128,18 @@ def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
             continue
         operations += definition.operations({})
         functions += definition.functions({})
+    moved = _moved_bytes(op, sizes)
+    weights = sum(local_nbytes(x, sizes) for x in op.inputs if x.storage is not None or is_weight(x))
+    weights = 0 if kernel == "lookup" else min(weights, moved)
+    return Work(kernel, operations, moved, weights, calls, functions if kernel == "elementwise" else 0)
+
+
+def _moved_bytes(op: Operator, sizes: Mapping[str, int]) -> int:
+    """Count the bytes of inputs and outputs; of an input that is read in part alone, those that are read at most."""
     moved = sum(local_nbytes(x, sizes) for x in (*op.inputs, *op.outputs))
     bounded = traits_of(op).read_elements
     if bounded is not None:
         shapes = [[evaluate(extent, sizes) for extent in extents_of(x)] for x in op.inputs]
         for number, elements in bounded(op, shapes).items():
             moved -= max(0, math.prod(shapes[number]) - elements) * int(op.inputs[number].dtype.nbytes)
-    weights = sum(local_nbytes(x, sizes) for x in op.inputs if x.storage is not None or is_weight(x))
-    weights = 0 if kernel == "lookup" else min(weights, moved)
-    return Work(kernel, operations, moved, weights, calls, functions if kernel == "elementwise" else 0)
+    return moved

@@ -230,27 +230,36 @@ def _check(fields: Mapping[str, Any], where: str) -> None:
         if path.count(".") >= MOST_CONFIGURATION_DEPTH:
             raise ConfigError(f"{where} has objects and lists within more than {MOST_CONFIGURATION_DEPTH} others.")
         name = path.rpartition(".")[2]
-        problem = ""
         if _is_quantization(name, value):
             problem = _quantization(value)
-        elif name == "use_pretrained_backbone" and value:
-            problem = "would load a backbone's weights from another place: set it to false"
-        elif isinstance(value, str) and (_ELSEWHERE.match(value) or (name == "backbone" and "/" in value)):
-            problem = "names a model of another place: give the configuration of that part instead"
-        elif name.endswith(("attn_implementation", "experts_implementation")) and any("/" in x for x in _texts(value)):
-            problem = "names code of another place: leave it out"
-        elif isinstance(value, float) and math.isnan(value):
-            problem = "is no number that a model computes with"
-        elif name == "configuration_files":
-            problem = "names other configurations, which are not read: name the file of one"
-        elif wrong := problem_of_number(path.split("."), value):
-            problem = wrong
-        elif isinstance(value, int):
-            problem = next(
-                (f"is more than {most}" for names, most in _COUNTS if value > most and names.search(name)), ""
-            )
+        else:
+            problem = _elsewhere(name, value) or _wrong_number(path, value)
         if problem:
             raise ConfigError(f"{where}: {_shown_path(path)} is {shown(value)}, which {problem}.")
+
+
+def _wrong_number(path: str, value: Any) -> str:
+    """Say what is wrong with a number; empty if nothing is."""
+    if isinstance(value, float) and math.isnan(value):
+        return "is no number that a model computes with"
+    wrong = problem_of_number(path.split("."), value)
+    if wrong or not isinstance(value, int):
+        return wrong
+    name = path.rpartition(".")[2]
+    return next((f"is more than {most}" for names, most in _COUNTS if value > most and names.search(name)), "")
+
+
+def _elsewhere(name: str, value: Any) -> str:
+    """Say what a field would fetch from another place; empty if nothing."""
+    if name == "use_pretrained_backbone" and value:
+        return "would load a backbone's weights from another place: set it to false"
+    if isinstance(value, str) and (_ELSEWHERE.match(value) or (name == "backbone" and "/" in value)):
+        return "names a model of another place: give the configuration of that part instead"
+    if name.endswith(("attn_implementation", "experts_implementation")) and any("/" in x for x in _texts(value)):
+        return "names code of another place: leave it out"
+    if name == "configuration_files":
+        return "names other configurations, which are not read: name the file of one"
+    return ""
 
 
 def _texts(value: Any) -> list[str]:

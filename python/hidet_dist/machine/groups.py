@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hidet_dist.errors import ConfigError
@@ -54,20 +54,9 @@ def slowest(devices: Sequence[Device]) -> Device:
     first = devices[0]
     if all(device == first for device in devices):
         return first
-    dtypes = dict.fromkeys(dtype for device in devices for dtype in device.flops_per_second)
-    rates = {
-        dtype: min(device.flops_per_second.get(dtype, device.flops_per_second["default"]) for device in devices)
-        for dtype in dtypes
-    }
-    kernels = {
-        name: KernelCost(
-            max(device.kernels[name].seconds_per_operation for device in devices),
-            max(device.kernels[name].seconds_per_byte for device in devices),
-            max(device.kernels[name].seconds_per_call for device in devices),
-        )
-        for name in first.kernels
-        if all(name in device.kernels for device in devices)
-    }
+    rates = _least_rates([device.flops_per_second for device in devices])
+    of_all = [name for name in first.kernels if all(name in device.kernels for device in devices)]
+    kernels = {name: _slowest_kernel([device.kernels[name] for device in devices]) for name in of_all}
     return Device(
         " and ".join(dict.fromkeys(device.name for device in devices)),
         rates,
@@ -79,6 +68,20 @@ def slowest(devices: Sequence[Device]) -> Device:
         kernels,
         all(device.places_shards for device in devices),
         first.fusion if all(device.fusion == first.fusion for device in devices) else HIDET,
+    )
+
+
+def _least_rates(rates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Take the least rate of each dtype for which one is given; others have the default one."""
+    dtypes = dict.fromkeys(dtype for own in rates for dtype in own)
+    return {dtype: min(own.get(dtype, own["default"]) for own in rates) for dtype in dtypes}
+
+
+def _slowest_kernel(costs: Sequence[KernelCost]) -> KernelCost:
+    return KernelCost(
+        max(cost.seconds_per_operation for cost in costs),
+        max(cost.seconds_per_byte for cost in costs),
+        max(cost.seconds_per_call for cost in costs),
     )
 
 

@@ -73,9 +73,7 @@ def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut
     graph.update_nodes()
     view = GraphView(graph, batch.symbols)
     _check_operators(operators, len(graph.nodes))
-    for place, name in enumerate(view.outputs):
-        if not name.startswith("t"):
-            raise ConfigError(f"Output {place} of the graph is {name}, which no operator computes; leave it out.")
+    _check_outputs(view)
     _check_states(view, operators)
     parts = [subgraph(graph, of_stage) for of_stage in operators]
     read = [[x for x in part.inputs if not is_weight(x)] for part in parts]
@@ -83,11 +81,7 @@ def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut
     made = [[y for y in part.outputs if y not in new_values] for part in parts]
     computed = {y: Port(stage, place) for stage, tensors in enumerate(made) for place, y in enumerate(tensors)}
     readers = _readers(read, computed, view.names)
-    boundaries = [
-        Boundary(view.names[y], source, tuple(readers[y]), view.nbytes(view.names[y]))
-        for y, source in sorted(computed.items(), key=lambda item: (item[1].stage, item[1].number))
-        if y in readers
-    ]
+    boundaries = _boundaries(view, computed, readers)
     inputs = [view.tensors[name] for name in view.inputs]
     outputs = [view.tensors[name] for name in view.outputs]
     symbols = graph_symbols(graph)
@@ -102,6 +96,23 @@ def cut_graph(batch: MicroBatchGraph, operators: Sequence[Sequence[int]]) -> Cut
         tuple(PipelineOutput(computed[y], dim) for y, dim in zip(outputs, batch.output_dims, strict=True)),
         batch,
     )
+
+
+def _check_outputs(view: GraphView) -> None:
+    for place, name in enumerate(view.outputs):
+        if not name.startswith("t"):
+            raise ConfigError(f"Output {place} of the graph is {name}, which no operator computes; leave it out.")
+
+
+def _boundaries(
+    view: GraphView, computed: Mapping[Tensor, Port], readers: Mapping[Tensor, Sequence[Port]]
+) -> list[Boundary]:
+    """List the tensors that stages compute and others read, in the order of their sources."""
+    return [
+        Boundary(view.names[y], source, tuple(readers[y]), view.nbytes(view.names[y]))
+        for y, source in sorted(computed.items(), key=lambda item: (item[1].stage, item[1].number))
+        if y in readers
+    ]
 
 
 def _readers(

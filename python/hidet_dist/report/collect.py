@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.work import kernel_class
@@ -137,18 +137,12 @@ class _Collector:
         view, stage = self.view, self.stage
         names = [([view.names[x] for x in op.inputs], [view.names[y] for y in op.outputs]) for op in view.operators]
         labels = {weight.name: weight.label for weight in stage.weights if weight.label}
-        consumers = Counter(name for ins, _ in names for name in dict.fromkeys(ins) if name in labels)
-        named_after: list[str | None] = []
-        for op, (ins, _) in zip(view.operators, names, strict=True):
-            weights = [name for name in ins if name in labels]
-            main = max(weights, key=lambda name: len(view.shape(name)), default=None)
-            is_shared = main is not None and consumers[main] > 1 and kernel_class(op) not in _NAMED_AFTER
-            named_after.append(None if is_shared else main)
+        reads = [ins for ins, _ in names]
         modules = operator_modules(
-            [ins for ins, _ in names],
+            reads,
             [outs for _, outs in names],
             {name: parent(label.partition("[")[0]) for name, label in labels.items()},
-            named_after,
+            self._named_after(reads, labels),
         )
         runner_ups = [None] * len(names) if self.searched is None else self.searched.runner_ups
         return [
@@ -168,6 +162,17 @@ class _Collector:
             )
             for plan, module, (ins, outs), runner_up in zip(stage.operators, modules, names, runner_ups, strict=True)
         ]
+
+    def _named_after(self, reads: Sequence[Sequence[str]], labels: Collection[str]) -> list[str | None]:
+        """Find the weight that each operator is named after: the one of most dims that it has alone, as most have."""
+        consumers = Counter(name for ins in reads for name in dict.fromkeys(ins) if name in labels)
+        result: list[str | None] = []
+        for op, ins in zip(self.view.operators, reads, strict=True):
+            weights = [name for name in ins if name in labels]
+            main = max(weights, key=lambda name: len(self.view.shape(name)), default=None)
+            is_shared = main is not None and consumers[main] > 1 and kernel_class(op) not in _NAMED_AFTER
+            result.append(None if is_shared else main)
+        return result
 
     def _tensors(self) -> list[Tensor]:
         view, stage = self.view, self.stage

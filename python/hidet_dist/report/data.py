@@ -317,10 +317,7 @@ class Report:
         named = [name for operator in self.operators for name in (*operator.inputs, *operator.outputs)]
         named += [part.tensor for part in self.communications] + [part.tensor for part in self.memory.holdings]
         if (
-            not self.mesh_shape
-            or min(self.mesh_shape) < 1
-            or len(self.mesh_axes) != len(self.mesh_shape)
-            or len(self.mesh_shares) not in (0, len(self.mesh_shape))
+            not self._has_mesh()
             or numbers != list(range(len(numbers)))
             or len(self.memory.held_bytes) != points
             or not all(0 <= part.begin <= part.end < points for part in self.memory.holdings)
@@ -328,6 +325,16 @@ class Report:
             or not tensors.issuperset((*named, *self.outputs))
         ):
             raise PlanError("The data of the report contradicts itself; write it again from the plan and its model.")
+
+    def _has_mesh(self) -> bool:
+        """Tell whether the fields of the mesh fit each other."""
+        axes = len(self.mesh_shape)
+        return (
+            axes > 0
+            and min(self.mesh_shape) >= 1
+            and len(self.mesh_axes) == axes
+            and len(self.mesh_shares) in (0, axes)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the report to a JSON file, atomically."""

@@ -65,7 +65,7 @@ class Step:
         if self.kind not in COLLECTIVES:
             raise SpecError(f"A step is one of {', '.join(COLLECTIVES)}; got {self.kind!r}.")
         kind = self.collective
-        has_dim, moves, reduces = kind.has_dim, kind.moves, kind.reduces
+        has_dim, moves = kind.has_dim, kind.moves
         if self.parts:
             object.__setattr__(self, "parts", normal_parts(self.parts, self.mesh_axes))
             if not has_dim:
@@ -76,6 +76,11 @@ class Step:
                 raise SpecError(f"The step {self} has parts of a dim to move to, and {self.kind} takes none.")
         if moves and not self.to_axes:
             object.__setattr__(self, "to_axes", self.mesh_axes)
+        self._check(kind)
+
+    def _check(self, kind: Collective) -> None:
+        """Raise SpecError for axes, dims or a reduction that do not fit the kind."""
+        has_dim, moves, reduces = kind.has_dim, kind.moves, kind.reduces
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"The step {self} needs distinct mesh axes.")
         if (self.dim is not None, self.to_dim is not None) != (has_dim, moves) or (self.to_axes and not moves):

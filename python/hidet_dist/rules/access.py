@@ -457,25 +457,29 @@ class _Walker:
                 tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)),
             )
         if isinstance(e.base, GridCompute):
-            if any(form is None for form in forms):
-                raise UnsupportedDefinition("it indexes an intermediate result by data")
-            inner = dict(env)
-            inner.update(zip(e.base.axes, forms, strict=True))
-            read_digits = frozenset(d for form in forms if form is not None for d in form.digits)
-            key = (e.base, forms)
-            counted = key in self.grids_counted
-            self.grids_counted.add(key)
-            before = len(self.definition.work)
-            result = self.value(e.base.value, inner, read_digits, root)
-            if counted:
-                del self.definition.work[before:]  # an intermediate result is computed once for all its readers
-            return result
+            return self.intermediate(e.base, forms, env, root)
         if isinstance(e.base, ir.Constant) and e.base.is_tensor():
             # A constant table in the definition is whole on every device.
             self.definition.pinned.update(d for form in forms if form is not None for d in form.digits)
             table = ("table", str(e.base.type), np.asarray(e.base.value).tobytes())
             return (*table, tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)))
         raise UnsupportedDefinition(f"it reads from a {type(e.base).__name__}")
+
+    def intermediate(self, grid: GridCompute, forms: tuple[IndexForm | None, ...], env: _Env, root: int | None) -> Any:
+        """Compute the canonical form of an element of an intermediate result."""
+        if any(form is None for form in forms):
+            raise UnsupportedDefinition("it indexes an intermediate result by data")
+        inner = dict(env)
+        inner.update(zip(grid.axes, forms, strict=True))
+        read_digits = frozenset(d for form in forms if form is not None for d in form.digits)
+        key = (grid, forms)
+        counted = key in self.grids_counted
+        self.grids_counted.add(key)
+        before = len(self.definition.work)
+        result = self.value(grid.value, inner, read_digits, root)
+        if counted:
+            del self.definition.work[before:]  # an intermediate result is computed once for all its readers
+        return result
 
     def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         inner_env = dict(env)

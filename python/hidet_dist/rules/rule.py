@@ -273,15 +273,7 @@ class Rule:
         splits = _split_by_axis(specs)
         if any(axis >= mesh.ndim or mesh.shape[axis] == 1 for axis in splits):
             return None
-        indexed = {
-            digit: [
-                (number, dim)
-                for number, layout in enumerate(tensors)
-                for dim, digits in enumerate(layout)
-                if digit in (digits or ())
-            ]
-            for digit in self.factors
-        }
+        indexed = {digit: _indexed_by(digit, tensors) for digit in self.factors}
         candidates = [[digit for digit in self.factors if indexed[digit] == where] for where in splits.values()]
         proofs: dict[Hashable, bool] = {}
         for assignment in itertools.product(*candidates):
@@ -671,6 +663,16 @@ def _spec(
         per_dim.append(tuple(split))
     # No tensor sharding spec shards a digit that indexes two dims (a diagonal).
     return TensorShardSpec(tuple(per_dim), parts) if len(set(used)) == len(used) else None
+
+
+def _indexed_by(digit: Digit, layouts: Sequence[Sequence[tuple[Digit, ...] | None]]) -> list[tuple[int, int]]:
+    """List the (tensor, dim)s that a digit indexes, in order."""
+    return [
+        (number, dim)
+        for number, layout in enumerate(layouts)
+        for dim, digits in enumerate(layout)
+        if digit in (digits or ())
+    ]
 
 
 def _split_by_axis(specs: Sequence[TensorShardSpec]) -> dict[int, list[tuple[int, int]]]:

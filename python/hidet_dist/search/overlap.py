@@ -176,8 +176,33 @@ class OverlapSearch:
         Converted tensors that are computed from weights alone count twice in memory: the next one is communicated while
         one is read.
         """
-        problem, formulation = self.formulation.problem, self.formulation
-        cost = list(problem.cost)
+        problem = self.formulation.problem
+        cost, hidden = self._hidden_costs(last)
+        names = list(self.formulation.layouts)
+        convert: dict[int, _Table] = {}
+        edges = []
+        for edge in problem.edges:
+            name = names[edge.tensor % len(names)]  # copies for further devices are numbered behind all tensors
+            if edge.tensor not in convert:
+                if name in self.of_weights:
+                    convert[edge.tensor] = self._less(edge.convert, name, 1 - paid)
+                else:
+                    convert[edge.tensor] = self._without(edge.convert, hidden.get(edge.tensor, {}))
+            table = convert[edge.tensor]
+            edges.append(edge if table is edge.convert else replace(edge, convert=table))
+        # While one gathered tensor is read, the next one is gathered.
+        tensors = {
+            number: self._twice(memory) if names[number % len(names)] in self.of_weights else memory
+            for number, memory in problem.activations.tensors.items()
+        }
+        return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
+
+    def _hidden_costs(self, last: Candidate) -> tuple[list[Sequence[float]], dict[int, dict[tuple[int, int], float]]]:
+        """Discount what plan ``last`` hides: the costs of reductions, by operator, and those of conversions.
+
+        Returns the costs of the operators' choices, and for each tensor the seconds that are hidden between specs.
+        """
+        cost: list[Sequence[float]] = list(self.formulation.problem.cost)
         hidden: dict[int, dict[tuple[int, int], float]] = {}
         spec_of = {tensor.name: tensor.spec for tensor in last.stage.stored}
         for op, plan in zip(self.view.operators, last.stage.operators, strict=True):
@@ -202,30 +227,13 @@ class OverlapSearch:
                 costs[pick] = max(0.0, costs[pick] - seconds)
                 cost[communication.operator] = costs
             else:
-                specs = formulation.layouts[communication.tensor]
+                specs = self.formulation.layouts[communication.tensor]
                 pairs = hidden.setdefault(self.number[communication.tensor], {})
                 for s, source in enumerate(specs):
                     for d, target in enumerate(specs):
                         if source == spec_of[communication.tensor] and target == communication.target:
                             pairs[s, d] = pairs.get((s, d), 0.0) + seconds
-        names = list(formulation.layouts)
-        convert: dict[int, _Table] = {}
-        edges = []
-        for edge in problem.edges:
-            name = names[edge.tensor % len(names)]  # copies for further devices are numbered behind all tensors
-            if edge.tensor not in convert:
-                if name in self.of_weights:
-                    convert[edge.tensor] = self._less(edge.convert, name, 1 - paid)
-                else:
-                    convert[edge.tensor] = self._without(edge.convert, hidden.get(edge.tensor, {}))
-            table = convert[edge.tensor]
-            edges.append(edge if table is edge.convert else replace(edge, convert=table))
-        # While one gathered tensor is read, the next one is gathered.
-        tensors = {
-            number: self._twice(memory) if names[number % len(names)] in self.of_weights else memory
-            for number, memory in problem.activations.tensors.items()
-        }
-        return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
+        return cost, hidden
 
     def _twice(self, memory: ConvertedTensor) -> ConvertedTensor:
         if id(memory) not in self._held:

@@ -182,18 +182,10 @@ def _value(config: Any, name: str) -> Any:
 
 def _fewer_layers(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The fields that say something of each layer, for one layer of each kind, or ``LAYERS``."""
-    lists = {
-        name: list(value)
-        for name, value in fields.items()
-        if isinstance(value, list | tuple) and len(value) == layers and layers > 1
-    }
+    sequences = {name: list(value) for name, value in fields.items() if isinstance(value, list | tuple)}
+    lists = {name: value for name, value in sequences.items() if len(value) == layers and layers > 1}
     chosen = {
-        name: list(value)
-        for name, value in fields.items()
-        if name not in lists
-        and isinstance(value, list | tuple)
-        and re.search(r"(idxs|indices|indexes|layer_ids|layers)$", name)
-        and all(isinstance(n, int) and 0 <= n < layers for n in value)
+        name: value for name, value in sequences.items() if name not in lists and _numbers_layers(name, value, layers)
     }
     if not lists and not chosen:
         return {}
@@ -201,9 +193,7 @@ def _fewer_layers(fields: Mapping[str, Any], layers: int) -> dict[str, Any]:
         (*(str(value[n]) for value in lists.values()), *(n in value for value in chosen.values()))
         for n in range(layers)
     ]
-    kept = sorted({kinds.index(kind) for kind in kinds})
-    kept += [n for n in range(layers) if n not in kept][: max(0, LAYERS - len(kept))]
-    kept.sort()
+    kept = _of_each_kind(kinds)
     number = next(n for n in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks") if n in fields)
     return {
         number: len(kept),
@@ -332,3 +322,16 @@ def randomize(module: torch.nn.Module) -> None:
 def _fan(shape: Sequence[int]) -> int:
     """The number of elements of a weight that an element of the output sums up; of stacked matrices, of one."""
     return max(shape[1:]) if len(shape) == 3 else torch.Size(shape[1:]).numel()
+
+
+def _of_each_kind(kinds: Sequence[Any]) -> list[int]:
+    """The first layer of each kind, and the first others until there are ``LAYERS``."""
+    kept = sorted({kinds.index(kind) for kind in kinds})
+    kept += [n for n in range(len(kinds)) if n not in kept][: max(0, LAYERS - len(kept))]
+    return sorted(kept)
+
+
+def _numbers_layers(name: str, value: Sequence[Any], layers: int) -> bool:
+    """Whether a field, by its name and its elements, has numbers of layers."""
+    is_named = re.search(r"(idxs|indices|indexes|layer_ids|layers)$", name) is not None
+    return is_named and all(isinstance(n, int) and 0 <= n < layers for n in value)

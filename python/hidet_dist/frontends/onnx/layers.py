@@ -352,14 +352,7 @@ def _resizing(node: Node, x: Tensor) -> _Resizing:
             factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
             output_sizes = [math.floor(size * factors[0] + 0.5) for size in sizes]
         return _Resizing(axes, sizes, output_sizes, factors, regions)
-    if node.operator == "Upsample" and node.opset < 9:
-        factors = [float(f) for f in node.attributes["scales"]]
-    elif node.value(scales) is not None:
-        factors = [float(f) for f in node.known(scales, "the scales of Resize")]
-    else:
-        raise Refused("Resize has neither sizes nor scales")
-    if not all(0 < factor < math.inf for factor in factors):
-        raise Invalid(f"the scales {factors} are not all positive numbers")
+    factors = _scales(node, scales)
     parts = zip(sizes, factors, regions, strict=True)
     # In single precision, as the shape inference of ONNX and ONNX Runtime compute it.
     output_sizes = [
@@ -367,6 +360,19 @@ def _resizing(node: Node, x: Tensor) -> _Resizing:
         for size, factor, (start, end) in parts
     ]
     return _Resizing(axes, sizes, output_sizes, factors, regions)
+
+
+def _scales(node: Node, number: int) -> list[float]:
+    """Return the scales of a Resize, which are input ``number`` or an attribute."""
+    if node.operator == "Upsample" and node.opset < 9:
+        factors = [float(f) for f in node.attributes["scales"]]
+    elif node.value(number) is not None:
+        factors = [float(f) for f in node.known(number, "the scales of Resize")]
+    else:
+        raise Refused("Resize has neither sizes nor scales")
+    if not all(0 < factor < math.inf for factor in factors):
+        raise Invalid(f"the scales {factors} are not all positive numbers")
+    return factors
 
 
 @lowers("Resize", "Upsample")

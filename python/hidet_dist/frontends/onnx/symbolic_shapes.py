@@ -101,21 +101,9 @@ def evaluate_shapes(name: str, inputs: Sequence[Any], attributes: Mapping[str, A
         return [_combined(_ARITHMETIC[name], inputs[0], inputs[1])]
     if name in ("Identity", "Cast"):
         return [x]
-    if name == "Gather":
-        part = np.take(x, inputs[1].astype(np.int64), attributes.get("axis", 0))
-        return [_array(np.asarray(part, object).reshape(-1), np.shape(inputs[1]))] if x.ndim == 1 else [part]
-    if name == "Concat":
-        flat = [value for part in inputs for value in part.reshape(-1)]
-        return [_array(flat, [len(flat)])]
-    if name in ("Unsqueeze", "Squeeze", "Reshape"):
-        # Shapes have at most one dim.
-        scalar = name == "Squeeze" or (name == "Reshape" and inputs[1].size == 0)
-        return [_array(x.reshape(-1), [] if scalar and x.size == 1 else [x.size])]
-    if name == "Slice":
-        start, stop = int(inputs[1].reshape(-1)[0]), int(inputs[2].reshape(-1)[0])
-        step = int(inputs[4].reshape(-1)[0]) if len(inputs) > 4 and inputs[4] is not None else 1
-        part = x[start:stop:step]
-        return [_array(part, [len(part)])]
+    moved = _moved(name, inputs, attributes)
+    if moved is not None:
+        return [moved]
     if name == "Equal":
         a, b = np.broadcast_arrays(inputs[0], inputs[1])
         pairs = zip(a.reshape(-1), b.reshape(-1), strict=True)
@@ -130,3 +118,24 @@ def evaluate_shapes(name: str, inputs: Sequence[Any], attributes: Mapping[str, A
             total = _short(total * _plain(value))
         return [_array([total], [1] if attributes.get("keepdims", 1) else [])]
     raise Refused(f"a shape with symbolic dims is computed with {name}: give the sizes in dims")
+
+
+def _moved(name: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> np.ndarray | None:
+    """Compute an operator that only moves the numbers of shapes; None for any other."""
+    x = inputs[0]
+    if name == "Gather":
+        part = np.take(x, inputs[1].astype(np.int64), attributes.get("axis", 0))
+        return _array(np.asarray(part, object).reshape(-1), np.shape(inputs[1])) if x.ndim == 1 else part
+    if name == "Concat":
+        flat = [value for part in inputs for value in part.reshape(-1)]
+        return _array(flat, [len(flat)])
+    if name in ("Unsqueeze", "Squeeze", "Reshape"):
+        # Shapes have at most one dim.
+        scalar = name == "Squeeze" or (name == "Reshape" and inputs[1].size == 0)
+        return _array(x.reshape(-1), [] if scalar and x.size == 1 else [x.size])
+    if name == "Slice":
+        start, stop = int(inputs[1].reshape(-1)[0]), int(inputs[2].reshape(-1)[0])
+        step = int(inputs[4].reshape(-1)[0]) if len(inputs) > 4 and inputs[4] is not None else 1
+        part = x[start:stop:step]
+        return _array(part, [len(part)])
+    return None

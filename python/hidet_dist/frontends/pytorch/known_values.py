@@ -70,14 +70,9 @@ class KnownValues(TorchFunctionMode):
         is_counted = not getattr(function, "__name__", "").startswith(_UNCOUNTED)
         is_known = is_counted and all(map(self._is_known, tensors)) and (bool(tensors) or function in _MAKERS)
         if not is_known or any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
-            with_positions = self._with_known_indices(function, args)
-            if function is torch.Tensor.__setitem__ and with_positions is not args and _is_empty(with_positions[1]):
-                return None  # nothing is written
-            result = function(*with_positions, **options)
+            result = self._of_unknown(function, args, options)
             if not is_counted:
                 self._forget(x for x in pytree.tree_leaves(args[:1]) if isinstance(x, torch.Tensor))
-            if function in _ALIKE and all(isinstance(size, int) for size in result.shape):
-                self._keep([result], torch.full, (result.shape, _ALIKE[function]), {"dtype": result.dtype})
             return result
         if function in _NUMBERS or function in _SIZED or (function is torch.where and len(leaves) == 1):
             return pytree.tree_map_only(torch.Tensor, self._constant, self._value_of(function, args, options))
@@ -85,6 +80,16 @@ class KnownValues(TorchFunctionMode):
         made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         if made or not all(map(self._is_known, tensors)):
             self._keep(made, function, args, options)
+        return result
+
+    def _of_unknown(self, function: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Call a function of values that are not known; what it makes is known where it depends on shapes alone."""
+        with_positions = self._with_known_indices(function, args)
+        if function is torch.Tensor.__setitem__ and with_positions is not args and _is_empty(with_positions[1]):
+            return None  # nothing is written
+        result = function(*with_positions, **options)
+        if function in _ALIKE and all(isinstance(size, int) for size in result.shape):
+            self._keep([result], torch.full, (result.shape, _ALIKE[function]), {"dtype": result.dtype})
         return result
 
     def _keep(self, made: list[torch.Tensor], function: Any, args: Any, options: Any) -> None:

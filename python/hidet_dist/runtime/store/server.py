@@ -51,17 +51,24 @@ class _Table:
             self._put(arguments[0], total)
             return [b"ok", total]
         if name == b"compare_set" and len(arguments) == 3:
-            key, expected, value = arguments
-            current = self._values.get(key)
-            if current == expected or (current is None and not expected):
-                self._put(key, value)
-                return [b"ok", value]
-            return [b"ok", expected if current is None else current]
+            return [b"ok", self._compare_set(*arguments)]
         if name == b"delete" and len(arguments) == 1:
-            old = self._values.pop(arguments[0], None)
-            self._bytes -= 0 if old is None else len(arguments[0]) + len(old)
-            return [b"ok", b"0" if old is None else b"1"]
+            return [b"ok", b"1" if self._delete(arguments[0]) else b"0"]
         raise ValueError(f"an unknown request {name[:32]!r} with {len(arguments)} arguments")
+
+    def _compare_set(self, key: bytes, expected: bytes, value: bytes) -> bytes:
+        """Set a value that is as expected, or missing where none is; return what is there, or was expected."""
+        current = self._values.get(key)
+        if current == expected or (current is None and not expected):
+            self._put(key, value)
+            return value
+        return expected if current is None else current
+
+    def _delete(self, key: bytes) -> bool:
+        old = self._values.pop(key, None)
+        if old is not None:
+            self._bytes -= len(key) + len(old)
+        return old is not None
 
     def _put(self, key: bytes, value: bytes) -> None:
         old = self._values.get(key)

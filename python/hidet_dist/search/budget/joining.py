@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.relaxation import Mixture
@@ -44,14 +44,7 @@ def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
             return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
 
         # The cut with as much of ``low`` as fits.
-        fits, over = (0, count) if first is low else (count, 0)
-        while abs(over - fits) > 1:
-            state.limits.check()
-            middle = (fits + over) // 2
-            if state.record(cut(middle)).peak <= budget:
-                fits = middle
-            else:
-                over = middle
+        fits = _last_fitting(state, cut, *((0, count) if first is low else (count, 0)))
         if state.seconds < before:
             cuts = (fits,)
         if state.done():
@@ -65,6 +58,18 @@ def join_at_cut(state: State, mixture: Mixture) -> tuple[int, ...]:
         if state.done():
             break
     return cuts
+
+
+def _last_fitting(state: State, cut: Callable[[int], tuple[int, ...]], fits: int, over: int) -> int:
+    """Find the last cut that fits the budget on the way from one that fits to one that does not, by bisection."""
+    while abs(over - fits) > 1:
+        state.limits.check()
+        middle = (fits + over) // 2
+        if state.record(cut(middle)).peak <= state.problem.budget:
+            fits = middle
+        else:
+            over = middle
+    return fits
 
 
 def positions(problem: Problem) -> list[int]:

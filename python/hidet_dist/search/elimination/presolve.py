@@ -122,21 +122,18 @@ class Presolve:
         self._arrays: dict[int, Matrix] = {} if like is None else like._arrays
         self._made: list[list[int]] = [[] for _ in problem.cost]
         self._reads: list[list[Edge]] = [[] for _ in problem.cost]
-        self._converted: list[tuple[int, ConvertedTensor]] = []  # tensors that have readers
-        spans: list[tuple[int, int]] = []
         for tensor, group in self.groups.items():
             self._made[group[0].producer].append(tensor)
             for edge in group:
                 self._reads[edge.consumer].append(edge)
-            memory = problem.activations.tensors.get(tensor)
-            if memory is not None:
-                self._converted.append((tensor, memory))
-                spans.append((min(edge.begin for edge in group), max(edge.end for edge in group)))
+        held = problem.activations.tensors
+        # Tensors that have readers.
+        self._converted = [(tensor, held[tensor]) for tensor in self.groups if held.get(tensor) is not None]
         for edge in problem.edges:
             if id(edge.convert) not in self._arrays:
                 self._arrays[id(edge.convert)] = np.array(edge.convert)
         intervals = problem.activations.intervals
-        self._span_points = _points(spans)
+        self._span_points = _points([self._span_of(tensor) for tensor, _ in self._converted])
         self._interval_points = _points([(interval.begin, interval.end) for interval in intervals])
         self._interval_numbers = [self._numbers.of_list(interval.nbytes) for interval in intervals]
         self._stored = {entity for entity, nbytes in enumerate(problem.memory) if any(nbytes)}
@@ -147,6 +144,11 @@ class Presolve:
         self._around: list[Callable[[Sequence[int]], Hashable]] = [
             itemgetter(*others) if others else _nothing for others in around
         ]
+
+    def _span_of(self, tensor: int) -> tuple[int, int]:
+        """Return the first and the last program point at which a tensor is read."""
+        group = self.groups[tensor]
+        return min(edge.begin for edge in group), max(edge.end for edge in group)
 
     def _others_around(self, entity: int) -> tuple[int, ...]:
         """List the entities at the other ends of an entity's edges, one for each edge."""
@@ -207,7 +209,7 @@ class Presolve:
         for _ in range(rounds):
             if not any(waiting):
                 break
-            for entity, choices in enumerate(left_choices):
+            for entity in range(len(left_choices)):
                 if limits is not None and not entity % tuning.CHECK_STEPS:
                     limits.check()
                 if not waiting[entity]:
@@ -222,13 +224,7 @@ class Presolve:
                 )
                 outcome = self._known.get(key)
                 if outcome is None:
-                    left, rise = self._left(entity, left_choices, entity in unpriced, priced)
-                    gone = set(range(len(choices))).difference(left)
-                    kept_now = [choices[i] for i in left]
-                    outcome = _Exclusion(
-                        [choices[i] for i in sorted(gone)], kept_now, self._numbers.of(tuple(kept_now)), rise
-                    )
-                    self._known[key] = outcome
+                    outcome = self._known[key] = self._exclusion(entity, left_choices, entity in unpriced, priced)
                 if not outcome.removed:
                     continue
                 removals.append(_Removal(entity, outcome.removed, outcome.left, outcome.rise))
@@ -237,6 +233,15 @@ class Presolve:
                 for other in self._neighbours[entity]:
                     waiting[other] = len(left_choices[other]) > 1 and other not in fixed
         return RemainingChoices(left_choices, removals)
+
+    def _exclusion(
+        self, entity: int, left_choices: Sequence[Sequence[int]], unpriced: bool, priced: _Priced
+    ) -> _Exclusion:
+        choices = left_choices[entity]
+        left, rise = self._left(entity, left_choices, unpriced, priced)
+        gone = set(range(len(choices))).difference(left)
+        kept = [choices[i] for i in left]
+        return _Exclusion([choices[i] for i in sorted(gone)], kept, self._numbers.of(tuple(kept)), rise)
 
     def _at_points(self, points: Sequence[int]) -> Iterator[int]:
         """Yield the entities on which the bytes at some points, in ascending order, depend."""

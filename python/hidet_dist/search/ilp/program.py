@@ -279,15 +279,7 @@ class _IntegerProgram:
             if self.limits.expired():
                 raise StoppedError(f"The solver {options.solver} found no plan within {self.limits.given_seconds} s.")
             if free:
-                outcome = run_solver(self.model, options, nodes, proof)
-                if outcome.status is Status.INFEASIBLE and self.peak is None:
-                    raise NothingFitsError(refused)
-                if not outcome.values:
-                    limit = f" within {self.limits.given_seconds} s" if self.limits.expired() else ""
-                    raise StoppedError(
-                        f"The solver {options.solver} found no plan{limit}: {outcome.status.name.lower()}.",
-                        self.constant + outcome.bound * self.unit,
-                    )
+                outcome = self._run(options, nodes, proof, refused)
             rows = [[outcome.values[column] for column in row] or [1.0] for row in self.x]
             choices = tuple(row.index(max(row)) for row in rows)
             nbytes = held_bytes(problem, self.groups, choices)
@@ -308,6 +300,19 @@ class _IntegerProgram:
         if outcome.status is not Status.OPTIMAL:
             self.limits.expired()  # sets time_reached, if that is the reason
         return self._solution(options, outcome, choices, nbytes)
+
+    def _run(self, options: SolveOptions, nodes: int, proof: bool, refused: str) -> Outcome:
+        """Run the solver. Raises NothingFitsError, which says ``refused``, and StoppedError where it found no plan."""
+        outcome = run_solver(self.model, options, nodes, proof)
+        if outcome.status is Status.INFEASIBLE and self.peak is None:
+            raise NothingFitsError(refused)
+        if not outcome.values:
+            limit = f" within {self.limits.given_seconds} s" if self.limits.expired() else ""
+            raise StoppedError(
+                f"The solver {options.solver} found no plan{limit}: {outcome.status.name.lower()}.",
+                self.constant + outcome.bound * self.unit,
+            )
+        return outcome
 
     def _points_over(self, nbytes: Sequence[int]) -> list[int]:
         """List the program points at which a plan holds more than it may: the budget, or the peak of priced points."""

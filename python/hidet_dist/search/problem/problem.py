@@ -263,6 +263,10 @@ class Totals:
         self._tensors = [edge.tensor for edge in edges]
         self._produced = _Choosing(np.int64, [e.produced for e in edges], [e.producer for e in edges])
         self._consumed = _Choosing(np.int64, [e.consumed for e in edges], [e.consumer for e in edges])
+        self._join_tables(edges)
+        self._join_memory(problem)
+
+    def _join_tables(self, edges: Sequence[Edge]) -> None:
         tables = _JoinedOnce(np.float64)
         tables_of: dict[int, Sequence[float]] = {}
         for edge in edges:
@@ -271,6 +275,8 @@ class Totals:
         self._convert_begins = np.array([tables.add(tables_of[id(e.convert)]) for e in edges], dtype=np.int64)
         self._convert_widths = np.array([len(e.convert[0]) for e in edges], dtype=np.int64)
         self._convert = tables.array()
+
+    def _join_memory(self, problem: Problem) -> None:
         intervals = problem.activations.intervals
         self._held = _Choosing(np.int64, [i.nbytes for i in intervals], [i.entity for i in intervals])
         self._begin = np.array([interval.begin for interval in intervals], dtype=np.int64)
