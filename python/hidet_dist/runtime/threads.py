@@ -9,16 +9,17 @@ import os
 _WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
 _THREADS = "OMP_NUM_THREADS"
 _SPIN_COUNT = "GOMP_SPINCOUNT"  # of GCC's OpenMP: how often an idle thread looks for work before it sleeps
-# Some 2 milliseconds. Threads that sleep between two kernels, or where they wait for the last of them in one, take tens
-# of microseconds each time to wake: a sixth of the time of a network of 50 convolutions. Spinning for longer than it
-# takes from kernel to kernel would take cores from other processes after each call.
-_LOOKS = "100000"
+# A fifth of a millisecond: as long as what one thread computes between kernels of several. Threads that sleep in between
+# take tens of microseconds each time to wake: a tenth of the time of a network of 50 convolutions. Where other processes
+# want the cores, threads spin for the one that they wait for, and keep it from running. With these looks such a network
+# takes as long there as in runtimes that spin; with ten times as many, four times as long, and 0.95 where it is alone.
+_LOOKS = "10000"
 _LIBRARY = "libgomp.so.1"  # GCC's OpenMP, which kernels are linked with
 _PAUSE_SOFT = 1  # omp_pause_soft: OpenMP 5.0, section 3.2.44
 
 
 def wait_briefly() -> None:
-    """Make idle OpenMP threads look for work for 2 milliseconds before they sleep, and divide the cores among ranks.
+    """Make idle OpenMP threads look for work for a while before they sleep, and divide the cores among ranks.
 
     Sets OpenMP's environment variables where neither they nor the policy of waiting are set, and the number of threads
     by this host's ranks (LOCAL_WORLD_SIZE). OpenMP spins for less where there are more threads than cores. Takes effect
