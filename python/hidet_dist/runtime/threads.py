@@ -10,9 +10,9 @@ _WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
 _THREADS = "OMP_NUM_THREADS"
 _SPIN_COUNT = "GOMP_SPINCOUNT"  # of GCC's OpenMP: how often an idle thread looks for work before it sleeps
 # A fifth of a millisecond: as long as what one thread computes between kernels of several. A thread that sleeps in
-# between takes tens of microseconds to wake: a tenth of the time of a network of 50 convolutions. Where other processes want
-# the cores, a thread that spins keeps the one that it waits for from running: such a network takes as long then as in
-# runtimes that spin, and four times as long with ten times as many looks, which save 0.05 where it is alone.
+# between takes tens of microseconds to wake: a tenth of the time of a network of 50 convolutions. Where other processes
+# want the cores, a thread that spins keeps the one that it waits for from running. Such a network takes as long then as
+# in runtimes that spin; and four times as long with ten times as many looks, which save 0.05 where it is alone.
 _LOOKS = "10000"
 _LIBRARY = "libgomp.so.1"  # GCC's OpenMP, which kernels are linked with
 _PAUSE_SOFT = 1  # omp_pause_soft: OpenMP 5.0, section 3.2.44
