@@ -46,7 +46,7 @@ class OfferedParts:
     parts: Parts = ()
     extents: tuple[frozenset[int] | None, ...] = ()
 
-    def of(self, mesh: DeviceMesh, axis: int, extent: int, scatters: bool = False) -> tuple[Parts, ...]:
+    def of(self, axis: int, extent: int, scatters: bool = False) -> tuple[Parts, ...]:
         """List the parts in which an axis may split an extent: none of its own first.
 
         Partial results are scattered (``scatters``) only in parts that are offered for all extents: those of heads are
@@ -166,7 +166,7 @@ class Rule:
         options = [
             [
                 (None, ()),
-                *((digit, parts) for digit in self.factors for parts in offered.of(mesh, axis, digit.extent)),
+                *((digit, parts) for digit in self.factors for parts in offered.of(axis, digit.extent)),
             ]
             if size > 1
             else [(None, ())]
@@ -703,7 +703,7 @@ def _reduced(
     """List all ways to reduce a partial output: all-reduce, or reduce-scatter of a mesh axis onto a dim it divides."""
     results = []
     ways = [
-        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size, True))]
+        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(axis, size, True))]
         for axis, _ in reductions
     ]
     for chosen in itertools.product(*ways):

@@ -164,11 +164,11 @@ def encoder(rng: np.random.Generator) -> FlowGraph:
     return bert.trace(bert.random_bert(config, seed=int(rng.integers(100))), batch=2, seq=4)
 
 
-def _route(x: Tensor, rng: np.random.Generator, count: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Route each token to an expert: compute the expert, the token's slot among the expert's ``room``, and the weight.
+def _route(x: Tensor, rng: np.random.Generator, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Route each token to an expert: compute the expert, the token's slot among those of the expert, and the weight.
 
-    Tokens beyond the room are dropped. Returns one-hot experts float32[tokens, count], slots int64[tokens, count] (-1
-    for other experts) and weights float32[tokens, 1].
+    Returns one-hot experts float32[tokens, count], slots int64[tokens, count] (-1 for other experts) and weights
+    float32[tokens, 1].
     """
     scores = ops.softmax(ops.matmul(x, _weight(rng, int(x.shape[1]), count)), 1)
     best = ops.argmax(scores, 1, keep_dim=True)
@@ -188,7 +188,7 @@ def experts_by_masks(rng: np.random.Generator) -> FlowGraph:
     """Four experts with room for four tokens each, as in GShard: products with a mask dispatch and combine tokens."""
     tokens, width, count, room = 8, 8, 4, 4
     x = hidet.symbol([tokens, width], "float32", "cpu")
-    chosen, places, weights = _route(x, rng, count, room)
+    chosen, places, weights = _route(x, rng, count)
     slots = hidet.asarray(np.arange(room).reshape(1, 1, room))
     there = ops.cast(ops.equal(ops.unsqueeze(places, 2), slots), "float32")
     mask = ops.reshape(ops.multiply(there, ops.unsqueeze(chosen, 2)), [tokens, count * room])
@@ -201,7 +201,7 @@ def experts_by_index(rng: np.random.Generator) -> FlowGraph:
     """Four experts with room for all tokens: tokens are scattered to their expert's slots and gathered from there."""
     tokens, width, count, room = 8, 8, 4, 8
     x = hidet.symbol([tokens, width], "float32", "cpu")
-    _, places, weights = _route(x, rng, count, room)
+    _, places, weights = _route(x, rng, count)
     first = hidet.asarray(np.arange(count).reshape(1, count) * room)
     slot = ops.max(ops.where(ops.less(places, first * 0), first * 0 - 1, ops.add(places, first)), [1], keep_dim=True)
     slots = ops.broadcast(slot, [tokens, width])

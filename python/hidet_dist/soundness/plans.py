@@ -44,7 +44,7 @@ def random_spec(
     """
     options = []
     ways: list[list[tuple[int | None, Parts]]] = [
-        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(axis, size))]
         for axis in range(mesh.ndim)
     ]
     for chosen in itertools.product(*ways):

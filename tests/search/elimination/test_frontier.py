@@ -221,7 +221,7 @@ def test_frontiers_need_no_plan_that_fits_to_begin_with(problem: Problem, line: 
     prices = Prices([float(price) for price in line[: problem.activations.points]])
     state = State(problem, SolveOptions(), [list(range(len(costs))) for costs in problem.cost])
     if combine:
-        combine_plans(state, Tables(), prices, [state.probe(Tables(), prices)])
+        combine_plans(state, prices, [state.probe(Tables(), prices)])
     decided = search_below_limits(state, Tables(), prices)
     every = all_picks(problem)
     fitting = [evaluate(problem, picks) for picks in every if peak(problem, picks) <= problem.budget]

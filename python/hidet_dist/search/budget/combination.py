@@ -48,7 +48,7 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
 
 
 @step("combination")
-def combine_plans(state: State, tables: Tables, prices: Prices, probes: Sequence[ProbedPlan]) -> None:
+def combine_plans(state: State, prices: Prices, probes: Sequence[ProbedPlan]) -> None:
     """Find better plans among the combinations of the choices of some plans and the best one.
 
     Where no plan fits so far, plans that cost a little more than these are considered.

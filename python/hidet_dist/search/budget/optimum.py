@@ -170,7 +170,7 @@ class _Improvement:
         return self.state.seconds - self.state.bound > gap * self.state.seconds
 
     def _combine(self) -> None:
-        combine_plans(self.state, self.tables, self.prices, self.known)
+        combine_plans(self.state, self.prices, self.known)
 
     def _divide_first(self) -> bool:
         """Divide the plans of a small wide graph: that finds good plans sooner than combining those known."""

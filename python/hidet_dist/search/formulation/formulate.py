@@ -666,7 +666,7 @@ def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool, offered
     """
     specs: dict[TensorShardSpec, None] = {}
     ways = [
-        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(mesh, axis, size))]
+        [(None, ()), *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(axis, size))]
         for axis in range(mesh.ndim)
     ]
     for chosen in itertools.product(*ways):
