@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,10 +19,10 @@ from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
 from hidet_dist.rules.local import localize, plain_attributes, rebuild
-from hidet_dist.rules.lookup import row_dim, row_factor
+from hidet_dist.rules.lookup import row_axes, row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
-from hidet_dist.rules.templates import pattern, proofs_of
+from hidet_dist.rules.templates import FormalShape, formal_shape, pattern, proofs_of
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, extent_text, part_shape
@@ -123,6 +124,11 @@ class Rule:
     def _counted(self) -> Dims | None:
         counted = traits_of(self.op).counted_dims
         return None if counted is None else counted(self.op)
+
+    @cached_property
+    def _has_numbers(self) -> bool:
+        """Whether the operator has an attribute that kernels need as a number, which may follow from extents."""
+        return any(name in self.op.attrs for name in _NUMBERS)
 
     @cached_property
     def _proofs(self) -> dict[Hashable, bool]:
@@ -380,6 +386,35 @@ class Rule:
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
 
+    @cached_property
+    def _shapes(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """The shapes of the inputs and of the outputs."""
+        return tuple(map(self._shape, self.op.inputs)), tuple(map(self._shape, self.op.outputs))
+
+    def _shard_shapes(
+        self,
+        mesh: DeviceMesh,
+        in_specs: Sequence[TensorShardSpec],
+        partial: Sequence[TensorShardSpec],
+        coordinate: Sequence[int] | None,
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """Return the shapes of the shards of inputs and outputs on a device, or of the largest. Raises SpecError."""
+        ins, outs = (
+            tuple([spec.local_shape(shape, mesh, coordinate) for shape, spec in zip(shapes, specs, strict=True)])
+            for shapes, specs in zip(self._shapes, (in_specs, partial), strict=True)
+        )
+        return ins, outs
+
+    def _formal_shapes(
+        self, mesh: DeviceMesh, in_specs: Sequence[TensorShardSpec], partial: Sequence[TensorShardSpec]
+    ) -> tuple[tuple[FormalShape, ...], tuple[FormalShape, ...]]:
+        """Return the shapes of the shards with symbols for unequal parts. Raises SpecError."""
+        ins, outs = (
+            tuple([formal_shape(shape, spec, mesh) for shape, spec in zip(shapes, specs, strict=True)])
+            for shapes, specs in zip(self._shapes, (in_specs, partial), strict=True)
+        )
+        return ins, outs
+
     def _proven(
         self,
         mesh: DeviceMesh,
@@ -401,18 +436,12 @@ class Rule:
             in_specs = (in_specs[0].with_dim(dim, ()), *in_specs[1:])
             extents = {digit: extent for digit, extent in extents.items() if digit != rows}
         try:
-            in_shapes, out_shapes = (
-                tuple(
-                    spec.local_shape(self._shape(x), mesh, coordinate) for x, spec in zip(tensors, specs, strict=True)
-                )
-                for tensors, specs in ((self.op.inputs, in_specs), (self.op.outputs, partial))
-            )
+            in_shapes, out_shapes = self._shard_shapes(mesh, in_specs, partial, coordinate)
         except SpecError:
             return False
         key: Hashable = in_shapes, out_shapes, frozenset(extents.items())
         if self._counted is not None:
-            ins, outs = (tuple(map(self._shape, tensors)) for tensors in (self.op.inputs, self.op.outputs))
-            key = pattern((ins, outs), (in_shapes, out_shapes), extents, self._digits, self._counted)
+            key = pattern(self._shapes, (in_shapes, out_shapes), extents, self._digits, self._counted)
         if key not in self._proofs:
             self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
         return self._proofs[key]
@@ -427,34 +456,59 @@ class Rule:
     ) -> bool:
         """Prove a choice for the shards of every device, and that one operator serves them all.
 
-        Where parts are unequal, in ``splits``, the operator has symbolic extents. For the parts of each device it must
-        have the definition of the operator on that device's shards.
+        Where parts are unequal, in ``splits``, the operator has symbolic extents. With the parts of each device it must
+        have the whole operator's definition, with the extents of that device's shards.
         """
         if not splits:
             return self._proven(mesh, in_specs, partial, extents)
+        names = sorted({name for split in splits.values() for name in split.symbols(mesh)})
+        coordinates: dict[tuple[int, ...], tuple[int, ...]] = {}  # the first device of each combination of parts
+        for coordinate in unlike_coordinates(mesh, splits.values()):
+            coordinates.setdefault(tuple(part_sizes(names, mesh, coordinate).values()), coordinate)
+        if row_axes(self.op, in_specs):
+            return all(
+                self._lookup_proven(
+                    mesh, in_specs, partial, _extents_at(extents, splits, coordinate), names, coordinate
+                )
+                for coordinate in coordinates.values()
+            )
+        symbolic: Operator | None = None
         try:
-            symbolic = self._local(mesh, in_specs, partial)
+            formal = self._formal_shapes(mesh, in_specs, partial)
+            for coordinate in coordinates.values():
+                shapes = self._shard_shapes(mesh, in_specs, partial, coordinate)
+                own, sizes = _extents_at(extents, splits, coordinate), part_sizes(names, mesh, coordinate)
+                key: Hashable = self._shapes, formal, tuple(sizes.items()), frozenset(own.items())
+                if self._counted is not None and not self._has_numbers:
+                    key = pattern(self._shapes, shapes, own, self._digits, self._counted, formal)
+                if key not in self._proofs:
+                    symbolic = self._local(mesh, in_specs, partial) if symbolic is None else symbolic
+                    self._proofs[key] = self._has_definition(symbolic, own, sizes)
+                if not self._proofs[key]:
+                    return False
         except (SpecError, ValueError):
             return False
-        if any(isinstance(symbolic.attrs.get(name), Expr) for name in _NUMBERS):
-            return False
-        names = {name for split in splits.values() for name in split.symbols(mesh)}
-        proven: set[tuple[int, ...]] = set()
-        for coordinate in unlike_coordinates(mesh, splits.values()):
-            sizes = part_sizes(sorted(names), mesh, coordinate)
-            if tuple(sizes.values()) in proven:
-                continue
-            if not self._proven(mesh, in_specs, partial, _extents_at(extents, splits, coordinate), coordinate):
-                return False
-            try:
-                fixed = self._local(mesh, in_specs, partial, coordinate)
-                definitions = [analyze(definition_of(op), sizes).canonical for op in (symbolic, fixed)]
-            except (SpecError, TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
-                return False
-            if rename(definitions[0], {}) != rename(definitions[1], {}):
-                return False
-            proven.add(tuple(sizes.values()))
         return True
+
+    def _lookup_proven(
+        self,
+        mesh: DeviceMesh,
+        in_specs: tuple[TensorShardSpec, ...],
+        partial: tuple[TensorShardSpec, ...],
+        extents: Mapping[Digit, int],
+        names: Sequence[str],
+        coordinate: Sequence[int],
+    ) -> bool:
+        """Prove that a lookup in sharded rows, with symbols for unequal parts, is the one in a device's shards."""
+        if not self._proven(mesh, in_specs, partial, extents, coordinate):
+            return False
+        sizes = part_sizes(names, mesh, coordinate)
+        try:
+            symbolic, fixed = (self._local(mesh, in_specs, partial, of) for of in (None, coordinate))
+            definitions = [analyze(definition_of(op), sizes).canonical for op in (symbolic, fixed)]
+        except (SpecError, TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
+            return False
+        return bool(rename(definitions[0], {}) == rename(definitions[1], {}))
 
     def _local(
         self,
@@ -485,15 +539,26 @@ class Rule:
         extents: Mapping[Digit, int],
     ) -> bool:
         """Whether the operator, rebuilt on shards of these shapes, has the definition of the whole one."""
-        assert self.definition is not None
         locals_ = [
             hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(self.op.inputs, in_shapes, strict=True)
         ]
         try:
-            definition = analyze(definition_of(rebuild(self.op, locals_, out_shapes)[0].op))
-        except (SpecError, UnsupportedDefinition, ValueError):
+            return self._has_definition(rebuild(self.op, locals_, out_shapes)[0].op, extents)
+        except (SpecError, ValueError):
             return False
-        return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, extents))
+
+    def _has_definition(
+        self, local: Operator, extents: Mapping[Digit, int], sizes: Mapping[str, int] = MappingProxyType({})
+    ) -> bool:
+        """Whether a local operator, with these ``sizes`` of its symbols, has the definition of the whole one."""
+        assert self.definition is not None
+        if any(isinstance(local.attrs.get(name), Expr) for name in _NUMBERS):
+            return False
+        try:
+            canonical = analyze(definition_of(local), sizes).canonical
+        except (SpecError, TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
+            return False
+        return bool(rename(canonical, {}) == rename(self.definition.canonical, extents))
 
     def masks(self, spec: OpShardSpec, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
         """List the (input, dim) whose padding must be zero for the operator to run with ``spec``.
