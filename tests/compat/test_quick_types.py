@@ -33,9 +33,34 @@ def test_types_of_tensors_are_those_of_hidet(shape: list[int]) -> None:
     assert described(ours) == described(quick_types.hidet_tensor_type(dtypes.float16, shape))
 
 
+P, Q = (hidet.symbol_var(name) for name in ("types_p", "types_q"))
+EXTENTS = st.sampled_from(
+    [1, 6, P, Q, 4 * P, 2 * (3 * P), P * Q * 2, 0 + P, (P * 4) // 4, (P + 3) // 4, P - 1, Q % 3, dtypes.int32(5)]
+)
+
+
+@given(st.lists(EXTENTS, min_size=1, max_size=4))
+def test_types_of_tensors_with_symbolic_dims_are_those_of_hidet(shape: list[Any]) -> None:
+    def texts(tensor_type: Any) -> Any:
+        layout = tensor_type.layout
+        assert type(layout) is RowMajorLayout
+        return [list(map(str, part)) for part in (tensor_type.shape, layout.shape, layout.strides, [layout.size])]
+
+    theirs = texts(quick_types.hidet_tensor_type(dtypes.float16, shape))
+    for _ in range(2):
+        assert texts(primitives.tensor_type(dtypes.float16, shape)) == theirs
+
+
+def test_an_extent_that_is_used_again_is_another_one_than_a_number() -> None:
+    shapes = [[4 * P, P], *([4 * P, number] for number in range(4))]
+    layouts = [primitives.tensor_type(dtypes.float16, shape).layout for shape in shapes]
+    assert [str(layout.shape[1]) for layout in layouts] == [P.name, "0", "1", "2", "3"]
+
+
 def test_other_types_are_made_by_hidet() -> None:
-    n = hidet.symbol_var("n")
+    n = ir.var("n")
     assert str(primitives.tensor_type("float32", [n, 4])) == str(quick_types.hidet_tensor_type("float32", [n, 4]))
+    assert str(primitives.tensor_type(dtypes.float32, [n])) == str(quick_types.hidet_tensor_type("float32", [n]))
     assert primitives.tensor_type("float32", [2]).dtype is dtypes.float32
     with pytest.raises(ValueError, match="either shape or layout"):
         primitives.tensor_type(dtypes.float32)

@@ -19,6 +19,7 @@ from hidet_dist.compat import float_algebra, simplest_forms, simplifier_rules
 pytestmark = pytest.mark.usefixtures("quick")
 
 VARS = [var(name) for name in "ijk"]
+SYMBOLS = [hidet.symbol_var(f"forms_{name}") for name in "pq"]
 
 
 def _combined(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -34,13 +35,13 @@ def _combined(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return binary | by_number | twice | chosen
 
 
-EXPRESSIONS = st.recursive(
-    st.sampled_from(VARS) | st.integers(1, 8).map(hidet.ir.dtypes.int32), _combined, max_leaves=8
-)
+NUMBERS = st.integers(1, 8).map(hidet.ir.dtypes.int32)
+EXPRESSIONS = st.recursive(st.sampled_from([*VARS, *SYMBOLS]) | NUMBERS, _combined, max_leaves=8)
+EXTENTS = st.recursive(st.sampled_from(SYMBOLS) | NUMBERS, _combined, max_leaves=8)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(EXPRESSIONS, min_size=1, max_size=4))
+@given(st.lists(EXPRESSIONS | EXTENTS, min_size=1, max_size=4))
 def test_expressions_are_simplified_as_by_hidet(expressions: list[Expr]) -> None:
     for expression in expressions * 2:
         ours = tools.simplify(expression, enable_rules=True)

@@ -2,14 +2,16 @@
 
 An operator is built from dozens of them: the types of its inputs and outputs, a number for each extent, and variables
 for indices. hidet's functions import modules, look names up, and compare types with all that they may be. For dtypes,
-ints, and shapes of ints, the result is known at once. All other arguments go to hidet's functions.
+ints, and shapes of ints, the result is known at once. The layout of a shape with symbols is made once, from its
+simplified extents, where hidet simplifies the layout ten times: products of extents change each time. All other
+arguments go to hidet's functions.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from hidet.graph import tensor as graph_tensor
@@ -23,6 +25,7 @@ from hidet.ir.layout import DataLayout, RowMajorLayout
 from hidet.ir.type import DataType, TensorType
 
 from hidet_dist.compat.replacing import Substitutes
+from hidet_dist.compat.simplest_forms import closed_form_of
 
 _type_infer: Any = importlib.import_module("hidet.ir.tools.type_infer")
 
@@ -31,6 +34,10 @@ hidet_data_type = ir_type.data_type
 hidet_infer_type = tools.infer_type
 hidet_tensor_type = ir_type.tensor_type
 hidet_var = ir.var
+
+_MOST_LAYOUTS = 16384  # after which they are forgotten, to bound the memory that they take
+
+_layouts: dict[Hashable, DataLayout] = {}  # simplified, by the form of a shape
 
 _SUMS = (ir.Add, ir.Sub, ir.Multiply)
 
@@ -78,8 +85,20 @@ def _tensor_type(dtype: Any, shape: Sequence[Any] | None = None, layout: DataLay
         return hidet_tensor_type(dtype, shape, layout)
     for extent in shape:
         if type(extent) is not int:
-            return hidet_tensor_type(dtype, shape, layout)
+            return _symbolic_type(dtype, shape)
     return TensorType(dtype, tuple(map(_number, shape)), _row_major(shape))
+
+
+def _symbolic_type(dtype: DataType, shape: Sequence[Any]) -> TensorType:
+    form = closed_form_of(shape)
+    if form is None:
+        return hidet_tensor_type(dtype, shape)
+    layout = _layouts.get(form)
+    if layout is None:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        layout = _layouts[form] = RowMajorLayout([tools.simplify(extent, enable_rules=True) for extent in shape])
+    return TensorType(dtype, hidet_convert(shape), layout)
 
 
 def _dtype_of(e: Any) -> DataType | None:
