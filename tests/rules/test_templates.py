@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hidet_dist.rules import rule as rules
 from hidet_dist.rules import templates
-from hidet_dist.rules.rule import derive
+from hidet_dist.rules.rule import OfferedParts, derive
 from hidet_dist.rules.templates import pattern
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.traits import traits_of
@@ -86,6 +86,40 @@ def test_shards_of_one_pattern_are_built_once(kind: str, monkeypatch: pytest.Mon
     larger = [size if name in NUMBERS.get(kind, "") else 2 * size for name, size in zip("abcd", SIZES, strict=True)]
     derive(_operator(kind, *larger)).choices(mesh)
     assert len(built) == count
+
+
+UNEQUAL = OfferedParts(((0, (3, 2, 1)), (0, (3, 2, 2))), (None, None))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "convolution" not in kind])  # their groups are numbers
+def test_operators_with_symbols_for_unequal_parts_are_built_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One proof serves all parts, and all operators of a pattern; it is that of each of them alone."""
+    built: list[Any] = []
+    localize = rules.localize
+    monkeypatch.setattr(rules, "localize", lambda *of: (built.append(of), localize(*of))[1])
+    monkeypatch.setattr(templates, "_proofs", {})
+    sizes = {"a": 84, "b": 168, "c": 252, "d": 336}
+    alone = derive(_operator(kind, *sizes.values()))
+    vars(alone)["_counted"] = None
+    choices = alone.choices(DeviceMesh((3,)), UNEQUAL)
+    assert sum(bool(choice.devices) for choice in choices) > 1
+    count = len(built)
+    built.clear()
+    assert derive(_operator(kind, *sizes.values())).choices(DeviceMesh((3,)), UNEQUAL) == choices
+    assert 0 < len(built) < count
+    built.clear()
+    derive(_operator(kind, *sizes.values())).choices(DeviceMesh((3,), ("other",)), UNEQUAL)
+    assert all(rules.row_axes(op, in_specs) for op, _, in_specs, *_ in built), "look-ups in sharded rows are others"
+
+
+def test_extents_with_symbols_are_other_patterns() -> None:
+    def key(*shape: Any) -> Any:
+        return pattern(((), ()), ((), ()), {}, (), frozenset(), ([shape], [shape]))
+
+    p, q = ("p",), ("q",)
+    assert key((4, p), (6, p), 8) == key((6, q), (4, p), 9)
+    keys = {key((4, p), (6, p)), key((4, p), (4, p)), key((4, p), (1, p)), key((4, p), 6), key((4, p), (4, ("p", "q")))}
+    assert len(keys) == 5
 
 
 def test_equal_extents_and_ones_are_other_patterns() -> None:

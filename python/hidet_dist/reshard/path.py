@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ from hidet_dist.reshard.steps import Offered, Step, StepMoves
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
+from hidet_dist.spec.parts import Parts
 
 T = TypeVar("T")
 _Sizes: TypeAlias = tuple[tuple[int, ...], int]  # a shape, and the bytes of what it counts
@@ -149,16 +150,22 @@ def _tabulate(
         (one,) = read(graph, graph.number(source), nodes_of([graph.number(target)]))
         return one
 
-    def row(source: Layout) -> tuple[T, ...]:
-        numbers: dict[Offered, list[int]] = {}
-        for number, target in enumerate(targets):
-            numbers.setdefault(_parts_of_ends(source, target), []).append(number)
-        values: dict[int, T] = {}
-        for offered, own in numbers.items():
-            graph = graph_over(offered, axes)
-            nodes = nodes_of([graph.number(targets[number]) for number in own])
-            values.update(zip(own, read(graph, graph.number(source), nodes), strict=True))
-        return tuple(values[number] for number in range(len(targets)))
+    def rows() -> Iterator[tuple[T, ...]]:
+        within: dict[Parts, list[tuple[_LayoutGraph, Nodes, list[int]]]] = {}  # by the parts of a source
+        for source in sources:
+            parts = split_of(source).parts
+            if parts not in within:
+                numbers: dict[Offered, list[int]] = {}
+                for number, target in enumerate(targets):
+                    numbers.setdefault(_parts_of_ends(source, target), []).append(number)
+                within[parts] = []
+                for offered, own in numbers.items():
+                    graph = graph_over(offered, axes)
+                    within[parts].append((graph, nodes_of([graph.number(targets[number]) for number in own]), own))
+            values: dict[int, T] = {}
+            for graph, nodes, own in within[parts]:
+                values.update(zip(own, read(graph, graph.number(source), nodes), strict=True))
+            yield tuple([values[number] for number in range(len(targets))])
 
     with _GRAPHS.lock:
         if len(axes) > _DETOUR_AXES:
@@ -170,7 +177,7 @@ def _tabulate(
             nodes = nodes_of([graph.number(target) for target in targets])
             return tuple(tuple(read(graph, graph.number(source), nodes)) for source in sources)
         _check(shape, sources, targets, cluster)
-        return tuple(map(row, sources))
+        return tuple(rows())
 
 
 def _parts_of_ends(source: Layout, target: Layout) -> Offered:

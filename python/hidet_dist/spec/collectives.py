@@ -26,7 +26,7 @@ A kind that these properties do not distinguish from the others, such as one wit
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -121,12 +121,8 @@ class Collective:
         of the dims that it splits and joins; they are empty where it does not. A rank receives what others have of what
         will be its part, and sends what it has of theirs.
         """
-        ranks = len(split or joined)
-        splits, joins = ([Fraction(size, sum(sizes)) for size in sizes] for sizes in (split, joined))
-        if self.moves:
-            busiest = max(max(a * (1 - b), b * (1 - a)) for a, b in zip(splits, joins, strict=True))
-            return math.ceil(nbytes * busiest * ranks**2 / (ranks - 1))
-        return math.ceil(nbytes * (1 - min(splits or joins)) * ranks / (ranks - 1))
+        factor, divisor = _busyness(self.moves, tuple(split), tuple(joined))
+        return -(-nbytes * factor // divisor)
 
     def result(
         self,
@@ -164,6 +160,17 @@ class Collective:
         if self.moves:
             return [send, sent, recv, received]
         return [send, recv, sent if self.splits else received]
+
+
+@functools.lru_cache(maxsize=2**12)
+def _busyness(moves: bool, split: tuple[int, ...], joined: tuple[int, ...]) -> tuple[int, int]:
+    """The ratio of :meth:`Collective.even_nbytes` to the bytes of the tensor, as a fraction."""
+    ranks = len(split or joined)
+    splits, joins = ([Fraction(size, sum(sizes)) for size in sizes] for sizes in (split, joined))
+    if moves:
+        busiest = max(max(a * (1 - b), b * (1 - a)) for a, b in zip(splits, joins, strict=True))
+        return (busiest * ranks**2 / (ranks - 1)).as_integer_ratio()
+    return ((1 - min(splits or joins)) * ranks / (ranks - 1)).as_integer_ratio()
 
 
 SLICE = Collective("slice", splits=True, ring_passes=0)

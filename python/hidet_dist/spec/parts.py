@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from hidet_dist.checks import is_whole, shown
@@ -36,25 +38,24 @@ class Split:
     @classmethod
     def of(cls, mesh: DeviceMesh, mesh_axes: Sequence[int], parts: Parts = ()) -> Split:
         """Make the split by axes of a mesh with these parts; other axes have the mesh's shares."""
-        given = dict(parts)
-        return cls(tuple(mesh_axes), tuple(given.get(axis) or mesh.shares_of(axis) for axis in mesh_axes))
+        return _split(mesh, tuple(mesh_axes), parts)
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether all parts are equal."""
         return all(len(set(of_axis)) == 1 for of_axis in self.parts)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of parts."""
         return math.prod(map(len, self.parts))
 
-    @property
+    @cached_property
     def units(self) -> int:
         """The number of units into which a dim is split."""
         return math.prod(map(sum, self.parts))
 
-    @property
+    @cached_property
     def of_group_ranks(self) -> tuple[int, ...]:
         """The units of each group rank's part; group ranks are row-major over ascending axes."""
         parts = [of_axis for _, of_axis in sorted(zip(self.mesh_axes, self.parts, strict=True))]
@@ -82,6 +83,12 @@ class Split:
             for axis, of_axis in zip(self.mesh_axes, self.parts, strict=True)
             if len(set(of_axis)) > 1
         }
+
+
+@functools.lru_cache(maxsize=2**14)  # a search asks for the same few splits many times
+def _split(mesh: DeviceMesh, mesh_axes: tuple[int, ...], parts: Parts) -> Split:
+    given = dict(parts)
+    return Split(mesh_axes, tuple(given.get(axis) or mesh.shares_of(axis) for axis in mesh_axes))
 
 
 def symbol_of(axis_name: str, parts: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
@@ -75,6 +76,13 @@ class TensorShardSpec:
             raise SpecError(f"Mesh axes are whole numbers from 0 to 9; got {self.mesh_axes_per_dim}.")
         if len(set(used)) != len(used):
             raise SpecError(f"A mesh axis can split a tensor only once; got {self.mesh_axes_per_dim}.")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # a search looks up each spec many times
+        return hash((self.mesh_axes_per_dim, self.parts))
 
     @classmethod
     def replicated(cls, ndim: int) -> TensorShardSpec:
