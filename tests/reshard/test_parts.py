@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.reshard.test_reshard import cluster_of
 
 from hidet_dist.errors import SpecError
-from hidet_dist.reshard import Step, cheapest_conversion, conversion_buffers, conversion_seconds, walk
+from hidet_dist.reshard import Step, cheapest_conversion, conversion_buffers, conversion_seconds, path, walk
 from hidet_dist.reshard.buffers import conversion_nbytes
 from hidet_dist.spec import DeviceMesh, PartialSpec, TensorShardSpec
 from hidet_dist.spec.partial import Layout, split_of
@@ -136,6 +136,41 @@ def test_steps_with_parts_that_their_kind_lacks_are_refused() -> None:
         Step("all_reduce", (0,), op="sum", parts=((0, (2, 1)),))
     with pytest.raises(SpecError, match="all_gather takes none"):
         Step("all_gather", (0,), 0, to_parts=((0, (2, 1)),))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_tensors_of_other_sizes_do_not_change_a_conversion(data: st.DataObject) -> None:
+    """Those whose dims are tiled alike share the steps between layouts, and not those whose dims are not."""
+    mesh = data.draw(st.sampled_from([mesh for mesh in MESHES if not mesh.shares]))
+    ends = [data.draw(layouts(mesh, 2, partial=False)) for _ in range(3)]
+    units = [math.lcm(*(split_of(end).units(dim, mesh) for end in ends)) for dim in range(2)]
+    factors = st.tuples(*[st.sampled_from([1, 2, 3, 5, 6, 8, 64])] * 2)
+    shapes = [
+        tuple(map(math.prod, zip(units, factor, strict=True))) for factor in data.draw(st.lists(factors, max_size=4))
+    ]
+    cluster = cluster_of(mesh.shape)
+
+    def tables(shape: tuple[int, ...]) -> tuple[object, ...]:
+        seconds = conversion_seconds(shape, 4, ends, ends, cluster)
+        paths = [str(cheapest_conversion(shape, 4, source, target, cluster)) for source in ends for target in ends]
+        return seconds, conversion_buffers(shape, 4, ends, ends, cluster), paths
+
+    path._GRAPHS.clear()
+    together = [tables(shape) for shape in shapes]
+    for shape, shared in zip(shapes, together, strict=True):
+        path._GRAPHS.clear()
+        assert tables(shape) == shared
+
+
+def test_large_dims_share_the_steps_between_layouts_with_parts() -> None:
+    path._GRAPHS.clear()
+    cluster = cluster_of((2, 3))
+    ends = list(map(TensorShardSpec.parse, ("(S1[3,3,2], R)", "(R, S01)")))
+    for shape in ((64, 512), (128, 4096), (8, 512), (96, 512)):
+        conversion_seconds(shape, 4, ends, ends, cluster)
+    # Eight rows, or 96, are split otherwise: by all devices into fewer shards, or without padding. Each has two graphs.
+    assert len({id(graph._alike) for graph in path._GRAPHS._known.values()}) == 3 * 2
 
 
 def test_a_conversion_does_not_depend_on_what_else_is_asked_for() -> None:

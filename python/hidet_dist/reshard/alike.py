@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
 from hidet_dist.machine import Cluster
 from hidet_dist.native.search.paths import Flags, Nodes, flags_of, nodes_of
 from hidet_dist.reshard.cost import Shard, StepWork, seconds_of_work, step_work
 from hidet_dist.reshard.steps import Offered, Step, StepMoves
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.partial import Layout
+from hidet_dist.spec.parts import Split
+from hidet_dist.spec.tensor import padded_shard
 
+_MOST_AXES = 4  # of a mesh, up to which dims are described by all splits: there are 16 without parts
 _MOST_SECONDS = 2**17  # after which the seconds are forgotten: each takes about 200 bytes
 
 _Kind: TypeAlias = int
@@ -106,13 +113,38 @@ class AlikeLayouts:
         return seconds
 
 
-def alike_dims(shape: tuple[int, ...], cluster: Cluster, offered: Offered) -> tuple[int, ...]:
+def alike_dims(shape: tuple[int, ...], cluster: Cluster, offered: Offered) -> tuple[Hashable, ...]:
     """Describe the dims of a shape so that those of equal description are alike.
 
-    A dim that the mesh's devices divide is never padded, and if it is larger than their number, no shard of it has one
-    element: all such dims are alike (-1). Other dims, and all where parts may be unequal, are alike if they are equal.
+    A step applies, and copies before or after it, by how the shards of the dims tile them: whether mesh axes can split
+    a dim, which splits pad it to the same extent, and whether a shard has one element. Dims are alike if all splits
+    tile them so. On meshes with shares or many axes, only equal dims are, and those that are divided without padding.
     """
-    devices = cluster.mesh.size
-    if offered or cluster.mesh.shares:
+    mesh = cluster.mesh
+    if mesh.ndim <= _MOST_AXES and not mesh.shares:
+        return tuple([_tilings(size, mesh, offered) for size in shape])
+    if offered or mesh.shares:
         return shape
-    return tuple(-1 if size % devices == 0 and size > devices else size for size in shape)
+    return tuple(-1 if size % mesh.size == 0 and size > mesh.size else size for size in shape)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _tilings(size: int, mesh: DeviceMesh, offered: Offered) -> Hashable:
+    """Describe how splits by mesh axes, in equal parts or in those that are offered, tile a dim.
+
+    That is, for each split: nothing if it is impossible, or else the number of the extent that its shards tile, in
+    order of appearance, and whether the largest shard has one element.
+    """
+    ways = [[None, (), *((pair,) for pair in offered if pair[0] == axis)] for axis in range(mesh.ndim)]
+    padded: dict[int, int] = {}
+    found: list[tuple[int, bool] | None] = []
+    for chosen in itertools.product(*ways):
+        axes = [axis for axis, parts in enumerate(chosen) if parts is not None]
+        parts = tuple(pair for pairs in chosen for pair in pairs or ())
+        local = padded_shard(size, axes, mesh, parts)
+        if local is None:
+            found.append(None)
+            continue
+        tiled = local * mesh.group_size(axes) if Split.of(mesh, axes, parts).is_even else size
+        found.append((padded.setdefault(tiled, len(padded)), local == 1))
+    return tuple(found)
