@@ -233,3 +233,4 @@ def test_a_scale_that_others_read_or_that_a_kernel_reads_beside_pixels_is_not() 
     assert scaled_of([ops.conv2d(scaled, w), ops.relu(scaled)], x) == [False]
     assert scaled_of(ops.conv2d(scaled, constant(8, 12, 3, 3)), x) == [False]
     assert scaled_of(ops.conv2d(scaled, w, stride=2), x) == [False]
+    assert scaled_of(ops.conv2d(ops.pad(scaled, [0, 0, 1, 1]), w), x) == [False]

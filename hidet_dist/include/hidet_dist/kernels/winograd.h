@@ -1,6 +1,7 @@
 /*
  * Convolutions of images with channels last by Winograd's minimal filtering, in parallel over tiles and over products:
- * see hidet_dist/winograd.h. An element's sums do not depend on the pixels beside its tile, nor on the number of threads.
+ * see hidet_dist/winograd.h. An element's sums do not depend on the pixels beside its tile, nor on the number of
+ * threads.
  */
 #ifndef HIDET_DIST_KERNELS_WINOGRAD_H
 #define HIDET_DIST_KERNELS_WINOGRAD_H
@@ -16,9 +17,9 @@ namespace kernels {
 const int64_t kWinogradFloats = 1 << 16;
 const int64_t kLeastTiles = 96;
 
-/* How the tiles of a convolution are divided into blocks of lines, and these among threads. Where there are enough tiles,
- * each thread has blocks of its own, and reads all filters for each: what it transforms and multiplies does not leave
- * its caches. Otherwise all threads share a block, and each has products of its own. */
+/* How the tiles of a convolution are divided into blocks of lines, and these among threads. Where there are enough
+ * tiles, each thread has blocks of its own, and reads all filters for each: what it transforms and multiplies does not
+ * leave its caches. Otherwise all threads share a block, and each has products of its own. */
 struct WinogradBlocks {
   int64_t down, across;      /* tiles of an image */
   int64_t total;             /* lines of tiles */

@@ -187,6 +187,8 @@ def scale_of(node: Operator, uses: Uses) -> tuple[Tensor, Tensor] | None:
     if attributes["groups"] != 1 or any(n != 1 for n in (*kernel, *attributes["stride"])) or any(attributes["pads"]):
         return None
     shape = extents_of(how.source)
+    if not same_shape(attributes["out"], shape[2:]):  # there are zeros behind the last pixels
+        return None
     of_channels = [*shape[:2], *[1] * len(kernel)]
     for x, scale in (multiply.inputs, multiply.inputs[::-1]):
         if same_shape(extents_of(x), shape) and same_shape(extents_of(scale), of_channels):
