@@ -20,7 +20,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.files import parse_json
 from hidet_dist.runtime.liveness import BEAT_SECONDS, SILENCE_SECONDS, ActiveTime, Heartbeat, run_bounded
-from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
+from hidet_dist.runtime.store import FullError, SecretError, Store, StoreClient, StoreError, StoreServer
 from hidet_dist.runtime.store.addresses import format_address, host_local_address, is_host_local
 
 SECRET_VARIABLE = "HIDET_DIST_SECRET"
@@ -365,6 +365,7 @@ class Rendezvous:
         """Connect, with retries until the deadline. ``earlier`` is how a connection broke, for the message."""
         settings = self.settings
         problem: Exception | None = earlier
+        told = problem  # by a connection that broke, or by the host
         where = self._where
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -380,11 +381,12 @@ class Rendezvous:
                     "another program may be listening on that port"
                 ) from error
             except TimeoutError as error:
-                # An attempt that the deadline cuts short tells less than a connection that broke before it.
-                problem = earlier or error
+                # An attempt that the deadline cuts short tells less than what was told before it.
+                problem = told or error
             except OSError as error:
                 _raise_without_descriptors(settings.rank, error)
                 problem = error
+                told = error if isinstance(error, FullError) else told
                 time.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
         raise RendezvousError(
             f"rank {settings.host_rank}, which hosts the rendezvous store on {where}, did not answer within "

@@ -14,7 +14,7 @@ reordered. With an empty secret the proofs prove nothing, so such a store listen
 """
 
 from hidet_dist.runtime.store.client import StoreClient
-from hidet_dist.runtime.store.interface import SecretError, Store, StoreError
+from hidet_dist.runtime.store.interface import FullError, SecretError, Store, StoreError
 from hidet_dist.runtime.store.server import StoreServer
 
-__all__ = ["SecretError", "Store", "StoreClient", "StoreError", "StoreServer"]
+__all__ = ["FullError", "SecretError", "Store", "StoreClient", "StoreError", "StoreServer"]
