@@ -86,26 +86,19 @@ def with_inputs(
     build: callable
         Builds the replacement of an operator on new inputs.
     """
-    tensors = dict(new)
     known: dict[Hashable, Operator] = {}
-    for op in graph.nodes:
-        inputs = [tensors.get(x, x) for x in op.inputs]
+
+    def make(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Sequence[Tensor] | None:
         key = key_of(op)
-        if key is not None and key not in known:
-            known[key] = build(op, inputs)
-            outputs = known[key].outputs
-        elif key is not None:
-            outputs = copy_operator(known[key], inputs)
-        elif any(x in tensors for x in op.inputs):
-            outputs = copy_operator(op, inputs)
-        else:
-            continue
-        tensors.update(zip(op.outputs, outputs, strict=True))
-    if not tensors:
-        return graph
-    result = FlowGraph([tensors.get(y, y) for y in graph.outputs], [tensors.get(x, x) for x in graph.inputs])
-    result.update_nodes()
-    return result
+        if key is None:
+            return None
+        inputs = [replaced.get(x, x) for x in op.inputs]
+        if key in known:
+            return copy_operator(known[key], inputs)
+        known[key] = build(op, inputs)
+        return known[key].outputs
+
+    return _rewritten(graph, make, new)
 
 
 class Repeated:
@@ -182,17 +175,30 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
         Returns the replacement of an operator's only output, given the operator and the replacements so far; None for
         an operator that stays.
     """
-    replaced: dict[Tensor, Tensor] = {}
-    for node in graph.nodes:
+
+    def make_all(node: Operator, replaced: Mapping[Tensor, Tensor]) -> Sequence[Tensor] | None:
         replacement = make(node, replaced)
-        if replacement is not None:
-            replaced[node.outputs[0]] = replacement
-        elif any(x in replaced for x in node.inputs):
-            moved = copy_operator(node, [replaced.get(x, x) for x in node.inputs])
-            replaced.update(zip(node.outputs, moved, strict=True))
+        return None if replacement is None else [replacement]
+
+    return _rewritten(graph, make_all, {})
+
+
+def _rewritten(
+    graph: FlowGraph,
+    make: Callable[[Operator, Mapping[Tensor, Tensor]], Sequence[Tensor] | None],
+    inputs: Mapping[Tensor, Tensor],
+) -> FlowGraph:
+    """Replace ``inputs`` of a graph, and the outputs of operators by what ``make`` returns; see :func:`rewrite`."""
+    replaced = dict(inputs)
+    for node in graph.nodes:
+        outputs = make(node, replaced)
+        if outputs is None and any(x in replaced for x in node.inputs):
+            outputs = copy_operator(node, [replaced.get(x, x) for x in node.inputs])
+        if outputs is not None:
+            replaced.update(zip(node.outputs, outputs, strict=True))
     if not replaced:
         return graph
-    result = FlowGraph([replaced.get(y, y) for y in graph.outputs], graph.inputs)
+    result = FlowGraph([replaced.get(y, y) for y in graph.outputs], [replaced.get(x, x) for x in graph.inputs])
     result.update_nodes()
     return result
 
