@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import hidet
@@ -22,7 +22,7 @@ from hidet_dist.rules.local import localize, plain_attributes, rebuild
 from hidet_dist.rules.lookup import row_axes, row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
-from hidet_dist.rules.templates import FormalShape, formal_shape, pattern, proofs_of
+from hidet_dist.rules.templates import formal_shape, pattern, proofs_of
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.extents import Extent, extent_text, part_shape
@@ -67,6 +67,7 @@ class OfferedParts:
 NO_PARTS = OfferedParts()
 """No parts but the mesh's shares."""
 
+_ShardShape = TypeVar("_ShardShape")
 # Attributes that kernels need as numbers.
 _NUMBERS = ("groups", "repeats")
 
@@ -391,6 +392,19 @@ class Rule:
         """The shapes of the inputs and of the outputs."""
         return tuple(map(self._shape, self.op.inputs)), tuple(map(self._shape, self.op.outputs))
 
+    def _of_shards(
+        self,
+        shape_of: Callable[[tuple[int, ...], TensorShardSpec], _ShardShape],
+        in_specs: Sequence[TensorShardSpec],
+        partial: Sequence[TensorShardSpec],
+    ) -> tuple[tuple[_ShardShape, ...], tuple[_ShardShape, ...]]:
+        """Return the shapes of the shards of inputs and outputs, each from the whole shape and the spec."""
+        ins, outs = (
+            tuple([shape_of(shape, spec) for shape, spec in zip(shapes, specs, strict=True)])
+            for shapes, specs in zip(self._shapes, (in_specs, partial), strict=True)
+        )
+        return ins, outs
+
     def _shard_shapes(
         self,
         mesh: DeviceMesh,
@@ -398,22 +412,8 @@ class Rule:
         partial: Sequence[TensorShardSpec],
         coordinate: Sequence[int] | None,
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Return the shapes of the shards of inputs and outputs on a device, or of the largest. Raises SpecError."""
-        ins, outs = (
-            tuple([spec.local_shape(shape, mesh, coordinate) for shape, spec in zip(shapes, specs, strict=True)])
-            for shapes, specs in zip(self._shapes, (in_specs, partial), strict=True)
-        )
-        return ins, outs
-
-    def _formal_shapes(
-        self, mesh: DeviceMesh, in_specs: Sequence[TensorShardSpec], partial: Sequence[TensorShardSpec]
-    ) -> tuple[tuple[FormalShape, ...], tuple[FormalShape, ...]]:
-        """Return the shapes of the shards with symbols for unequal parts. Raises SpecError."""
-        ins, outs = (
-            tuple([formal_shape(shape, spec, mesh) for shape, spec in zip(shapes, specs, strict=True)])
-            for shapes, specs in zip(self._shapes, (in_specs, partial), strict=True)
-        )
-        return ins, outs
+        """Return the shapes of the shards on a device, or of the largest (elements). Raises SpecError."""
+        return self._of_shards(lambda shape, spec: spec.local_shape(shape, mesh, coordinate), in_specs, partial)
 
     def _proven(
         self,
@@ -466,15 +466,10 @@ class Rule:
         for coordinate in unlike_coordinates(mesh, splits.values()):
             coordinates.setdefault(tuple(part_sizes(names, mesh, coordinate).values()), coordinate)
         if row_axes(self.op, in_specs):
-            return all(
-                self._lookup_proven(
-                    mesh, in_specs, partial, _extents_at(extents, splits, coordinate), names, coordinate
-                )
-                for coordinate in coordinates.values()
-            )
+            return self._lookup_proven(mesh, in_specs, partial, extents, splits, names, coordinates.values())
         symbolic: Operator | None = None
         try:
-            formal = self._formal_shapes(mesh, in_specs, partial)
+            formal = self._of_shards(lambda shape, spec: formal_shape(shape, spec, mesh), in_specs, partial)
             for coordinate in coordinates.values():
                 shapes = self._shard_shapes(mesh, in_specs, partial, coordinate)
                 own, sizes = _extents_at(extents, splits, coordinate), part_sizes(names, mesh, coordinate)
@@ -496,19 +491,24 @@ class Rule:
         in_specs: tuple[TensorShardSpec, ...],
         partial: tuple[TensorShardSpec, ...],
         extents: Mapping[Digit, int],
+        splits: Mapping[Digit, Split],
         names: Sequence[str],
-        coordinate: Sequence[int],
+        coordinates: Iterable[tuple[int, ...]],
     ) -> bool:
-        """Prove that a lookup in sharded rows, with symbols for unequal parts, is the one in a device's shards."""
-        if not self._proven(mesh, in_specs, partial, extents, coordinate):
-            return False
-        sizes = part_sizes(names, mesh, coordinate)
+        """Prove that a lookup in sharded rows, with symbols for unequal parts, is the one in each device's shards."""
         try:
-            symbolic, fixed = (self._local(mesh, in_specs, partial, of) for of in (None, coordinate))
-            definitions = [analyze(definition_of(op), sizes).canonical for op in (symbolic, fixed)]
+            symbolic = definition_of(self._local(mesh, in_specs, partial))
+            for coordinate in coordinates:
+                own, sizes = _extents_at(extents, splits, coordinate), part_sizes(names, mesh, coordinate)
+                if not self._proven(mesh, in_specs, partial, own, coordinate):
+                    return False
+                fixed = definition_of(self._local(mesh, in_specs, partial, coordinate))
+                forms = [rename(analyze(task, sizes).canonical, {}) for task in (symbolic, fixed)]
+                if forms[0] != forms[1]:
+                    return False
         except (SpecError, TypeError, UnsupportedDefinition, ValueError):  # TypeError: an expression's truth value
             return False
-        return bool(rename(definitions[0], {}) == rename(definitions[1], {}))
+        return True
 
     def _local(
         self,
