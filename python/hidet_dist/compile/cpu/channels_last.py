@@ -279,15 +279,13 @@ class _LayoutRewriter:
     def convolution(self, node: Operator) -> Tensor:
         """Make a convolution with channels last."""
         how, w = convolution_of(node), self.as_second(node.inputs[1])
+        x, *scale = scale_of(node, self.uses) or (how.source,)
+        inputs = [self.as_last(x), w, *map(self.as_last, scale)]
         attributes: dict[str, Any] = {
             "sizes": [int(size) for size in extents_of(node.inputs[1])],
             **how.attributes,
+            "scaled": bool(scale),
         }
-        inputs = [self.as_last(how.source), w]
-        scaled = scale_of(node, self.uses)
-        if scaled is not None:
-            x, scale = scaled
-            inputs, attributes["scaled"] = [self.as_last(x), w, self.as_last(scale)], True
         key = ChannelsLastConvolutionOp, str([*map(extents_of, inputs), inputs[0].dtype.name, attributes])
         if key in self.known:
             return copy_operator(self.known[key], inputs)[0]
