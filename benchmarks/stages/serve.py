@@ -24,18 +24,28 @@ import numpy as np
 
 import hidet_dist
 
-# Stops and continues a process until it is told to end; the process runs when it does.
+# Stops and continues a process until it is told to end; the process runs when it does. It is stopped for as long as its
+# work since the last time calls for. What counts is the time of its CPU, so that a wait for others costs it nothing, as
+# it would not cost a device that is slow by itself. A stop that comes late lasts longer, and one that lasted too long
+# shortens the next.
 QUOTA = """
 import os, signal, sys, time
 process, fraction, period = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+clock = ~process << 3 | 2  # the clock of a process's CPU time: clock_getcpuclockid(3)
 ended = []
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+used, owed = time.clock_gettime(clock), 0.0  # seconds
 try:
     while not ended and os.getppid() == process:
+        worked = time.clock_gettime(clock) - used
+        if worked < period * fraction:
+            time.sleep(max(period * fraction - worked, period / 50))
+            continue
         os.kill(process, signal.SIGSTOP)
-        time.sleep(period * (1 - fraction))
+        used, owed, stopped = used + worked, owed + worked * (1 - fraction) / fraction, time.perf_counter()
+        time.sleep(max(owed, 0))
         os.kill(process, signal.SIGCONT)
-        time.sleep(period * fraction)
+        owed -= time.perf_counter() - stopped
 finally:
     os.kill(process, signal.SIGCONT)
 """
