@@ -85,6 +85,62 @@ def test_heads_of_one_projection_are_read_in_place() -> None:
     assert names[0] == "Attention"
 
 
+BATCH, QUERIES, KEYS = (torch.export.Dim(name, min=1, max=4096) for name in ("batch", "queries", "keys"))
+OF_QUERIES, OF_KEYS = {0: BATCH, 2: QUERIES}, {0: BATCH, 2: KEYS}
+SYMBOLIC: dict[str, tuple[Call, list[dict[int, torch.export.Dim]], Callable[[int, int, int], list[list[int]]]]] = {
+    "plain": (attend, [OF_QUERIES, OF_KEYS, OF_KEYS], lambda b, q, k: [[b, 3, q, 16], [b, 3, k, 16], [b, 3, k, 16]]),
+    "groups": (
+        lambda q, k, v, bias: attend(q, k, v, bias, enable_gqa=True),
+        [OF_QUERIES, OF_KEYS, OF_KEYS, {2: QUERIES, 3: KEYS}],
+        lambda b, q, k: [[b, 6, q, 32], [b, 2, k, 32], [b, 2, k, 32], [1, 1, q, k]],
+    ),
+    "heads of one projection": (fused, [{0: BATCH, 1: QUERIES}], lambda b, q, k: [[b, q, 3 * 3 * 16]]),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_attention_over_symbolic_dims_is_one_kernel(name: str) -> None:
+    call, dims, shapes = SYMBOLIC[name]
+    generator = torch.Generator().manual_seed(2)
+
+    def tensors(*sizes: int) -> list[torch.Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes(*sizes)]
+
+    graph = hidet_dist.from_torch(Called(call).eval(), tensors(2, 20, 24), dynamic_shapes={"tensors": tuple(dims)})
+    symbols = {"batch": 2, "queries": 20, "keys": 24} if len(dims) > 1 else {"batch": 2, "queries": 20}
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [1]}, {"symbols": symbols})
+    program = hidet_dist.partition(graph, plan)
+    optimized = optimize_program(program)
+    names = [node.name for node in optimized.nodes]
+    assert names.count("Attention") == 1 and not any("Matmul" in name or "Exp" in name for name in names)
+    for sizes in ((2, 20, 24), (1, 1, 1), (3, 130, 700), (1, 3, 5)):
+        given = tensors(*sizes)
+        (result,) = simulate(program, [x.numpy() for x in given], optimized)
+        torch.testing.assert_close(torch.from_numpy(result), call(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_few_planned_queries_are_left_to_products() -> None:
+    given = [torch.randn(1, 2, rows, 16) for rows in (3, 9, 9)]
+    dims = ({2: QUERIES}, {2: KEYS}, {2: KEYS})
+    graph = hidet_dist.from_torch(Called(attend).eval(), given, dynamic_shapes={"tensors": dims})
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [1]}, {"symbols": {"queries": 1, "keys": 99}})
+    assert "Attention" not in [node.name for node in optimize_program(hidet_dist.partition(graph, plan)).nodes]
+
+
+@pytest.mark.parametrize("spec", ["(S0, R, R, R)", "(R, S0, R, R)", "(R, R, S0, R)"])
+def test_attention_over_unequal_parts_is_one_kernel(spec: str) -> None:
+    given = [torch.randn(shape) for shape in ([3, 6, 60, 16], [3, 6, 24, 16], [3, 6, 24, 16])]
+    graph = hidet_dist.from_torch(Called(attend).eval(), given)
+    keys = spec if spec.index("S0") < 6 else "(R, R, R, R)"
+    options = {"input_specs": [spec, keys, keys], "output_specs": [spec]}
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2], "shares": {"axis0": [2, 1]}}, options)
+    program = hidet_dist.partition(graph, plan)
+    optimized = optimize_program(program)
+    assert [node.name for node in optimized.nodes] == ["Attention"]
+    (result,) = simulate(program, [x.numpy() for x in given], optimized)
+    torch.testing.assert_close(torch.from_numpy(result), attend(*given), rtol=1e-5, atol=1e-5)
+
+
 def test_few_queries_are_left_to_products() -> None:
     given = [torch.randn(1, 2, rows, 16) for rows in (2, 9, 9)]
     names, result = compiled(attend, *given)

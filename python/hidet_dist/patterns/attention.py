@@ -7,7 +7,9 @@ transposed, and the operator's definition is wrong for different numbers of quer
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import AddOp, ClampOp, DivideScalarOp, MultiplyScalarOp
@@ -19,11 +21,10 @@ from hidet.graph.ops.transform import (
     ReshapeOp,
     UnsqueezeOp,
 )
-from hidet.ir.expr import is_constant
 
 from hidet_dist.patterns.rows import softmax_of
 from hidet_dist.rewriting import Uses, only_user
-from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, same_extent, same_shape
 from hidet_dist.traits import traits_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -95,28 +96,30 @@ def attention_of(op: Operator, uses: Uses) -> Attention | None:
     return Attention(scores.q, in_memory, keys, permuted, _one_head_each(v), scores.bias, scores.scale)
 
 
-def has_cpu_kernel(match: Attention) -> bool:
+def has_cpu_kernel(match: Attention, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
     """Whether attention is one kernel on CPUs (``hidet_dist/kernels/attention.h``).
 
-    It is for float32 and :data:`LEAST_QUERIES` or more, with as many heads of keys as of values, where those differ
-    from the heads of queries.
+    It is for float32 and :data:`LEAST_QUERIES` or more, by the ``sizes`` of symbols that are planned for, with as many
+    heads of keys as of values, where those differ from the heads of queries.
     """
-    heads = _heads(match.q)
+    heads = heads_of(match.q)
+    others = [one for one in (key_heads(match), heads_of(match.v)) if not same_extent(one, heads)]
     return (
         all(x.dtype.name == "float32" for x in match.inputs)
         and math.isfinite(match.scale)
-        and int(match.q.shape[-2]) >= LEAST_QUERIES
-        and len({key_heads(match), _heads(match.v)} - {heads}) <= 1
+        and evaluate(extents_of(match.q)[-2], sizes) >= LEAST_QUERIES
+        and (len(others) < 2 or same_extent(*others))
     )
 
 
-def key_heads(match: Attention) -> int:
+def key_heads(match: Attention) -> Extent:
     """Return the number of heads of keys."""
-    return _heads(match.k) if match.k_axes is None else int(match.k.shape[match.k_axes[-3]])
+    return heads_of(match.k) if match.k_axes is None else extents_of(match.k)[match.k_axes[-3]]
 
 
-def _heads(x: Tensor) -> int:
-    return int(x.shape[-3])
+def heads_of(x: Tensor) -> Extent:
+    """Return the number of heads of queries, keys or values."""
+    return extents_of(x)[-3]
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
@@ -140,7 +143,7 @@ def _scores(x: Tensor | None, uses: Uses) -> _ScoresPattern | None:
         a, b = x.op.inputs
         first = _product(a, uses)
         matched, bias = (first, b) if first is not None else (_product(b, uses), a)
-        if extents_of(x) != extents_of(a if first is not None else b):
+        if not same_shape(extents_of(x), extents_of(a if first is not None else b)):
             return None
     else:
         matched = _product(x, uses, 2)
@@ -176,16 +179,15 @@ def _reads(x: Tensor, uses: Uses, readers: int) -> bool:
 
 def _fits(scores: _ScoresPattern, v: Tensor, output: Tensor) -> bool:
     q, k = scores.q, scores.k
-    tensors = [q, k, v, output, *([] if scores.bias is None else [scores.bias])]
-    if not all(is_constant(*x.shape) for x in tensors) or not len(q.shape) == len(k.shape) == len(v.shape) > 2:
+    if not len(q.shape) == len(k.shape) == len(v.shape) > 2:
         return False
     *outer, queries, size = extents_of(q)
     *_, keys, _ = held = _keys_shape(scores)
-    if held[-1] != size or list(extents_of(v)) != held or extents_of(output) != (*outer, queries, size):
+    # Outputs and keys have other shapes where a product broadcasts.
+    alike = [(extents_of(v), held), (extents_of(output), [*outer, queries, size]), (held, [*outer, keys, size])]
+    if not isinstance(size, int) or not all(same_shape(a, b) for a, b in alike):
         return False
-    if held != [*outer, keys, size]:  # a product that broadcasts
-        return False
-    return q.dtype == k.dtype == v.dtype and int(size) <= LONGEST_HEAD and int(size) % HEAD_STEP == 0
+    return q.dtype == k.dtype == v.dtype and size <= LONGEST_HEAD and size % HEAD_STEP == 0
 
 
 def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
@@ -217,10 +219,5 @@ def _one_head_each(x: Tensor) -> Tensor:
     dim = len(shape) - 3
     single = [*group[: dim + 1], 1, *group[dim + 2 :]]
     merged = [*group[:dim], group[dim] * group[dim + 1], *group[dim + 2 :]]
-    if (
-        list(before) != single
-        or list(shape) != merged
-        or list(extents_of(heads)) != [*group[: dim + 1], *group[dim + 2 :]]
-    ):
-        return x
-    return heads
+    alike = [(before, single), (shape, merged), (extents_of(heads), [*group[: dim + 1], *group[dim + 2 :]])]
+    return heads if all(same_shape(a, b) for a, b in alike) else x

@@ -129,6 +129,10 @@ inline void multiply(const float *left, int64_t row_step, int64_t depth_step, in
 /* Writes the result row-major, one head after the other. The rows or the columns of queries follow one another. */
 inline void attend(const Shape &shape, const Operand &q, const Operand &k, const Operand &v, const Operand &bias,
                    float *result) {
+  if (shape.keys == 0) { /* sums over nothing */
+    std::fill_n(result, shape.stack() * shape.queries * shape.size_v, 0.0f);
+    return;
+  }
   const int64_t rows = rows_of_block(shape.keys), blocks = divide_up(shape.queries, rows);
   const int64_t units = shape.stack() * blocks, ld = leading_dimension(shape.keys);
   const double work = static_cast<double>(shape.stack()) * shape.queries * shape.keys * (shape.size + shape.size_v);

@@ -105,7 +105,8 @@ class CpuTarget:
         Convolutions by weights get their channels last, unless ``frugal``: images are copied at the ends.
         """
         guarded = row_attention_kernels(guard_graph(program, index_checks(program)[1]))
-        graph = attention_kernels(define_attention(blocks_in_place(place_shards(guarded))))
+        defined = define_attention(blocks_in_place(place_shards(guarded)))
+        graph = attention_kernels(defined, program.planned_sizes())
         return graph if frugal else channels_last(graph, program.weight_placeholders.values())
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:

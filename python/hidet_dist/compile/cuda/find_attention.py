@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.special import barrier
+from hidet.ir.expr import is_constant
 
 from hidet_dist.compile.cuda.attention import AttentionOp
 from hidet_dist.patterns.attention import Attention, attention_of
@@ -11,12 +12,12 @@ from hidet_dist.rewriting import Build, Repeated, Uses, replace_operators
 
 
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
-    """Return an equivalent graph with each attention as one operator; the given graph is not changed."""
+    """Return an equivalent graph with each attention of known sizes as one operator; the given one is not changed."""
     repeated = Repeated()
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = attention_of(op, uses)
-        if match is None:
+        if match is None or not is_constant(*(size for x in match.inputs for size in x.shape)):
             return None
 
         def build(inputs: list[Tensor]) -> Tensor:
