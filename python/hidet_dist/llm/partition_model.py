@@ -12,6 +12,7 @@ from hidet_dist.llm.sizes import StepSizes
 from hidet_dist.llm.step import StepInputs
 from hidet_dist.llm.stored import StoredModel
 from hidet_dist.runtime.partition import LoadedPartition
+from hidet_dist.runtime.team import Team
 from hidet_dist.runtime.threads import end_threads
 
 _NO_LOGITS = np.zeros(1, np.int64)
@@ -54,6 +55,7 @@ class PartitionModel:
         try:
             self._partition.warm_up(dict.fromkeys(symbols, 1))
             end_threads()  # another thread may call from now on
+            self._team = Team.of_this_thread()
         except BaseException:
             self._partition.close()
             raise
@@ -79,6 +81,12 @@ class PartitionModel:
         if not self._led:
             inputs.check(self._sizes)
         self._attach()
+        begin = self._team.begin()
+        logits = self._run(inputs)
+        self._team.end(begin)
+        return logits
+
+    def _run(self, inputs: StepInputs) -> NDArray[np.float32]:
         run = self._partition.run_agreed if self._led else self._partition.run
         if self._encodes:
             lengths = np.bincount(inputs.sequences)[inputs.sequences]
@@ -107,3 +115,4 @@ class PartitionModel:
         if self._thread != threading.get_ident():
             self._partition.attach()
             self._thread = threading.get_ident()
+            self._team = Team.of_this_thread()

@@ -69,6 +69,19 @@ def end_threads() -> None:
         library.omp_pause_resource_all(_PAUSE_SOFT)
 
 
+def most_threads() -> int:
+    """Return the number of threads of the calling thread's next kernel; 1 if no kernel was loaded that uses OpenMP."""
+    library = _opened()
+    return 1 if library is None else int(library.omp_get_max_threads())
+
+
+def set_threads(count: int) -> None:
+    """Have the kernels that the calling thread starts from now on run on this many threads."""
+    library = _opened()
+    if library is not None:
+        library.omp_set_num_threads(count)
+
+
 def _opened(mode: int = 0) -> ctypes.CDLL | None:
     """Open OpenMP's library if it is loaded; None if no kernel was loaded that uses it."""
     try:
