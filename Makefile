@@ -1,6 +1,6 @@
 # Targets: setup, demo, generate, models, models-causal, models-hidet, onnx-cases, test, slow-test, docs, wheel, soundness, bench, bench-search,
 # bench-budget, bench-planning, bench-build, bench-rules, bench-collectives, bench-kernels, bench-products, bench-stages,
-# bench-state, bench-llm, bench-experts, bench-devices, gpu-test, gpu-bench, gpu-decode, gpu-rates, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# bench-state, bench-llm, bench-llm-server, bench-experts, bench-devices, gpu-test, gpu-bench, gpu-decode, gpu-rates, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -16,7 +16,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo generate models models-causal models-hidet onnx-cases test tests style types lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-experts bench-devices gpu-test gpu-bench gpu-decode gpu-rates format clean FORCE
+.PHONY: setup demo generate models models-causal models-hidet onnx-cases test tests style types lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-build bench-iopddl bench-rules bench-collectives bench-kernels bench-products bench-stages bench-state bench-llm bench-llm-server bench-experts bench-devices gpu-test gpu-bench gpu-decode gpu-rates format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -164,6 +164,15 @@ bench-state: setup
 # short. A peer that does not install is left out, and named. The last line is JSON.
 bench-llm: setup $(STAMPS)/smollm2 $(STAMPS)/bench-llm
 	$(BIN)/python -m benchmarks.llm $(ARGS)
+
+# The server of language models beside llama.cpp's; ARGS="--clients 16 --rounds 1" is short, "--busy 1" measures both
+# beside a process that is always busy. The last line is JSON.
+bench-llm-server: setup $(STAMPS)/smollm2 $(STAMPS)/bench-llm-server
+	$(BIN)/python -m benchmarks.llm_server $(ARGS)
+
+$(STAMPS)/bench-llm-server: $(STAMPS)/installed
+	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench-llm-server]"
+	@touch $@
 
 $(STAMPS)/bench: $(STAMPS)/installed
 	-nice $(BIN)/python -m pip install --disable-pip-version-check --editable ".[bench]"
