@@ -37,13 +37,13 @@ def test_all_threads_stay_where_they_have_the_cores():
 def test_beside_others_there_are_as_many_as_cores():
     machine = Machine(8)
     for _ in range(3):
-        machine.run(0.04, cores=5.2, queued=2.0)
+        machine.run(0.1, cores=5.2, queued=2.0)
     assert machine.counts == [5]
     for _ in range(3):
-        machine.run(0.04, cores=4.9, queued=0.1)
+        machine.run(0.1, cores=4.9, queued=0.1)
     assert machine.team.count == 5
     for _ in range(3):
-        machine.run(0.04, cores=5.4, queued=0.9)
+        machine.run(0.1, cores=5.4, queued=0.9)
     assert machine.team.count == 4  # at least one less
 
 
@@ -58,33 +58,33 @@ def test_all_are_tried_again_ever_more_rarely_while_the_cores_are_wanted():
     tried: list[float] = []
     while machine.seconds < 200:
         before = len(machine.counts)
-        machine.run(0.2, cores=1.0, queued=0.9)
+        machine.run(0.3, cores=1.0, queued=0.9)
         if machine.counts[before:][:1] == [2]:
             tried.append(machine.seconds)
     pauses = [after - before for before, after in itertools.pairwise(tried)]
-    assert [round(pause) for pause in pauses] == [2, 4, 8, 16, *[32] * (len(pauses) - 4)]
+    assert pauses == pytest.approx([2, 4, 8, 16, *[32] * (len(pauses) - 4)], abs=0.8)
     assert len(pauses) > 6
 
 
 def test_all_come_back_when_the_others_end():
     machine = Machine(2)
     for _ in range(200):
-        machine.run(0.2, cores=1.0, queued=0.9)
+        machine.run(0.3, cores=1.0, queued=0.9)
     for _ in range(200):
-        machine.run(0.2, cores=1.9, queued=0.05)
+        machine.run(0.3, cores=1.9, queued=0.05)
     assert machine.team.count == 2
     # A next one that comes and goes takes a second, and not as long as those before.
-    machine.run(0.2, cores=1.0, queued=0.9)
+    machine.run(0.3, cores=1.0, queued=0.9)
     assert machine.team.count == 1
     machine.run(1.1, cores=1.0)
-    machine.run(0.2, cores=1.9)
+    machine.run(0.3, cores=1.9)
     assert machine.team.count == 2
 
 
 def test_time_between_runs_does_not_count():
     machine = Machine(2)
     for _ in range(10):
-        machine.run(0.02, cores=1.0, queued=0.9)
+        machine.run(0.05, cores=1.0, queued=0.9)
         machine.seconds += 0.9
     assert machine.counts[0] == 1
 
@@ -93,7 +93,7 @@ def test_time_between_runs_does_not_count():
 def test_nothing_is_cut_from_one_thread_or_where_the_system_does_not_tell(threads, tells):
     machine = Machine(threads, tells)
     for _ in range(20):
-        machine.run(0.2, cores=0.1, queued=0.9)
+        machine.run(0.3, cores=0.1, queued=0.9)
     assert machine.counts == []
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from hidet_dist.runtime.threads import most_threads, set_threads
 
-_WINDOW_SECONDS = 0.1  # of runs, after which the number is decided
+# Of runs, after which the number is decided: what wants a core for a tenth of a second is over by then.
+_WINDOW_SECONDS = 0.25
 # The share of a run's time for which threads queue for a core, all together. Two threads on two cores queue for 0.05
 # to 0.1 of it alone, and for 0.8 and more beside one busy process. They are worth it beside one that is busy at times.
 _CROWDED = 0.5
@@ -57,7 +58,7 @@ class Usage:
 class Team:
     """The threads that run kernels which one thread starts. Only that thread calls this object.
 
-    After each tenth of a second of runs in which threads queued for more than half of the time, the team is cut to as
+    After each quarter of a second of runs in which threads queued for more than half of the time, the team is cut to as
     many as the process had cores, and by one at least. All threads are tried again after a second, and after twice as
     long each time that the cores are still wanted, up to half a minute.
 
