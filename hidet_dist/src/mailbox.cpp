@@ -75,15 +75,15 @@ void Mailbox::close(const std::map<int32_t, std::unique_ptr<Peer>> &peers) {
 }
 
 void Mailbox::exchange(const void *send, Message out, void *recv, Message in) {
-  auto start = Clock::now();
+  ActiveTime waited;
   while (!out.over() || !in.over()) {
     const uint32_t heard = inbox_.owner().bell.value.load(std::memory_order_seq_cst);
     const bool sent = put(send, &out);
     const bool received = take(recv, &in);
     if (sent || received) {
-      start = Clock::now();
+      waited = ActiveTime();
     } else {
-      listen(heard, out, in, start);
+      listen(heard, out, in, &waited);
     }
   }
 }
@@ -119,7 +119,7 @@ bool Mailbox::take(void *recv, Message *message) {
   return true;
 }
 
-void Mailbox::listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start) {
+void Mailbox::listen(uint32_t heard, const Message &out, const Message &in, ActiveTime *waited) {
   Counter &bell = inbox_.owner().bell;
   const auto rung = [&] { return bell.value.load(std::memory_order_seq_cst) != heard; };
   if (patience_.look(rung)) return;
@@ -130,7 +130,7 @@ void Mailbox::listen(uint32_t heard, const Message &out, const Message &in, Cloc
     for (const Message *message : {&out, &in}) {
       if (!failure.empty() || message->over()) continue;
       Peer &peer = *message->peer;
-      failure = why_not("rank " + std::to_string(peer.rank), peer.inbox.owner().closed, peer.process, start, timeout_);
+      failure = why_not("rank " + std::to_string(peer.rank), peer.inbox.owner().closed, peer.process, waited, timeout_);
     }
   }
   bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);

@@ -108,7 +108,7 @@ class Mailbox {
   bool take(void *recv, Message *message);
 
   // Waits until the bell is rung after `heard`.
-  void listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start);
+  void listen(uint32_t heard, const Message &out, const Message &in, ActiveTime *waited);
 
   const int32_t descriptor_;
   const int32_t rank_;

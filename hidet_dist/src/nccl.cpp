@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "active_time.hpp"
 #include "communicator.hpp"
 #include "nccl_library.hpp"
 #include "transport.hpp"
@@ -19,6 +20,7 @@
 namespace {
 
 namespace nccl = hidet_dist::nccl;
+using hidet_dist::ActiveTime;
 using hidet_dist::Clock;
 using hidet_dist::failed_meanwhile;
 using hidet_dist::in_seconds;
@@ -476,7 +478,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     // The peers of the failed collective are kept.
     if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
     const auto start = Clock::now();
-    if (!waits_) wait_start_ = start;
+    if (!waits_) waited_ = ActiveTime();
     waits_ = true;
     auto *communicator = hidet_dist::current();
     // A graph that is launched again uses groups without calling the transport.
@@ -488,7 +490,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
       const int32_t status = check();
       if (status != HIDET_DIST_OK) return status;
       if (state == 0) break;
-      if (Clock::now() - wait_start_ > timeout_) {
+      if (waited_.so_far() > timeout_) {
         return fail("timed out after " + in_seconds(timeout_) + ", " + what, true);
       }
       if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
@@ -531,13 +533,14 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   // Waits until NCCL has enqueued an operation on its stream, so that later work cannot overtake it.
   int32_t settle(Comm comm, Result result, const char *what) {
     const auto start = Clock::now();
+    ActiveTime waited;
     while (result == nccl::kInProgress) {
       Result state = nccl::kSuccess;
       const Result polled = library_.comm_get_async_error(comm, &state);
       result = polled == nccl::kSuccess ? state : polled;
       if (result != nccl::kInProgress) break;
       if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
-      if (Clock::now() - start > timeout_) {
+      if (waited.so_far() > timeout_) {
         return fail(std::string(what) + " timed out after " + in_seconds(timeout_), true);
       }
       pause(start);
@@ -640,7 +643,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   int32_t used_ = 0;  // the mesh axes of all groups used so far
   int32_t recent_ = 0;  // the mesh axes of the groups used since the last wait
   bool waits_ = false;
-  Clock::time_point wait_start_{};
+  ActiveTime waited_;
   bool closed_ = false;
   bool grouped_ = false;  // within a group of messages
   Stream internal_stream_ = nullptr;

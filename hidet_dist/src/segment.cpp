@@ -85,7 +85,7 @@ void Segment::watch_processes() {
 void Segment::wait(int32_t rank, uint32_t value) {
   Counter &counter = member(rank).written;
   if (patience_.look([&] { return reached(counter, value); })) return;
-  const auto start = Clock::now();
+  ActiveTime waited;
   counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
   std::string failure;
   while (failure.empty()) {
@@ -93,7 +93,7 @@ void Segment::wait(int32_t rank, uint32_t value) {
     if (static_cast<int32_t>(now - value) >= 0) break;
     patience_.sleep(&counter, now);
     const std::string who = "group rank " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
-    failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
+    failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], &waited, timeout_);
   }
   counter.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   // A rank may have finished its part and ended since.

@@ -73,11 +73,11 @@ bool Process::ended() const {
 }
 
 std::string why_not(const std::string &who, const std::atomic<uint32_t> &closed, const Process &process,
-                    Clock::time_point start, std::chrono::nanoseconds timeout) {
+                    ActiveTime *waited, std::chrono::nanoseconds timeout) {
   if (failed_meanwhile()) return "the communicator failed meanwhile";
   if (closed.load(std::memory_order_seq_cst) != 0) return who + " has closed its end";
   if (process.ended()) return "the process of " + who + " has ended";
-  if (Clock::now() - start > timeout) return "timed out after " + in_seconds(timeout) + ", waiting for " + who;
+  if (waited->so_far() > timeout) return "timed out after " + in_seconds(timeout) + ", waiting for " + who;
   return "";
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "active_time.hpp"
 #include "transport.hpp"
 
 namespace hidet_dist {
@@ -49,9 +50,9 @@ class Process {
   bool gone_ = false;
 };
 
-// The reason why waiting for a rank is useless, or an empty string.
+// The reason why waiting for a rank is useless, or an empty string. To be called between short sleeps.
 std::string why_not(const std::string &who, const std::atomic<uint32_t> &closed, const Process &process,
-                    Clock::time_point start, std::chrono::nanoseconds timeout);
+                    ActiveTime *waited, std::chrono::nanoseconds timeout);
 
 // The waiting strategy of one thread. It spins for as long as being woken takes before it sleeps, so that a wait costs
 // at most twice its cost if its length were known (A. Karlin et al., "Empirical studies of competitive spinning for a

@@ -6,6 +6,7 @@ what goes wrong                                                         where it
 ======================================================================  ==============================================
 a rank is killed: before it loads, while it loads, before a collective,
 within one; it stops (SIGSTOP); it is slower than the others wait       test_dying_ranks
+all ranks stop at once for longer than they wait                        test_dying_ranks
 the same for each transport, group and mesh, below the partition        tests/runtime/test_communicator
 another build, version, world size, shape or number of inputs           test_disagreeing_ranks
 two jobs at once, with a port each or with one                          test_disagreeing_ranks

@@ -6,11 +6,12 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hidet_dist.launch import free_port
 
-from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, await_loaded, call_all, load_all
+from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, await_loaded, call_all, load_all, whole
 
 pytestmark = pytest.mark.usefixtures("next_run_works")
 
@@ -121,3 +122,26 @@ def test_stopped_for_less_than_the_time_out(start: Start, artifacts: Path) -> No
     ranks[1].kill(signal.SIGCONT)
     ranks[1].send("call", inputs=[X.tolist()])
     assert all("error" not in rank.answer() for rank in ranks)
+
+
+@BOTH
+def test_stopped_together_beyond_the_time_out(start: Start, artifacts: Path, victim: int) -> None:
+    """As a machine that is suspended: the rank that waits goes on first, and none is to blame."""
+    ranks = start(2)
+    load_all(ranks, artifacts, timeout=SHORT_SECONDS)
+    call_all(ranks)
+    waiting = ranks[1 - victim]
+    waiting.send("call", inputs=[X.tolist()])
+    time.sleep(0.5)
+    for rank in ranks:
+        rank.kill(signal.SIGSTOP)
+    time.sleep(2 * SHORT_SECONDS)
+    waiting.kill(signal.SIGCONT)
+    time.sleep(0.5)
+    ranks[victim].kill(signal.SIGCONT)
+    ranks[victim].send("call", inputs=[X.tolist()])
+    for rank in ranks:
+        answer = rank.answer()
+        assert "error" not in answer, answer
+        np.testing.assert_allclose(answer["result"], whole(X), atol=1e-4)
+    call_all(ranks)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,35 @@ def test_a_rank_that_dies_gives_each_open_request_an_error_and_ends_the_server(s
     for lines in answers:
         last = lines[-1] if lines else ""
         assert '"error"' in last, lines
+
+
+def test_ranks_that_are_stopped_under_load_go_on_with_the_same_answers(shared: Path):
+    """Each alone for less than the time-out, and both at once for longer, as a machine that is suspended."""
+    seconds = 5.0
+    bodies = [{"prompt": [5, 6, number], "max_tokens": 100, "ignore_eos": True} for number in range(7, 11)]
+
+    def ask(url: str, body: dict[str, Any]) -> str:
+        answer = httpx.post(url + COMPLETE, json=body, timeout=300)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    with serving(shared, shared.parent, "--timeout", f"{seconds:g}") as served, ThreadPoolExecutor(4) as pool:
+        name = httpx.get(f"{served.url}/v1/models", timeout=60).json()["data"][0]["id"]
+        for body in bodies:
+            body["model"] = name
+        alone = [ask(served.url, body) for body in bodies]
+        ranks = [served.process.pid, *served.ranks()]
+        for stopped in (ranks[:1], ranks[1:], ranks, ranks[::-1], ranks, ranks[::-1]):
+            running = [pool.submit(ask, served.url, body) for body in bodies * 4]
+            wait_for(lambda: served.metrics()["running"] > 1)
+            for process in stopped:
+                os.kill(process, signal.SIGSTOP)
+            time.sleep(seconds / 2 if len(stopped) == 1 else 2 * seconds)
+            for process in stopped:  # the first one may wait for the other one, which comes later
+                os.kill(process, signal.SIGCONT)
+                time.sleep(0.5)
+            assert [each.result() for each in running] == alone * 4
 
 
 KINDS = ("whole", "stream", "leaves", "slow", "malformed", "large", "long")

@@ -274,8 +274,8 @@ def blame(
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
     The ranks to blame are the first non-empty set of: those whose heartbeat stopped; among the ranks that this one
-    waits for, directly or through others, those that have left; among the same, those that wait for no rank. If the
-    store cannot be reached, its host is to blame. Takes at most ``SILENCE_SECONDS`` + 1 s.
+    waits for, directly or through others, those that have left; among the same, those that wait for no rank; those that
+    have gone on since. If the store cannot be reached, its host is to blame. Takes at most ``SILENCE_SECONDS`` + 1 s.
 
     Parameters
     ----------
@@ -365,6 +365,9 @@ def _search(
         return Verdict(tuple(late), f"{named(late)} did not reach collective {max(least, 0) + 1}", rank)
     if not waits and any(rank in beats[other].peers.get(communicator, []) for other in awaited):
         return Verdict((rank,), f"{named([rank])} did not go on within the time-out", rank)
+    slow = _slow(awaited, communicator, first, beats)
+    if slow:
+        return Verdict(tuple(slow), f"{named(slow)} took longer than the time-out, and went on since", rank)
     if all(_started(beats[other], communicator) == progress.sequence for other in awaited):
         return Verdict((), "all ranks are alive and have reached the same collective", rank)
     return Verdict((), f"{named(sorted([rank, *awaited]))} wait for one another, in different collectives", rank)
@@ -376,6 +379,15 @@ def _late(awaited: Sequence[int], communicator: str, first: Mapping[int, Beat], 
     # A rank that makes progress is not to blame for the delay, unless there is no other.
     late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
     return late or idle
+
+
+def _slow(awaited: Sequence[int], communicator: str, first: Mapping[int, Beat], beats: Mapping[int, Beat]) -> list[int]:
+    """List the ranks that are awaited and went on after the failure, those that others waited for if there are any.
+
+    They came to the failed collective late: its data had been sent, so they completed it, and wait in a later one.
+    """
+    moved = [other for other in awaited if _started(beats[other], communicator) != _started(first[other], communicator)]
+    return [other for other in moved if not first[other].peers.get(communicator)] or moved
 
 
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:

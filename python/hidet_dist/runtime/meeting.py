@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hidet_dist.runtime.liveness import SilenceWatch
+from hidet_dist.runtime.liveness import ActiveTime, SilenceWatch
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.store import Store
@@ -36,7 +36,7 @@ def await_ranks(
     keys: Mapping[int, str]
         The key that each rank will set.
     timeout_seconds: float
-        How long to wait.
+        How long to wait, in seconds of :class:`ActiveTime`.
     failed: Callable[[], bool]
         Whether the communicator has failed for another reason, so that waiting is useless.
 
@@ -45,15 +45,15 @@ def await_ranks(
     PeerError
         Where a rank is gone, or has not set its key in time.
     """
-    deadline = time.monotonic() + timeout_seconds
+    active = ActiveTime()
     watch: SilenceWatch | None = None
-    next_look = time.monotonic() + 1.0
+    next_look = 1.0
     while not store.check(list(keys.values())):
         time.sleep(_POLL_SECONDS)
-        now = time.monotonic()
+        now = active.seconds()
         if failed():
             raise PeerError("the communicator failed meanwhile")
-        if now < next_look and now < deadline:
+        if now < min(next_look, timeout_seconds):
             continue
         next_look = now + 0.5
         missing = tuple(rank for rank, key in keys.items() if not store.check([key]))
@@ -62,5 +62,5 @@ def await_ranks(
         gone = watch.gone(missing)
         if gone:
             raise PeerError(f"rank {', '.join(map(str, gone))} is gone")
-        if missing and now >= deadline:
+        if missing and now >= timeout_seconds:
             raise PeerError(f"timed out after {timeout_seconds:g} s, waiting for rank {', '.join(map(str, missing))}")

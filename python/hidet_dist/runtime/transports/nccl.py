@@ -13,7 +13,7 @@ from hidet_dist import native
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json
 from hidet_dist.runtime.cuda import nccl
-from hidet_dist.runtime.liveness import SilenceWatch, read_beats
+from hidet_dist.runtime.liveness import ActiveTime, SilenceWatch, read_beats
 from hidet_dist.runtime.meeting import PeerError, await_ranks
 from hidet_dist.runtime.transports.base import Setup
 
@@ -193,15 +193,15 @@ class NcclTransport:
         return [store.get(key) for key in keys.values()]
 
     def _await_made(self) -> None:
-        deadline = time.monotonic() + self._setup.timeout_seconds
+        active = ActiveTime()
         watch: SilenceWatch | None = None
-        next_look = time.monotonic() + _SLICE_SECONDS
+        next_look = _SLICE_SECONDS
         while self._nccl.progress() == native.IN_PROGRESS:
             time.sleep(_POLL_SECONDS)
-            now = time.monotonic()
+            now = active.seconds()
             if self._setup.failures.failed():
                 return
-            if now > deadline:
+            if now > self._setup.timeout_seconds:
                 raise PeerError(f"timed out after {self._setup.timeout_seconds:g} s, making an NCCL communicator")
             if now > next_look:
                 next_look = now + _SLICE_SECONDS
