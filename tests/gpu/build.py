@@ -167,9 +167,9 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
 def main(model: str, precision: str, ranks: str, variant: str, arch: str, out: str) -> None:
     target: dict[str, Any] = {"target": "cuda", "arch": arch}
     if model == "decoder":
-        import decoder  # and with it PyTorch's models, which others do without
+        import build_decoder  # and with it PyTorch's models, which others do without
 
-        decoder.build(precision, Path(out), {**target, "cuda": {"cuda_graph": variant == "graph"}})
+        build_decoder.build(precision, Path(out), {**target, "cuda": {"cuda_graph": variant == "graph"}})
     else:
         build(model, precision, int(ranks), variant, arch, Path(out), target)
 

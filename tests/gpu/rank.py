@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 import checked
+import decoder
 
 import hidet_dist
 from hidet_dist.runtime import session
@@ -87,8 +88,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "collectives":
         collectives()
     elif sys.argv[1] == "decoder":
-        import decoder  # and with it PyTorch's models, which other checks do without
-
         decoder.serve(sys.argv[2])
     else:
         serve(*sys.argv[2:])

@@ -1,7 +1,9 @@
 // Stands in for the CUDA driver where there is no GPU: exactly the functions that the native runtime and the stand-in for
 // NCCL use, and those that tests use to make streams and graphs. Device memory is host memory, a stream is a queue that
 // a thread works off, and a graph is a list of functions. With FAKE_CUDA_SYNCHRONOUS=1 a call waits for what it puts on
-// a stream, so that functions of the host can stand in for kernels: they read and write in their turn.
+// a stream, so that functions of the host can stand in for kernels: they read and write in their turn. Memory is cleared
+// some time later with FAKE_CUDA_CLEARS_LATE=1; freeing it before that ends the process.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -92,6 +94,8 @@ int device_count() {
   const char *text = std::getenv("FAKE_CUDA_DEVICES");
   return text == nullptr ? 8 : std::atoi(text);
 }
+
+std::vector<unsigned long long> to_be_cleared;  // the beginnings of memory, outside captures
 
 void *current_stream = nullptr;
 thread_local void *current_context = nullptr;
@@ -282,6 +286,11 @@ API int cuMemAllocAsync(unsigned long long *pointer, size_t bytes, void *) {
 }
 
 API int cuMemFree_v2(unsigned long long pointer) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (std::find(to_be_cleared.begin(), to_be_cleared.end(), pointer) != to_be_cleared.end()) {
+    std::fprintf(stderr, "memory is freed before it was cleared\n");
+    std::abort();
+  }
   std::free(reinterpret_cast<void *>(pointer));
   return 0;
 }
@@ -297,7 +306,20 @@ API int cuMemFreeHost(void *pointer) {
 }
 
 API int cuMemsetD8Async(unsigned long long target, unsigned char value, size_t bytes, void *stream) {
-  put(stream, [=] { std::memset(reinterpret_cast<void *>(target), value, bytes); });
+  static const bool late = std::getenv("FAKE_CUDA_CLEARS_LATE") != nullptr;
+  bool captured;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    captured = of(stream).capturing || of(stream).origin != nullptr;
+    if (!captured) to_be_cleared.push_back(target);
+  }
+  put(stream, [=] {
+    if (late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::memset(reinterpret_cast<void *>(target), value, bytes);
+    if (captured) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    to_be_cleared.erase(std::find(to_be_cleared.begin(), to_be_cleared.end(), target));
+  });
   return 0;
 }
 

@@ -105,12 +105,12 @@ class LoadedParts:
                 self.device.choose_candidates(part, communicator, self._folder.resolve(), build)
 
     def close(self) -> None:
-        """Free the memory, and unload the libraries."""
+        """Free the memory, once no work uses it, and unload the libraries."""
         for launcher in self._launchers:
             launcher.close()
-        self._libraries.close()
         self.states.close()
         self.device.memory.close()
+        self._libraries.close()
 
     def _load(self, artifacts: OpenedArtifacts, rank: int, stages: Sequence[StageManifest]) -> None:
         """Load the libraries of each program, and the weights that all programs share, once."""

@@ -61,6 +61,12 @@ def memory(model: LoadedPartition) -> object:
     return [before, model.device_bytes]
 
 
+def cleared(model: LoadedPartition) -> object:
+    """Leave the device to clear memory, which is freed next, with the model."""
+    model._loaded.device.memory.reserve_zeros(1 << 20)
+    return True
+
+
 def product(model: LoadedPartition) -> object:
     """A rank's shard of X through the program."""
     columns = int(model.stage.inputs[0].shape[1])
@@ -120,7 +126,7 @@ def states(model: LoadedPartition) -> object:
 
 
 MODES: dict[str, Callable[[LoadedPartition], object]] = {
-    each.__name__: each for each in (answers, refusals, profile, memory, product, calls, timed, states)
+    each.__name__: each for each in (answers, refusals, profile, memory, cleared, product, calls, timed, states)
 }
 
 

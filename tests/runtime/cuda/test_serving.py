@@ -74,6 +74,10 @@ def test_weights_workspace_and_staging_are_all_that_is_held(stand_ins: Path, pro
     assert after - before == 2 * X.nbytes
 
 
+def test_memory_is_freed_once_no_work_uses_it(stand_ins: Path, program: Path) -> None:
+    assert serve(stand_ins, "cleared", as_cuda(program), FAKE_CUDA_CLEARS_LATE="1") == [True]
+
+
 def test_the_fastest_candidate_is_chosen_once(stand_ins: Path, program: Path) -> None:
     as_cuda(program, candidates=(2,))
     for _ in range(2):

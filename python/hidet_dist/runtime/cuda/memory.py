@@ -399,7 +399,10 @@ def _release(resources: _Resources) -> None:
         before = cuda.current_context()
         cuda.set_context(resources.context)
         try:
+            # The last call may have left work, such as clearing states, which the driver need not wait for as it frees.
             for stream in resources.streams:
+                with suppress(DeviceError):
+                    cuda.synchronize(stream)
                 cuda.call("cuStreamDestroy_v2", stream)
             for event in resources.events:
                 cuda.call("cuEventDestroy_v2", event)
