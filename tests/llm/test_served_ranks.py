@@ -103,7 +103,9 @@ def test_a_rank_that_dies_gives_each_open_request_an_error_and_ends_the_server(s
 def test_ranks_that_are_stopped_under_load_go_on_with_the_same_answers(shared: Path):
     """Each alone for less than the time-out, and both at once for longer, as a machine that is suspended."""
     seconds = 5.0
-    bodies = [{"prompt": [5, 6, number], "max_tokens": 100, "ignore_eos": True} for number in range(7, 11)]
+    bodies: list[dict[str, Any]] = [
+        {"prompt": [5, 6, number], "max_tokens": 100, "seed": number, "ignore_eos": True} for number in range(7, 11)
+    ]
 
     def ask(url: str, body: dict[str, Any]) -> str:
         answer = httpx.post(url + COMPLETE, json=body, timeout=300)
