@@ -1,9 +1,10 @@
 """The server of language models beside llama.cpp's on this machine.
 
-    python -m benchmarks.llm_server [--precision int4] [--clients 1 16] [--rounds 3] [--new 64] [--busy 1]
+    python -m benchmarks.llm_server [--model smollm2] [--precision int4] [--clients 1 16] [--rounds 3] [--busy 1]
 
-SmolLM2-135M, one file for both, on as many threads. A client sends a request to ``/v1/completions``, and the next
-one when its answer has ended: prompts of ``--prompt`` tokens, no two alike, and ``--new`` tokens, streamed,
+SmolLM2-135M, or a LLaMA of random weights of ``--parameters``: one file for both servers, on as many threads. A client
+sends a request to ``/v1/completions``, and the next one when its answer has ended: prompts of ``--prompt`` tokens, no
+two alike, and ``--new`` tokens, streamed,
 of the highest probability. Servers take turns. What is told of each: tokens a second of all clients together; the
 median time from a request to its first token, and between two tokens of an answer. Medians of rounds are shown, and
 their ratios to llama.cpp's. llama.cpp is that of the package xllamacpp, whose wheels are compiled for AVX2. So ours is
@@ -30,13 +31,13 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.llm import Variant, file_of
+from benchmarks.llm import MODELS, Variant, file_of
 from benchmarks.serving.host import describe
 from hidet_dist.files import write_text
 from hidet_dist.llm.loading import stored_model
 from hidet_dist.llm.options import LoadOptions
 
-MODEL = "smollm2"
+NAME = "model"  # in requests
 OURS = {"ours": "native", "ours, x86-64-v3": "x86-64-v3"}  # the level that it is compiled for
 PEER = "llama.cpp"
 MOST_CLIENTS = 16
@@ -107,7 +108,7 @@ class Answer:
 async def ask(address: str, prompt: list[int], count: int) -> Answer:
     """Send a request, and note when each event of its stream comes. Raises SystemExit where it is refused."""
     where = urlsplit(address)
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": count, "temperature": 0}
+    body = {"model": NAME, "prompt": prompt, "max_tokens": count, "temperature": 0}
     data = json.dumps({**body, "stream": True, "ignore_eos": True}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
@@ -154,7 +155,7 @@ async def load(address: str, clients: int, requests: int, length: int, count: in
 
 def servers(given: argparse.Namespace) -> dict[str, list[str]]:
     """The commands of the servers, by name. Models of ours are built."""
-    file = file_of(MODEL, Variant("ours", given.threads), given.precision, 0)
+    file = file_of(given.model, Variant("ours", given.threads), given.precision, given.parameters)
     context = given.prompt + given.new
     commands: dict[str, list[str]] = {}
     for name, level in OURS.items():
@@ -166,7 +167,7 @@ def servers(given: argparse.Namespace) -> dict[str, list[str]]:
             optimization={"arch": level},
         )
         folder = stored_model(file, options).folder
-        commands[name] = ["-m", "hidet_dist.cli", "serve", str(folder), "--port", "0", "--name", MODEL]
+        commands[name] = ["-m", "hidet_dist.cli", "serve", str(folder), "--port", "0", "--name", NAME]
     if importlib.util.find_spec("xllamacpp") is not None:
         peer = ["-m", "benchmarks.generation.llama_server", str(file), "--threads", str(given.threads)]
         commands[PEER] = [*peer, "--sequences", str(MOST_CLIENTS), "--context", str(context)]
@@ -204,6 +205,8 @@ def measure(given: argparse.Namespace) -> dict[str, Server]:
 def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--parameters", type=float, default=5e8, help="of the random model")
     parser.add_argument("--precision", choices=("int4", "float32"), default="int4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, nargs="+", choices=range(1, MOST_CLIENTS + 1), default=[1, MOST_CLIENTS])
@@ -230,7 +233,7 @@ def main() -> None:
         }
         for name, server in running.items()
     }
-    table = Table("", "clients", *FIGURES.values(), title=f"SmolLM2-135M, {given.precision}, {given.threads} threads")
+    table = Table("", "clients", *FIGURES.values(), title=f"{given.model}, {given.precision}, {given.threads} threads")
     for clients in given.clients:
         for name, of in medians.items():
             table.add_row(name, str(clients), *(f"{of[clients][key]:.1f}" for key in FIGURES))
