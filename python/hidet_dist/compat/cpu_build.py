@@ -21,7 +21,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,15 @@ _COMMON = (
 )
 # GNU gold links a kernel in less time. Some installations lack it.
 _LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") is not None else ()
+# The name that the loader knows a library by, where others need it or it is opened by a name. All kernels have the same
+# one, as none of this is done with them: they are opened by paths. Where there is no name, gold writes the path of its
+# output into the library, and equal kernels from two folders would differ.
+_NAME = "-Wl,-soname,hidet_dist_compiled.so"
 # The linker, and what kernels link to besides the libraries of the call. That of C++ is left out, which takes the
 # linker longer than all of the rest: libhidet_runtime needs it, so that it is loaded with each kernel.
 LIBRARIES = (
     *_LINKER,
+    _NAME,
     "-nodefaultlibs",
     "-Wl,--no-as-needed",
     "-lhidet_runtime",
@@ -68,6 +73,11 @@ def gcc() -> str:
 def compiler_version(path: str) -> str:
     """Ask a GCC for its version."""
     return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def without_paths(folders: Iterable[str]) -> list[str]:
+    """Write the flags by which libraries lack the paths of folders with sources, which assertions have in messages."""
+    return [f"-ffile-prefix-map={folder}=." for folder in folders]
 
 
 def compiler_with(
@@ -120,6 +130,7 @@ def compiler_with(
                 "-include",
                 str(prelude),
                 *(f"-I{directory}" for directory in [*included, *extra]),
+                *without_paths([*included, *extra, str(source.parent)]),
                 *(f"-L{directory}" for directory in [*self.library_dirs, *dict.fromkeys(linking_dirs)]),
                 "-shared" if out_lib_path.endswith(".so") else "--compile",
                 src_path,

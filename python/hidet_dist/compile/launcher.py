@@ -22,7 +22,7 @@ from hidet.ir import expr as ir
 from hidet.ir.expr import Constant, Expr, SymbolVar
 
 from hidet_dist import native
-from hidet_dist.compat.cpu_build import LIBRARIES, compiler_version, content_of, gcc
+from hidet_dist.compat.cpu_build import LIBRARIES, compiler_version, content_of, gcc, without_paths
 from hidet_dist.compile.buffers import ActivationBuffer, Buffers, activations
 from hidet_dist.compile.placement import place_buffers, placed_nbytes
 from hidet_dist.errors import CompileError
@@ -265,7 +265,7 @@ def build_launcher(graph: FlowGraph, workspace: Workspace, kernel_of_node: Seque
         written, built = Path(scratch) / "launcher.cc", Path(scratch) / "lib.so"
         written.write_text(source, "ascii")
         command += [str(written), f"-I{directory}", f"-L{libraries}"]
-        command += [*LIBRARIES, "-o", str(built)]
+        command += [*without_paths([directory, scratch]), *LIBRARIES, "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"The launch function does not compile: {done.stderr.strip() or done.returncode}")
