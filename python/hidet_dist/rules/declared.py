@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hidet.graph import Operator
 from hidet.graph.ops.attention.attention import AttnOp
@@ -27,11 +27,37 @@ from hidet.ir.expr import if_then_else, logical_and, logical_or
 
 from hidet_dist.spec.extents import same_extent
 
+Define: TypeAlias = Callable[[Operator], Task]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A handwritten definition, and the reason why the operator needs one."""
+
+    reason: str
+    define: Define
+
+
+DECLARED: dict[type[Operator], Declaration] = {}
+"""The handwritten definitions. A new one is a function with :func:`defines` in this file."""
+
+
+def defines(operator: type[Operator], because: str) -> Callable[[Define], Define]:
+    """Let a function define the operators of a class; ``because`` is the reason why that is done by hand."""
+
+    def declare(define: Define) -> Define:
+        DECLARED[operator] = Declaration(because, define)
+        return define
+
+    return declare
+
 
 def _inputs(op: Operator) -> list[TensorInput]:
     return [input_like(x, f"x{number}") for number, x in enumerate(op.inputs)]
 
 
+@defines(AttnMaskAddOp, because="its definition reads only as many keys as there are queries")
+@defines(AttnOp, because="its definition omits the causal mask, and reads only as many keys as queries")
 def _attention(op: Operator) -> Task:
     """Define softmax(q @ k + mask) @ v completely: with the causal mask, and with all keys."""
     tensors = _inputs(op)
@@ -69,6 +95,7 @@ def _attention(op: Operator) -> Task:
     return Task("attention_by_hand", tensors, [out])
 
 
+@defines(EmbeddingBagOp, because="it is opaque: a kernel without a compute definition")
 def _embedding_bag(op: Operator) -> Task:
     indices, weight, offsets = tensors = _inputs(op)
     count, bags, dtype = indices.shape[0], offsets.shape[0], weight.type.dtype
@@ -87,6 +114,7 @@ def _embedding_bag(op: Operator) -> Task:
     return Task("embedding_bag_by_hand", tensors, [compute("out", [bags, weight.shape[1]], bag)])
 
 
+@defines(ScatterBaseOp, because="it is opaque: a kernel without a compute definition")
 def _scatter(op: Operator) -> Task:
     x, index, source = tensors = _inputs(op)
     dim, many = op.attrs["dim"], index.shape[op.attrs["dim"]]
@@ -114,21 +142,6 @@ def _scatter(op: Operator) -> Task:
 
     return Task("scatter_by_hand", tensors, [compute("out", x.shape, value)])
 
-
-@dataclass(frozen=True)
-class Declaration:
-    """A handwritten definition, and the reason why the operator needs one."""
-
-    reason: str
-    define: Callable[[Operator], Task]
-
-
-DECLARED: dict[type[Operator], Declaration] = {
-    AttnOp: Declaration("its definition omits the causal mask, and reads only as many keys as queries", _attention),
-    AttnMaskAddOp: Declaration("its definition reads only as many keys as there are queries", _attention),
-    EmbeddingBagOp: Declaration("it is opaque: a kernel without a compute definition", _embedding_bag),
-    ScatterBaseOp: Declaration("it is opaque: a kernel without a compute definition", _scatter),
-}
 
 # Operators that are replicated, each with the reason.
 REPLICATED: dict[type[Operator], str] = {
