@@ -13,24 +13,22 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.transports.base import Setup, Transport
 
 VARIABLE = "HIDET_DIST_TRANSPORT"
-"""The environment variable with the choice for CPUs: ``auto`` (default), or ``gloo`` to use Gloo on one host too."""
+"""The environment variable with the choice for CPUs, a key of :data:`FOR_HOSTS`."""
+
+FOR_HOSTS = {
+    "auto": "hidet_dist.runtime.transports.shared_memory:open_within_hosts",
+    "gloo": "hidet_dist.runtime.transports.shared_memory:open_gloo_alone",
+}
+"""What opens each transport of ranks on CPUs, by its name for users: the default, and Gloo on one host, too."""
 
 
 def open_for_host(setup: Setup, device: int | None, stream: int | None) -> Transport:
     """Open the transport of ranks whose buffers are in the memory of their hosts. Raises ConfigError."""
-    from hidet_dist.runtime.transports.shared_memory import SharedMemoryTransport
-
-    choice = os.environ.get(VARIABLE, "auto")
-    if choice not in ("auto", "gloo"):
-        raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
-    return SharedMemoryTransport(setup, lambda: _open_gloo(setup), is_shared=choice == "auto")
-
-
-def _open_gloo(setup: Setup) -> Transport:
-    # PyTorch, which contains Gloo, takes a second to import: do so only when a group needs it.
-    from hidet_dist.runtime.transports.gloo import GlooTransport
-
-    return GlooTransport(setup)
+    choice = os.environ.get(VARIABLE, next(iter(FOR_HOSTS)))
+    if choice not in FOR_HOSTS:
+        raise ConfigError(f"{VARIABLE} must be {' or '.join(map(repr, FOR_HOSTS))}, not {choice!r}")
+    opened: Transport = resolve_name(FOR_HOSTS[choice])(setup)
+    return opened
 
 
 def open_transport(target: str, setup: Setup, device: int | None = None, stream: int | None = None) -> Transport:

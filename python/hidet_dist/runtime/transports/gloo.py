@@ -73,19 +73,7 @@ class GlooTransport(Blocking):
     """
 
     def __init__(self, setup: Setup):
-        self.table = native.make_transport(
-            {
-                "all_reduce": self._all_reduce,
-                "all_gather": self._all_gather,
-                "reduce_scatter": self._reduce_scatter,
-                "all_to_all": self._all_to_all,
-                "broadcast": self._broadcast,
-                "send_recv": self._send_recv,
-                "all_gather_parts": self._all_gather_parts,
-                "reduce_scatter_parts": self._reduce_scatter_parts,
-                "all_to_all_parts": self._all_to_all_parts,
-            }
-        )
+        self.table = native.make_transport({name: getattr(self, f"_{name}") for name in native.TRANSPORT_FUNCTIONS})
         self.shared_groups: tuple[tuple[int, ...], ...] = ()
         self.shared_peers: tuple[int, ...] = ()
         self._rank = setup.rendezvous.settings.rank

@@ -127,6 +127,23 @@ class SharedMemoryTransport(Blocking):
             self._shared.delegate_peer(peer)
 
 
+def open_within_hosts(setup: Setup) -> Transport:
+    """Open the transport of shared memory within a host, and of Gloo across hosts."""
+    return SharedMemoryTransport(setup, lambda: _open_gloo(setup))
+
+
+def open_gloo_alone(setup: Setup) -> Transport:
+    """Open the transport of Gloo, within a host, too. Ranks may meet others with :func:`open_within_hosts`."""
+    return SharedMemoryTransport(setup, lambda: _open_gloo(setup), is_shared=False)
+
+
+def _open_gloo(setup: Setup) -> Transport:
+    # PyTorch, which contains Gloo, takes a second to import: do so only when a group needs it.
+    from hidet_dist.runtime.transports.gloo import GlooTransport
+
+    return GlooTransport(setup)
+
+
 def _file(descriptor: int) -> str:
     """Describe a file of this process, so that other processes of the host can open it."""
     return json.dumps({"host": _host(), "process": os.getpid(), "descriptor": descriptor})
