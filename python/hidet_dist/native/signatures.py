@@ -10,8 +10,9 @@ Pointers to ``void`` and to opaque structures are ``c_void_p``; pointers to ``ch
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint8, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from hidet_dist.native.interface import Header, Signature
 
@@ -63,40 +64,47 @@ def _method(*arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(c_int32, c_void_p, *arguments)
 
 
+class _Forms(NamedTuple):
+    """The arguments of a kind of collective: for equal contiguous blocks, and, if it joins or splits a dim, others."""
+
+    plain: tuple[Any, ...]
+    parts: tuple[Any, ...] | None = None  # of unequal size
+    blocks: tuple[Any, ...] | None = None  # side by side in host memory
+
+
+# The collectives of a group, in the order of their codes in hidet_dist_collective.
+_KINDS = {
+    "all_reduce": _Forms(_REDUCE),
+    "all_gather": _Forms(_GATHER, _GATHER_PARTS, _GATHER_BLOCKS),
+    "reduce_scatter": _Forms(_REDUCE, _SCATTER_PARTS, _SCATTER_BLOCKS),
+    "all_to_all": _Forms(_GATHER, _EXCHANGE_PARTS, _EXCHANGE_BLOCKS),
+    "broadcast": _Forms(_REDUCE),
+}
+_PLAIN = {name: forms.plain for name, forms in _KINDS.items()}
+_PARTS = {f"{name}_parts": forms.parts for name, forms in _KINDS.items() if forms.parts}
+_BLOCKS = {f"{name}_blocks": forms.blocks for name, forms in _KINDS.items() if forms.blocks}
+
+
+def _methods(arguments: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, _method(*each)) for name, each in arguments.items())
+
+
 class TransportTable(ctypes.Structure):
     """``hidet_dist_transport``: a table of functions, which its maker keeps alive as long as the communicator."""
 
     _fields_ = (
         ("context", c_void_p),
-        ("all_reduce", _method(*_REDUCE)),
-        ("all_gather", _method(*_GATHER)),
-        ("reduce_scatter", _method(*_REDUCE)),
-        ("all_to_all", _method(*_GATHER)),
-        ("broadcast", _method(*_REDUCE)),
+        *_methods(_PLAIN),
         ("send_recv", _method(c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32)),
-        ("all_gather_parts", _method(*_GATHER_PARTS)),
-        ("reduce_scatter_parts", _method(*_SCATTER_PARTS)),
-        ("all_to_all_parts", _method(*_EXCHANGE_PARTS)),
+        *_methods(_PARTS),
         ("copy", _method(c_void_p, c_void_p, c_int64)),
-        ("all_gather_blocks", _method(*_GATHER_BLOCKS)),
-        ("reduce_scatter_blocks", _method(*_SCATTER_BLOCKS)),
-        ("all_to_all_blocks", _method(*_EXCHANGE_BLOCKS)),
+        *_methods(_BLOCKS),
     )
 
 
 COLLECTIVES = Header(
     functions={
-        "all_reduce": Signature(c_int32, _REDUCE),
-        "all_gather": Signature(c_int32, _GATHER),
-        "reduce_scatter": Signature(c_int32, _REDUCE),
-        "all_to_all": Signature(c_int32, _GATHER),
-        "all_gather_blocks": Signature(c_int32, _GATHER_BLOCKS),
-        "reduce_scatter_blocks": Signature(c_int32, _SCATTER_BLOCKS),
-        "all_to_all_blocks": Signature(c_int32, _EXCHANGE_BLOCKS),
-        "all_gather_parts": Signature(c_int32, _GATHER_PARTS),
-        "reduce_scatter_parts": Signature(c_int32, _SCATTER_PARTS),
-        "all_to_all_parts": Signature(c_int32, _EXCHANGE_PARTS),
-        "broadcast": Signature(c_int32, _REDUCE),
+        **{name: Signature(c_int32, each) for name, each in {**_PLAIN, **_PARTS, **_BLOCKS}.items()},
         "send": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "send_recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)),
@@ -139,12 +147,8 @@ COLLECTIVES = Header(
         "U8": 7,
         "BOOL": 8,
         # hidet_dist_collective
-        "ALL_REDUCE": 0,
-        "ALL_GATHER": 1,
-        "REDUCE_SCATTER": 2,
-        "ALL_TO_ALL": 3,
-        "BROADCAST": 4,
-        "MESSAGE": 5,
+        **{name.upper(): code for code, name in enumerate(_KINDS)},
+        "MESSAGE": len(_KINDS),
         # hidet_dist_reduce_op
         "SUM": 0,
         "MAX": 1,
