@@ -6,7 +6,7 @@ of ``hidet-dist plan`` and ``build`` if it has one, and on the page of the confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,16 @@ TIME_LIMIT_SECONDS = 60.0
 MEMORY_LIMIT_BYTES = 4 * 2**30
 
 _PRECISIONS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.precisions))
+_FILLING = tuple(name for name, one in OBJECTIVES.items() if one.fills)
+"""The objectives of pipelines whose stages work at the same time."""
+
+
+def _listed(names: Iterable[str], quote: str, last: str) -> str:
+    """Write two names or more in a text, each in quotes, with a word before the last one."""
+    *others, end = (f"{quote}{name}{quote}" for name in names)
+    return f"{', '.join(others)} {last} {end}"
+
+
 BYTES = Check(lambda value: is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES)
 
 
@@ -235,12 +245,12 @@ class StageOptions:
     objective: str | None = option(
         None,
         "str, optional",
-        "``latency``, ``throughput`` or ``batch`` to search for a pipeline: stages, the devices and the sharding of "
-        "each, and micro-batches, together; one stage is among the candidates. By default there is one stage. See "
+        f"{_listed(OBJECTIVES, '``', 'or')} to search for a pipeline: stages, the devices and the sharding of each, "
+        "and micro-batches, together; one stage is among the candidates. By default there is one stage. See "
         ":class:`hidet_dist.pipeline.PipelineOptions`.",
         or_none(one_of(tuple(OBJECTIVES))),
         flag=Flag(
-            "Search for a pipeline of stages by latency, throughput or batch (a call of micro-batches).",
+            f"Search for a pipeline of stages by {_listed(OBJECTIVES, '', 'or')} (a call of micro-batches).",
             completions=lambda: tuple(OBJECTIVES),
         ),
         by_plan=True,
@@ -249,7 +259,7 @@ class StageOptions:
         None,
         "int, optional",
         "The number of equal parts of a call's batch, on which the stages of a pipeline work at the same time. By "
-        "default it is searched for the objectives ``throughput`` and ``batch``, and 1 otherwise.",
+        f"default it is searched for the objectives {_listed(_FILLING, '``', 'and')}, and 1 otherwise.",
         or_none(
             Check(lambda value: is_whole(value, 1, MOST_MICRO_BATCHES), f"1 to {MOST_MICRO_BATCHES}, a whole number")
         ),
