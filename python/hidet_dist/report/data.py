@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 from hidet_dist.codec import OMITTED, Signed, decode, encode
 from hidet_dist.errors import PlanError, SpecError
@@ -33,6 +33,21 @@ def report_beside(plan: Path, stage: int, stages: int) -> Path:
 def report_file(stage: int, stages: int) -> str:
     """Return the path in an artifact folder of the report on a stage."""
     return FILE if stages == 1 else f"stage{stage}/{FILE}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """The annotation of a field that is a column of the page's table of its class.
+
+    Attributes
+    ----------
+    title: the heading.
+    form: how values are shown, one of the forms in ``page/tables.js``: ``text``, ``code``, ``count``, ``bytes`` or
+        ``time``.
+    """
+
+    title: str
+    form: str
 
 
 @dataclass(frozen=True)
@@ -76,15 +91,26 @@ class Operator:
     index: int
     kind: str
     label: str
-    module: str
-    spec: str
+    module: Annotated[str, Column("module", "text")]
+    spec: Annotated[str, Column("spec", "code")]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    compute_seconds: float
+    compute_seconds: Annotated[float, Column("kernel", "time")]
     reduce_seconds: float
     conversion_seconds: float
     note: str = ""
     runner_up: RunnerUp | None = None
+
+
+def columns_of(kind: type) -> list[tuple[str, str, str]]:
+    """List the fields of a class that are columns of its table: name, heading and form."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        (name, mark.title, mark.form)
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Column)
+    ]
 
 
 @dataclass(frozen=True)

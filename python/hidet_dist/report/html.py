@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
-from hidet_dist.report.data import Report
+from hidet_dist.report.data import Operator, Report, columns_of
 from hidet_dist.report.measured import Trace
 from hidet_dist.report.pack import pack
 
@@ -33,7 +33,12 @@ def render(report: Report, traces: Sequence[Trace] = (), live: bool = False) -> 
         Whether the page is served by :mod:`hidet_dist.report.live`, so that users can pin weights.
     """
     style, script = _read("style.css"), _script()
-    data = {"report": pack(report), "traces": [pack(trace) for trace in traces], "live": live}
+    data = {
+        "report": pack(report),
+        "columns": columns_of(Operator),
+        "traces": [pack(trace) for trace in traces],
+        "live": live,
+    }
     policy = "; ".join(
         (
             "default-src 'none'",

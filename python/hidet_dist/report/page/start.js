@@ -201,9 +201,7 @@ function drawOperators() {
   const seconds = operator => operator.compute_seconds + operator.reduce_seconds + operator.conversion_seconds;
   replaceBody('operators', dataTable(report.operators, [
     {title: 'operator', sort: operator => operator.index, cell: operator => operatorName(operator)},
-    {title: 'module', sort: operator => operator.module, cell: operator => operator.module},
-    {title: 'spec', cell: operator => el('code', {}, operator.spec)},
-    {title: 'kernel', number: true, sort: operator => operator.compute_seconds, cell: operator => time(operator.compute_seconds)},
+    ...given.columns.map(fieldColumn),
     {title: 'resharding', number: true, sort: operator => seconds(operator) - operator.compute_seconds, cell: operator => {
       const communication = seconds(operator) - operator.compute_seconds;
       return communication ? time(communication) : '–';

@@ -56,6 +56,20 @@ function dataTable(rows, columns, options) {
   return el('div', {class: 'data-table'}, parts);
 }
 
+// How values of fields are shown that are columns as they are.
+const FORMS = {
+  text: {cell: value => value},
+  code: {cell: value => el('code', {}, value)},
+  count: {number: true, cell: value => String(value)},
+  bytes: {number: true, cell: value => bytes(value)},
+  time: {number: true, cell: value => time(value)},
+};
+
+// The column of a field, by its name, heading and form.
+const fieldColumn = ([field, title, form]) => ({
+  title, number: FORMS[form].number, sort: row => row[field], cell: row => FORMS[form].cell(row[field]),
+});
+
 function tableRow(row, columns, options) {
   const cells = columns.map((column, n) => {
     const content = column.cell(row);
