@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.gpu import GPUS
-from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels
+from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels, slowest_kernel
 from hidet_dist.machine.protocols import GroupRoute, Protocol
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import ALL_REDUCE, Collective
@@ -51,9 +51,26 @@ class Link:
             raise ConfigError(f"A link's protocols need different names; got {', '.join(names)}.")
 
 
+def _least_rates(rates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Take the least rate of each dtype for which one is given; others have the default one."""
+    dtypes = dict.fromkeys(dtype for own in rates for dtype in own)
+    return {dtype: min(own.get(dtype, own["default"]) for own in rates) for dtype in dtypes}
+
+
+def _slowest_kernels(kernels: Sequence[Mapping[str, KernelCost]]) -> dict[str, KernelCost]:
+    """Take the greatest costs of each class that was measured on all devices."""
+    of_all = [name for name in kernels[0] if all(name in own for own in kernels)]
+    return {name: slowest_kernel([own[name] for own in kernels]) for name in of_all}
+
+
+def _figure(worst: Callable[[Sequence[Any]], Any], **options: Any) -> Any:
+    """Make the field of a device's figure; ``worst`` chooses from those of several devices, for :func:`slowest`."""
+    return field(metadata={"worst": worst}, **options)
+
+
 @dataclass(frozen=True)
 class Device:
-    """The figures of one device.
+    """The figures of one device. A new one is a field here, with a default, and machine files may have it.
 
     Attributes
     ----------
@@ -73,16 +90,16 @@ class Device:
     fusion: how operators share kernels, one of :data:`FUSIONS`: ``library`` for CPUs, ``gpu`` for GPUs.
     """
 
-    name: str
-    flops_per_second: Mapping[str, float] = field(hash=False)
-    memory_bandwidth_bytes_per_second: float
-    memory_bytes: int
-    launch_seconds: float
-    overlaps_communication: bool = False
-    cache_bytes: int = 0
-    kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
-    places_shards: bool = False
-    fusion: str = GPU
+    name: str = _figure(lambda names: " and ".join(dict.fromkeys(names)))
+    flops_per_second: Mapping[str, float] = _figure(_least_rates, hash=False)
+    memory_bandwidth_bytes_per_second: float = _figure(min)
+    memory_bytes: int = _figure(min)
+    launch_seconds: float = _figure(max)
+    overlaps_communication: bool = _figure(all, default=False)
+    cache_bytes: int = _figure(min, default=0)
+    kernels: Mapping[str, KernelCost] = _figure(_slowest_kernels, default_factory=dict, hash=False)
+    places_shards: bool = _figure(all, default=False)
+    fusion: str = _figure(lambda each: each[0] if len(set(each)) == 1 else HIDET, default=GPU)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -145,6 +162,19 @@ class Device:
             + beyond * max(cost.seconds_per_byte, 1 / self.memory_bandwidth_bytes_per_second)
             + work.calls * cost.seconds_per_call
         )
+
+
+def slowest(devices: Sequence[Device]) -> Device:
+    """Describe a device that is equivalent to unequal devices where all do equal parts of the work.
+
+    Each rate is the least, and each cost the greatest, of all devices. It has only the features that all devices have,
+    and the classes of kernels that were measured on all. Where they fuse differently, it fuses as hidet does.
+    """
+    first = devices[0]
+    if all(device == first for device in devices):
+        return first
+    figures = {one.name: [getattr(device, one.name) for device in devices] for one in fields(Device)}
+    return Device(**{one.name: one.metadata["worst"](figures[one.name]) for one in fields(Device)})
 
 
 @dataclass(frozen=True)

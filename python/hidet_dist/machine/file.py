@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.machine.protocols import Protocol
 from hidet_dist.spec import DeviceMesh
 
-_DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
-# The optional fields of a device.
-_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards", "fusion")
-_KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
+_IS_OPTIONAL = {one.name: (one.default, one.default_factory) != (MISSING, MISSING) for one in fields(Device)}
+_DEVICE, _OPTIONAL = (tuple(name for name, own in _IS_OPTIONAL.items() if own is wanted) for wanted in (False, True))
+_KERNEL = tuple(one.name for one in fields(KernelCost))
 _GROUP = ("count", "device")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 _PROTOCOL = ("name", "path", "start_seconds", "latency_seconds", "bandwidth_bytes_per_second")
@@ -57,11 +57,10 @@ def _group_data(group: DeviceGroup) -> dict[str, Any]:
 def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """Read the machine of a JSON file, with ``mesh`` on it.
 
-    The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
-    launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured;
-    fusion, ``gpu`` where it is left out, which it must not be beside measured kernels)
-    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all. A link may have
-    ``protocols`` (name, path, start_seconds, latency_seconds, bandwidth_bytes_per_second each).
+    The file has ``device`` (the attributes of :class:`hidet_dist.machine.Device`; those with a default may be left out,
+    but ``fusion`` must not be beside measured kernels) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one
+    per mesh axis, or one for all. A link may have ``protocols`` (name, path, start_seconds, latency_seconds,
+    bandwidth_bytes_per_second each).
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
     coordinates of that axis, their ``device``, and their ``links``, if these differ from the machine's.

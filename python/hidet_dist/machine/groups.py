@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.cluster import HIDET, Cluster, Device, DeviceGroup, Link
-from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.machine.cluster import Cluster, DeviceGroup, Link, slowest
 from hidet_dist.machine.protocols import Protocol
 from hidet_dist.spec import DeviceMesh
 
@@ -43,46 +42,6 @@ def with_memory_of_each(cluster: Cluster, nbytes: Sequence[int]) -> Cluster:
     groups = [DeviceGroup(len(list(equal)), *one) for one, equal in itertools.groupby(devices)]
     whole = replace(cluster.device, memory_bytes=min(least))
     return replace(cluster, device=whole, groups=tuple(groups) if cluster.groups or len(groups) > 1 else ())
-
-
-def slowest(devices: Sequence[Device]) -> Device:
-    """Describe a device that is equivalent to unequal devices where all do equal parts of the work.
-
-    Each rate is the least, and each cost the greatest, of all devices. It has only the features that all devices have,
-    and the classes of kernels that were measured on all. Where they fuse differently, it fuses as hidet does.
-    """
-    first = devices[0]
-    if all(device == first for device in devices):
-        return first
-    rates = _least_rates([device.flops_per_second for device in devices])
-    of_all = [name for name in first.kernels if all(name in device.kernels for device in devices)]
-    kernels = {name: _slowest_kernel([device.kernels[name] for device in devices]) for name in of_all}
-    return Device(
-        " and ".join(dict.fromkeys(device.name for device in devices)),
-        rates,
-        min(device.memory_bandwidth_bytes_per_second for device in devices),
-        min(device.memory_bytes for device in devices),
-        max(device.launch_seconds for device in devices),
-        all(device.overlaps_communication for device in devices),
-        min(device.cache_bytes for device in devices),
-        kernels,
-        all(device.places_shards for device in devices),
-        first.fusion if all(device.fusion == first.fusion for device in devices) else HIDET,
-    )
-
-
-def _least_rates(rates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Take the least rate of each dtype for which one is given; others have the default one."""
-    dtypes = dict.fromkeys(dtype for own in rates for dtype in own)
-    return {dtype: min(own.get(dtype, own["default"]) for own in rates) for dtype in dtypes}
-
-
-def _slowest_kernel(costs: Sequence[KernelCost]) -> KernelCost:
-    return KernelCost(
-        max(cost.seconds_per_operation for cost in costs),
-        max(cost.seconds_per_byte for cost in costs),
-        max(cost.seconds_per_call for cost in costs),
-    )
 
 
 def slowest_link(links: Sequence[Link]) -> Link:

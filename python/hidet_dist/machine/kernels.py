@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from hidet_dist.checks import is_finite, shown
@@ -77,6 +77,11 @@ class KernelCost:
             value = getattr(self, field.name)
             if not (is_finite(value) and value >= 0):
                 raise ConfigError(f"A kernel's {field.name} is a number of 0 or more; got {shown(value)}.")
+
+
+def slowest_kernel(costs: Sequence[KernelCost]) -> KernelCost:
+    """Take the greatest of each cost."""
+    return KernelCost(*(max(getattr(cost, one.name) for cost in costs) for one in fields(KernelCost)))
 
 
 def check_kernels(kernels: Mapping[str, KernelCost]) -> None:

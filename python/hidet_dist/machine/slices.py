@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
-from hidet_dist.machine.groups import slowest, slowest_link
+from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link, slowest
+from hidet_dist.machine.groups import slowest_link
 from hidet_dist.spec import DeviceMesh
 
 
