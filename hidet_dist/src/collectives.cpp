@@ -10,17 +10,8 @@ namespace {
 
 using hidet_dist::Blocks;
 
-enum class Kind : uint8_t {
-  kAllReduce = HIDET_DIST_ALL_REDUCE,
-  kAllGather = HIDET_DIST_ALL_GATHER,
-  kReduceScatter = HIDET_DIST_REDUCE_SCATTER,
-  kAllToAll = HIDET_DIST_ALL_TO_ALL,
-  kBroadcast = HIDET_DIST_BROADCAST,
-  kSendRecv = HIDET_DIST_MESSAGE
-};
-
 struct Call {
-  Kind kind;
+  hidet_dist_collective kind;
   const char *name;
   const void *send;
   void *recv;
@@ -130,8 +121,8 @@ std::string check(const Call &call, const hidet_dist_transport &transport, int64
   if (!problem.empty()) return problem;
   bool sends = call.count > 0;
   bool receives = call.count > 0;
-  if (call.kind == Kind::kBroadcast) sends = sends && call.root == group_rank;
-  if (call.kind == Kind::kSendRecv) {
+  if (call.kind == HIDET_DIST_BROADCAST) sends = sends && call.root == group_rank;
+  if (call.kind == HIDET_DIST_MESSAGE) {
     sends = sends && call.to != HIDET_DIST_NOBODY;
     receives = call.recv_count > 0 && call.from != HIDET_DIST_NOBODY;
   }
@@ -157,13 +148,13 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
     return HIDET_DIST_OK;
   }
   switch (call.kind) {
-    case Kind::kAllGather:
+    case HIDET_DIST_ALL_GATHER:
       return hidet_dist::all_gather_blocks(transport, ranks, call.send, call.recv, call.received, call.dtype,
                                            call.group);
-    case Kind::kReduceScatter:
+    case HIDET_DIST_REDUCE_SCATTER:
       return hidet_dist::reduce_scatter_blocks(transport, ranks, call.send, call.recv, call.sent, call.dtype,
                                                call.reduce_op, call.group);
-    case Kind::kAllToAll:
+    case HIDET_DIST_ALL_TO_ALL:
       return hidet_dist::all_to_all_blocks(transport, ranks, call.send, call.sent, call.recv, call.received, call.dtype,
                                            call.group);
     default:
@@ -175,12 +166,12 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
 int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call) {
   void *context = transport.context;
   switch (call.kind) {
-    case Kind::kAllGather:
+    case HIDET_DIST_ALL_GATHER:
       return transport.all_gather_parts(context, call.send, call.recv, call.joined, call.unit, call.dtype, call.group);
-    case Kind::kReduceScatter:
+    case HIDET_DIST_REDUCE_SCATTER:
       return transport.reduce_scatter_parts(context, call.send, call.recv, call.split, call.unit, call.dtype,
                                             call.reduce_op, call.group);
-    case Kind::kAllToAll:
+    case HIDET_DIST_ALL_TO_ALL:
       return transport.all_to_all_parts(context, call.send, call.recv, call.split, call.joined, call.unit, call.dtype,
                                         call.group);
     default:
@@ -198,18 +189,18 @@ int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, in
   if (call.has_parts()) return run_on_parts(transport, call);
   void *context = transport.context;
   switch (call.kind) {
-    case Kind::kAllReduce:
+    case HIDET_DIST_ALL_REDUCE:
       return transport.all_reduce(context, call.send, call.recv, call.count, call.dtype, call.reduce_op, call.group);
-    case Kind::kAllGather:
+    case HIDET_DIST_ALL_GATHER:
       return transport.all_gather(context, call.send, call.recv, call.count, call.dtype, call.group);
-    case Kind::kReduceScatter:
+    case HIDET_DIST_REDUCE_SCATTER:
       return transport.reduce_scatter(context, call.send, call.recv, call.count, call.dtype, call.reduce_op,
                                       call.group);
-    case Kind::kAllToAll:
+    case HIDET_DIST_ALL_TO_ALL:
       return transport.all_to_all(context, call.send, call.recv, call.count, call.dtype, call.group);
-    case Kind::kBroadcast:
+    case HIDET_DIST_BROADCAST:
       return transport.broadcast(context, call.send, call.recv, call.count, call.dtype, call.root, call.group);
-    case Kind::kSendRecv:
+    case HIDET_DIST_MESSAGE:
       break;
   }
   return HIDET_DIST_FAILED;
@@ -254,8 +245,8 @@ int32_t run(Call call) {
     hidet_dist::set_last_error(communicator->error());
     return HIDET_DIST_INVALID_ARGUMENT;
   }
-  const int32_t status = call.kind == Kind::kSendRecv ? run_between_two(*communicator, call, group_rank)
-                                                      : run_in_group(*communicator, call, group_size);
+  const int32_t status = call.kind == HIDET_DIST_MESSAGE ? run_between_two(*communicator, call, group_rank)
+                                                         : run_in_group(*communicator, call, group_size);
   if (status == HIDET_DIST_OK) {
     communicator->end();
     return HIDET_DIST_OK;
@@ -272,8 +263,8 @@ int32_t refuse(const char *name, const char *problem) {
   return HIDET_DIST_INVALID_ARGUMENT;
 }
 
-int32_t run_on_blocks(Kind kind, const char *name, const void *send, const hidet_dist_blocks *sent, void *recv,
-                      const hidet_dist_blocks *received, int32_t dtype, int32_t reduce_op, int32_t group) {
+int32_t run_on_blocks(hidet_dist_collective kind, const char *name, const void *send, const hidet_dist_blocks *sent,
+                      void *recv, const hidet_dist_blocks *received, int32_t dtype, int32_t reduce_op, int32_t group) {
   const hidet_dist_blocks *const known = sent != nullptr ? sent : received;
   if (known == nullptr) return refuse(name, "null blocks");
   // The check of the blocks detects a product that is too large.
@@ -284,10 +275,10 @@ int32_t run_on_blocks(Kind kind, const char *name, const void *send, const hidet
   return run(call);
 }
 
-int32_t run_on_parts(Kind kind, const char *name, const void *send, void *recv, const int64_t *split,
+int32_t run_on_parts(hidet_dist_collective kind, const char *name, const void *send, void *recv, const int64_t *split,
                      const int64_t *joined, int64_t unit, int32_t dtype, int32_t reduce_op, int32_t group) {
-  const bool splits = kind != Kind::kAllGather;
-  const bool joins = kind != Kind::kReduceScatter;
+  const bool splits = kind != HIDET_DIST_ALL_GATHER;
+  const bool joins = kind != HIDET_DIST_REDUCE_SCATTER;
   if (splits != (split != nullptr) || joins != (joined != nullptr)) return refuse(name, "null sizes of parts");
   Call call{kind, name, send, recv, 0, dtype, reduce_op, group};
   call.split = split;
@@ -298,7 +289,7 @@ int32_t run_on_parts(Kind kind, const char *name, const void *send, void *recv, 
 
 int32_t run_send_recv(const char *name, const void *send, int64_t send_count, int32_t to, void *recv,
                       int64_t recv_count, int32_t from, int32_t dtype, int32_t group) {
-  Call call{Kind::kSendRecv, name, send, recv, send_count, dtype, HIDET_DIST_SUM, group};
+  Call call{HIDET_DIST_MESSAGE, name, send, recv, send_count, dtype, HIDET_DIST_SUM, group};
   call.recv_count = recv_count;
   call.to = to;
   call.from = from;
@@ -331,59 +322,60 @@ int64_t hidet_dist_dtype_size(int32_t dtype) {
 
 int32_t hidet_dist_all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
                               int32_t group) {
-  return run({Kind::kAllReduce, "all_reduce", send, recv, count, dtype, reduce_op, group});
+  return run({HIDET_DIST_ALL_REDUCE, "all_reduce", send, recv, count, dtype, reduce_op, group});
 }
 
 int32_t hidet_dist_all_gather(const void *send, void *recv, int64_t send_count, int32_t dtype, int32_t group) {
-  return run({Kind::kAllGather, "all_gather", send, recv, send_count, dtype, HIDET_DIST_SUM, group});
+  return run({HIDET_DIST_ALL_GATHER, "all_gather", send, recv, send_count, dtype, HIDET_DIST_SUM, group});
 }
 
 int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype, int32_t reduce_op,
                                   int32_t group) {
-  return run({Kind::kReduceScatter, "reduce_scatter", send, recv, recv_count, dtype, reduce_op, group});
+  return run({HIDET_DIST_REDUCE_SCATTER, "reduce_scatter", send, recv, recv_count, dtype, reduce_op, group});
 }
 
 int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
-  return run({Kind::kAllToAll, "all_to_all", send, recv, count, dtype, HIDET_DIST_SUM, group});
+  return run({HIDET_DIST_ALL_TO_ALL, "all_to_all", send, recv, count, dtype, HIDET_DIST_SUM, group});
 }
 
 int32_t hidet_dist_all_gather_blocks(const void *send, void *recv, const hidet_dist_blocks *received, int32_t dtype,
                                      int32_t group) {
-  return run_on_blocks(Kind::kAllGather, "all_gather_blocks", send, nullptr, recv, received, dtype, HIDET_DIST_SUM,
+  return run_on_blocks(HIDET_DIST_ALL_GATHER, "all_gather_blocks", send, nullptr, recv, received, dtype, HIDET_DIST_SUM,
                        group);
 }
 
 int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *recv, const hidet_dist_blocks *sent, int32_t dtype,
                                          int32_t reduce_op, int32_t group) {
-  return run_on_blocks(Kind::kReduceScatter, "reduce_scatter_blocks", send, sent, recv, nullptr, dtype, reduce_op,
+  return run_on_blocks(HIDET_DIST_REDUCE_SCATTER, "reduce_scatter_blocks", send, sent, recv, nullptr, dtype, reduce_op,
                        group);
 }
 
 int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                      const hidet_dist_blocks *received, int32_t dtype, int32_t group) {
-  return run_on_blocks(Kind::kAllToAll, "all_to_all_blocks", send, sent, recv, received, dtype, HIDET_DIST_SUM, group);
+  return run_on_blocks(HIDET_DIST_ALL_TO_ALL, "all_to_all_blocks", send, sent, recv, received, dtype, HIDET_DIST_SUM,
+                       group);
 }
 
 int32_t hidet_dist_all_gather_parts(const void *send, void *recv, const int64_t *joined, int64_t unit, int32_t dtype,
                                     int32_t group) {
-  return run_on_parts(Kind::kAllGather, "all_gather_parts", send, recv, nullptr, joined, unit, dtype, HIDET_DIST_SUM,
-                      group);
+  return run_on_parts(HIDET_DIST_ALL_GATHER, "all_gather_parts", send, recv, nullptr, joined, unit, dtype,
+                      HIDET_DIST_SUM, group);
 }
 
 int32_t hidet_dist_reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
                                         int32_t reduce_op, int32_t group) {
-  return run_on_parts(Kind::kReduceScatter, "reduce_scatter_parts", send, recv, split, nullptr, unit, dtype, reduce_op,
-                      group);
+  return run_on_parts(HIDET_DIST_REDUCE_SCATTER, "reduce_scatter_parts", send, recv, split, nullptr, unit, dtype,
+                      reduce_op, group);
 }
 
 int32_t hidet_dist_all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined,
                                     int64_t unit, int32_t dtype, int32_t group) {
-  return run_on_parts(Kind::kAllToAll, "all_to_all_parts", send, recv, split, joined, unit, dtype, HIDET_DIST_SUM,
+  return run_on_parts(HIDET_DIST_ALL_TO_ALL, "all_to_all_parts", send, recv, split, joined, unit, dtype, HIDET_DIST_SUM,
                       group);
 }
 
 int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {
-  return run({Kind::kBroadcast, "broadcast", send, recv, count, dtype, HIDET_DIST_SUM, group, root});
+  return run({HIDET_DIST_BROADCAST, "broadcast", send, recv, count, dtype, HIDET_DIST_SUM, group, root});
 }
 
 int32_t hidet_dist_send(const void *send, int64_t count, int32_t dtype, int32_t to, int32_t group) {

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "transport.hpp"
+
 namespace {
 
 thread_local hidet_dist_communicator *current_communicator = nullptr;
@@ -30,14 +32,25 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
   return "";
 }
 
+// Whether a table lacks a function that every transport has.
+bool lacks_function(const hidet_dist_transport &table) {
+#define HIDET_DIST_LACKS(name) table.name == nullptr ||
+#define HIDET_DIST_LACKS_PARTS(name) table.name##_parts == nullptr ||
+  return HIDET_DIST_KINDS(HIDET_DIST_LACKS) HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_LACKS_PARTS)
+             table.send_recv == nullptr;
+#undef HIDET_DIST_LACKS_PARTS
+#undef HIDET_DIST_LACKS
+}
+
 }  // namespace
 
 namespace hidet_dist {
 
 std::string in_words(const hidet_dist_envelope &envelope) {
   const auto name = [](auto &names, size_t number) { return number < std::size(names) ? names[number] : "an unknown"; };
-  static constexpr const char *kKinds[] = {"all_reduce", "all_gather", "reduce_scatter",
-                                           "all_to_all", "broadcast",  "message"};
+#define HIDET_DIST_NAME(name) #name,
+  static constexpr const char *kKinds[] = {HIDET_DIST_KINDS(HIDET_DIST_NAME) "message"};
+#undef HIDET_DIST_NAME
   static constexpr const char *kTypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
                                            "int32",   "int64",   "uint8",   "bool"};
   static constexpr const char *kReduceOps[] = {"sum", "max", "min", "product", "mean"};
@@ -185,12 +198,7 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
   hidet_dist_transport table{};
   if (problem.empty() && transport != nullptr) {
     table = *transport;
-    if (table.all_reduce == nullptr || table.all_gather == nullptr || table.reduce_scatter == nullptr ||
-        table.all_to_all == nullptr || table.broadcast == nullptr || table.send_recv == nullptr ||
-        table.all_gather_parts == nullptr || table.reduce_scatter_parts == nullptr ||
-        table.all_to_all_parts == nullptr) {
-      problem = "the transport lacks a function";
-    }
+    if (lacks_function(table)) problem = "the transport lacks a function";
   } else if (problem.empty() && size != 1) {
     problem = "a mesh of " + std::to_string(size) + " devices needs a transport";
   }

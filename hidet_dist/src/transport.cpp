@@ -48,15 +48,13 @@ bool failed_meanwhile() {
 hidet_dist_transport Transport::table() {
   hidet_dist_transport table{};
   table.context = this;
-  table.all_reduce = kEntry<&Transport::all_reduce>;
-  table.all_gather = kEntry<&Transport::all_gather>;
-  table.reduce_scatter = kEntry<&Transport::reduce_scatter>;
-  table.all_to_all = kEntry<&Transport::all_to_all>;
-  table.broadcast = kEntry<&Transport::broadcast>;
   table.send_recv = kEntry<&Transport::send_recv>;
-  table.all_gather_parts = kEntry<&Transport::all_gather_parts>;
-  table.reduce_scatter_parts = kEntry<&Transport::reduce_scatter_parts>;
-  table.all_to_all_parts = kEntry<&Transport::all_to_all_parts>;
+#define HIDET_DIST_SET(name) table.name = kEntry<&Transport::name>;
+#define HIDET_DIST_SET_PARTS(name) HIDET_DIST_SET(name##_parts)
+  HIDET_DIST_KINDS(HIDET_DIST_SET)
+  HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_SET_PARTS)
+#undef HIDET_DIST_SET_PARTS
+#undef HIDET_DIST_SET
   return table;
 }
 

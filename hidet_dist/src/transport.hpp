@@ -22,9 +22,14 @@ std::string in_seconds(std::chrono::nanoseconds time);
 // Whether the calling thread's communicator has failed.
 bool failed_meanwhile();
 
+// The kinds of collectives of a group, in the order of hidet_dist_collective, and those whose ranks may have parts of
+// unequal size. Tables of functions and names follow from these lists.
+#define HIDET_DIST_KINDS(each) each(all_reduce) each(all_gather) each(reduce_scatter) each(all_to_all) each(broadcast)
+#define HIDET_DIST_KINDS_OF_PARTS(each) each(all_gather) each(reduce_scatter) each(all_to_all)
+
 // The implementation of collectives for one rank. Each function gets checked arguments and returns a hidet_dist_status;
-// see hidet_dist_transport, whose functions they are. A new kind of collective is a pure virtual function here, a line
-// in transport.cpp, and a function in each class below.
+// see hidet_dist_transport, whose functions they are. A new kind of collective is an entry above, a pure virtual
+// function here, and a function in each class that is derived from this one.
 class Transport {
  public:
   explicit Transport(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
