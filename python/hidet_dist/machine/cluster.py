@@ -13,7 +13,7 @@ from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels, slowest_kernel
 from hidet_dist.machine.protocols import GroupRoute, Protocol
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.spec.collectives import ALL_REDUCE, Collective
+from hidet_dist.spec.collectives import Collective
 
 HIDET, LIBRARY, GPU = "hidet", "library", "gpu"
 FUSIONS = (HIDET, LIBRARY, GPU)
@@ -285,7 +285,7 @@ class Cluster:
         found = [
             route.seconds(around, kind.ring_passes)
             for is_ring, route in self._routes_over(tuple(axes))
-            if is_ring or kind is ALL_REDUCE
+            if is_ring or (kind.reduces and not kind.splits)
         ]
         return min(found) if found else kind.ring_passes * self._ring_seconds(around, axes)
 

@@ -24,7 +24,7 @@ from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.templates import formal_shape, pattern, proofs_of
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
-from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
+from hidet_dist.spec.collectives import REDUCING_WHOLE, SCATTERING
 from hidet_dist.spec.extents import Extent, extent_text, part_shape
 from hidet_dist.spec.parts import Parts, Split, part_sizes
 from hidet_dist.spec.tensor import padded_shard
@@ -242,8 +242,8 @@ class Rule:
             for output, op in self.reduce_ops.get(factor, ()):
                 dims = range(len(self.op.outputs[output].shape))
                 each = [
-                    ReduceFn(ALL_REDUCE.name, op, of_factor),
-                    *(ReduceFn(REDUCE_SCATTER.name, op, of_factor, dim) for dim in dims),
+                    *(ReduceFn(kind, op, of_factor) for kind in REDUCING_WHOLE),
+                    *(ReduceFn(kind, op, of_factor, dim) for kind in SCATTERING for dim in dims),
                 ]
                 ways[output] = [(*before, fn) for before in ways[output] for fn in each]
         for fns in itertools.product(*ways):
@@ -765,10 +765,18 @@ def _reduced(
     reductions: list[tuple[int, str]],
     offered: OfferedParts = NO_PARTS,
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
-    """List all ways to reduce a partial output: all-reduce, or reduce-scatter of a mesh axis onto a dim it divides."""
+    """List all ways to reduce a partial output: by whole tensors, or by scattering a mesh axis onto a dim it divides."""
     results = []
     ways = [
-        [None, *((dim, parts) for dim, size in enumerate(shape) for parts in offered.of(axis, size, True))]
+        [
+            None,
+            *(
+                (kind, dim, parts)
+                for kind in SCATTERING
+                for dim, size in enumerate(shape)
+                for parts in offered.of(axis, size, True)
+            ),
+        ]
         for axis, _ in reductions
     ]
     for chosen in itertools.product(*ways):
@@ -779,13 +787,17 @@ def _reduced(
             if way is None:
                 rest.setdefault(op, []).append(axis)
             else:
-                dim, parts = way
-                fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim, parts))
+                kind, dim, parts = way
+                fns.append(ReduceFn(kind, op, (axis,), dim, parts))
                 spec = fns[-1].after(spec)
-        # Scatters first: the all-reduce then has less data.
-        fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(fn_axes))) for op, fn_axes in rest.items())
-        if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, fns):
-            results.append((spec, tuple(fns)))
+        # Scatters first: what is reduced as a whole then has less data.
+        for kinds in itertools.product(REDUCING_WHOLE, repeat=len(rest)):
+            whole = [
+                ReduceFn(kind, op, tuple(sorted(fn_axes)))
+                for kind, (op, fn_axes) in zip(kinds, rest.items(), strict=True)
+            ]
+            if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, [*fns, *whole]):
+                results.append((spec, (*fns, *whole)))
     return results
 
 

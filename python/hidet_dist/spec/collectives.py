@@ -195,3 +195,8 @@ COMMUNICATING = tuple(kind.name for kind in COLLECTIVES.values() if kind.communi
 
 REDUCING = tuple(kind.name for kind in COLLECTIVES.values() if kind.reduces)
 """The names of the kinds that reduce partial results."""
+
+REDUCING_WHOLE, SCATTERING = (
+    tuple(kind for kind in REDUCING if COLLECTIVES[kind].splits is splits) for splits in (False, True)
+)
+"""Those of them after which each rank has the whole result, and those after which it has a block of it."""
