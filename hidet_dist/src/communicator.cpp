@@ -34,7 +34,7 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
 
 // Whether a table lacks a function that every transport has.
 bool lacks_function(const hidet_dist_transport &table) {
-#define HIDET_DIST_LACKS(name) table.name == nullptr ||
+#define HIDET_DIST_LACKS(name, reduces) table.name == nullptr ||
 #define HIDET_DIST_LACKS_PARTS(name) table.name##_parts == nullptr ||
   return HIDET_DIST_KINDS(HIDET_DIST_LACKS) HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_LACKS_PARTS)
              table.send_recv == nullptr;
@@ -48,14 +48,17 @@ namespace hidet_dist {
 
 std::string in_words(const hidet_dist_envelope &envelope) {
   const auto name = [](auto &names, size_t number) { return number < std::size(names) ? names[number] : "an unknown"; };
-#define HIDET_DIST_NAME(name) #name,
+#define HIDET_DIST_NAME(name, reduces) #name,
+#define HIDET_DIST_REDUCES(name, reduces) reduces,
   static constexpr const char *kKinds[] = {HIDET_DIST_KINDS(HIDET_DIST_NAME) "message"};
+  static constexpr bool kReduces[] = {HIDET_DIST_KINDS(HIDET_DIST_REDUCES) false};
+#undef HIDET_DIST_REDUCES
 #undef HIDET_DIST_NAME
   static constexpr const char *kTypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
                                            "int32",   "int64",   "uint8",   "bool"};
   static constexpr const char *kReduceOps[] = {"sum", "max", "min", "product", "mean"};
   std::string words = name(kKinds, envelope.kind);
-  if (envelope.kind == HIDET_DIST_ALL_REDUCE || envelope.kind == HIDET_DIST_REDUCE_SCATTER) {
+  if (envelope.kind < std::size(kReduces) && kReduces[envelope.kind]) {
     words += std::string(" (") + name(kReduceOps, envelope.reduce_op) + ")";
   }
   if (envelope.kind == HIDET_DIST_BROADCAST) words += " from group rank " + std::to_string(envelope.root);

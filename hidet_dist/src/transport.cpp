@@ -49,8 +49,8 @@ hidet_dist_transport Transport::table() {
   hidet_dist_transport table{};
   table.context = this;
   table.send_recv = kEntry<&Transport::send_recv>;
-#define HIDET_DIST_SET(name) table.name = kEntry<&Transport::name>;
-#define HIDET_DIST_SET_PARTS(name) HIDET_DIST_SET(name##_parts)
+#define HIDET_DIST_SET(name, reduces) table.name = kEntry<&Transport::name>;
+#define HIDET_DIST_SET_PARTS(name) HIDET_DIST_SET(name##_parts, false)
   HIDET_DIST_KINDS(HIDET_DIST_SET)
   HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_SET_PARTS)
 #undef HIDET_DIST_SET_PARTS

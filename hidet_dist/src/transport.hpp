@@ -22,9 +22,11 @@ std::string in_seconds(std::chrono::nanoseconds time);
 // Whether the calling thread's communicator has failed.
 bool failed_meanwhile();
 
-// The kinds of collectives of a group, in the order of hidet_dist_collective, and those whose ranks may have parts of
-// unequal size. Tables of functions and names follow from these lists.
-#define HIDET_DIST_KINDS(each) each(all_reduce) each(all_gather) each(reduce_scatter) each(all_to_all) each(broadcast)
+// The kinds of collectives of a group, in the order of hidet_dist_collective, with whether they reduce, and those whose
+// ranks may have parts of unequal size. Tables of functions and names follow from these lists.
+#define HIDET_DIST_KINDS(each)                                                                      \
+  each(all_reduce, true) each(all_gather, false) each(reduce_scatter, true) each(all_to_all, false) \
+      each(broadcast, false)
 #define HIDET_DIST_KINDS_OF_PARTS(each) each(all_gather) each(reduce_scatter) each(all_to_all)
 
 // The implementation of collectives for one rank. Each function gets checked arguments and returns a hidet_dist_status;

@@ -765,7 +765,7 @@ def _reduced(
     reductions: list[tuple[int, str]],
     offered: OfferedParts = NO_PARTS,
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
-    """List all ways to reduce a partial output: by whole tensors, or by scattering a mesh axis onto a dim it divides."""
+    """List all ways to reduce a partial output: as a whole, or by scattering a mesh axis onto a dim it divides."""
     results = []
     ways = [
         [
