@@ -1,4 +1,4 @@
-"""The same graph gives the same artifacts, byte for byte, wherever they are built."""
+"""The same graph gives the same artifacts, byte for byte, wherever they are built, and libraries stay apart."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ def test_artifacts_have_the_same_bytes_from_other_folders(tmp_path: Path, monkey
     first, second = built
     assert first.keys() == second.keys()
     assert [path for path, content in first.items() if content != second[path]] == []
+
+
+def test_programs_whose_libraries_have_one_name_stay_apart(tmp_path: Path) -> None:
+    """The loader takes libraries of one name for one where it looks for them by name."""
+    x = np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)
+    functions = {"relu": (hidet.ops.relu, np.maximum(x, 0)), "square": (hidet.ops.square, x * x)}
+    for name, (function, _) in functions.items():
+        given = hidet.symbol([4, 8], "float32", "cpu")
+        traced = hidet.trace_from(function(given), [given])
+        hidet_dist.auto_parallel(traced, {"mesh_shape": [1]}, {}, tmp_path / name)
+    models = [(hidet_dist.load_partition(tmp_path / name, 0), expected) for name, (_, expected) in functions.items()]
+    for _ in range(2):
+        for model, expected in models:
+            np.testing.assert_array_equal(model(x), expected)
+    for model, _ in models:
+        model.close()

@@ -57,6 +57,14 @@ def test_marks_of_the_template_in_texts_stay_texts(report):
     assert data_of(page)["report"]["texts"][0] == "%%DATA%%"
 
 
+def test_the_page_draws_the_columns_that_fields_say_they_are(report):
+    page = render(report)
+    columns = data_of(page)["columns"]
+    assert ["compute_seconds", "kernel", "time"] in columns
+    forms = re.findall(r"^  (\w+): \{", page.partition("const FORMS = {")[2].partition("};")[0], re.MULTILINE)
+    assert {form for _, _, form in columns} <= set(forms)
+
+
 def test_the_page_asks_the_network_for_nothing_and_runs_only_its_own_program(report):
     page = render(report)
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1])

@@ -17,8 +17,9 @@ the C functions            ``Collective.symbol`` and ``arguments``              
 transports' functions      one function of the kind's name in each transport             ``runtime.transports``, C++
 =========================  ============================================================  ===============================
 
-A new kind therefore needs an entry here, a function in ``collectives.h`` with its signature in ``native``, and
-a function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
+A new kind therefore needs an entry here, a function in ``collectives.h`` with its row in ``native``, an entry in the
+list of ``transport.hpp``, and a function in each transport. ``tests/spec/test_collectives.py`` checks that no layer
+lacks a kind.
 
 A kind that these properties do not distinguish from the others, such as one with a root, needs a new field of
 ``Collective``, and code for it in ``CommunicationOp`` and ``native.run``.
