@@ -7,6 +7,7 @@ While :func:`compiled_with` is active:
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
 * hidet's headers, which take longer to compile than most kernels, are left out. Kernels include others in their place,
   which are compiled once, and not once a kernel, where :func:`precompile_headers` was called.
+* Libraries have one name, and no paths of folders, so that equal graphs have equal artifacts from any folder.
 * Passes for CUDA's tensor cores are left out.
 * Kernels are cached apart for each compiler, choice of flags, headers, and version of the Python sources that generate
   them: the key of hidet's cache has none of these.
