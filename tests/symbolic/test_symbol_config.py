@@ -26,6 +26,8 @@ def test_a_size_alone_or_with_a_multiple():
         ({"batch": {"expected": 16, "multiple_of": 1.5}}, "'multiple_of' must be a whole number from 1"),
         ({"batch": {"expected": 12, "multiple_of": 8}}, "'expected' = 12 is no multiple of 8"),
         ({"batch": {"expected": 12, "most": 8}}, "'expected' = 12 is more than the greatest size, 8"),
+        ({"batch": {"expected": 12, "least": 13}}, "'expected' = 12 is less than the least size, 13"),
+        ({"batch": {"expected": 12, "least": 0}}, "'least' must be a whole number from 1"),
         ({"batch": {"expected": 12, "most": 0}}, "'most' must be a whole number from 1"),
     ],
 )

@@ -394,7 +394,7 @@ def _dynamic_shapes(config: Any, inputs: Mapping[str, Any], dynamic: Sequence[st
     A sequence has at most as many tokens as the configuration has positions.
     """
     most = {"seq": _most_positions(config)}
-    dims = {name: torch.export.Dim(name, min=2, max=most.get(name)) for name in dynamic}
+    dims = {name: torch.export.Dim(name, max=most.get(name)) for name in dynamic}
     texts = [name for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 2]
     shapes: dict[str, Any] = {}
     for name, x in inputs.items():

@@ -199,7 +199,8 @@ class PlanningOptions(SolverOptions):
         dict,
         "dict of SymbolSize",
         "The declaration of each symbolic dim: the size for which costs are predicted, a divisor of all sizes, and the "
-        'greatest one, such as ``{"batch": {"expected": 16, "multiple_of": 8, "most": 64}, "seq": 128}``.',
+        "least and the greatest one, such as "
+        '``{"batch": {"expected": 16, "multiple_of": 8, "least": 8, "most": 64}, "seq": 128}``.',
         read=read_symbols,
     )
     mode: str = option(

@@ -37,6 +37,9 @@ def read_specs(what: str, given: Any) -> tuple[TensorShardSpec | None, ...] | No
     return tuple(specs)
 
 
+_SIZES = {"multiple_of": 1, "most": None, "least": 1}  # what a declaration may leave out, with what it means then
+
+
 def read_symbols(what: str, given: Any) -> dict[str, SymbolSize]:
     """Read the declaration of each symbolic dim, by its name. Raises ConfigError."""
     if not isinstance(given, Mapping):
@@ -50,10 +53,10 @@ def read_symbols(what: str, given: Any) -> dict[str, SymbolSize]:
             declared: Mapping[str, Any] = asdict(value)
         else:
             declared = value if isinstance(value, Mapping) else {"expected": value}
-        refuse_unknown(own, declared, ("expected", "multiple_of", "most"))
+        refuse_unknown(own, declared, ("expected", *_SIZES))
         if "expected" not in declared:
             raise ConfigError(f"{own} lacks 'expected', the size that costs are predicted for; got {shown(declared)}.")
-        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1), declared.get("most"))
+        size = SymbolSize(declared["expected"], *(declared.get(key, default) for key, default in _SIZES.items()))
         for key, number in asdict(size).items():
             if (key, number) != ("most", None) and not is_whole(number, 1, _INT32_MAX):
                 raise ConfigError(f"{own}: {key!r} must be a whole number from 1 to 2**31 - 1; got {shown(number)}.")

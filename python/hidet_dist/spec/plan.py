@@ -301,11 +301,12 @@ class StagePlan:
                 where = f"spec of {what}" if isinstance(part, TensorPlan) else what
                 raise PlanError(f"The plan's {where} does not fit: {error}") from error
         for symbol in self.symbols:
-            most = symbol.greatest
-            if symbol.size % symbol.multiple_of or not 1 <= symbol.multiple_of <= symbol.size <= most <= INT32_MAX:
+            least, most = symbol.least, symbol.greatest
+            fits = 1 <= symbol.multiple_of <= symbol.size <= most <= INT32_MAX and least <= most
+            if symbol.size % symbol.multiple_of or not fits:
                 raise PlanError(
                     f"The plan has the symbolic dim {symbol.name} of size {symbol.size}, which must be a multiple of "
-                    f"{symbol.multiple_of} and at most {most}, and that at most {INT32_MAX}."
+                    f"{symbol.multiple_of} and at most {most}, and that at most {INT32_MAX} and at least {least}."
                 )
 
 

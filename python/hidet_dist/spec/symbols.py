@@ -15,7 +15,7 @@ INT32_MAX = 2**31 - 1
 """The largest size of a symbolic dim: hidet's runtime holds sizes as int32."""
 
 
-_MARK = "_hidet_dist_greatest_sizes"
+_MARK = "_hidet_dist_sizes_of_symbols"
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,17 @@ class SymbolSize:
     expected: the size to plan for.
     multiple_of: a number that divides every size.
     most: the greatest size; None where only the runtime has one.
+    least: the least size.
     """
 
     expected: int
     multiple_of: int = 1
     most: int | None = None
+    least: int = 1
 
     def of(self, name: str) -> SymbolPlan:
         """Make the symbol of that name, planned for the expected size."""
-        return SymbolPlan(name, self.multiple_of, self.expected, self.most)
+        return SymbolPlan(name, self.multiple_of, self.expected, self.most, self.least)
 
     def check(self, what: str) -> None:
         """Raise ConfigError, which begins with ``what``, for sizes that contradict each other."""
@@ -43,19 +45,23 @@ class SymbolSize:
             raise ConfigError(f"{what}: 'expected' = {self.expected} is no multiple of {self.multiple_of}.")
         if self.most is not None and self.expected > self.most:
             raise ConfigError(f"{what}: 'expected' = {self.expected} is more than the greatest size, {self.most}.")
+        if self.expected < self.least:
+            raise ConfigError(f"{what}: 'expected' = {self.expected} is less than the least size, {self.least}.")
 
 
 @dataclass(frozen=True)
 class SymbolPlan:
     """A symbolic dim: its size is a positive multiple of ``multiple_of``; costs are predicted for ``size`` elements.
 
-    ``most`` is the greatest size; None where only the runtime has one.
+    ``least`` is the least size, and ``most`` the greatest; None where only the runtime has one. Where a batch is cut
+    into micro-batches, ``size`` is that of the largest of them, and the other numbers are those of the whole batch.
     """
 
     name: str
     multiple_of: Positive
     size: Positive
     most: Annotated[Positive | None, OMITTED] = None
+    least: Annotated[Positive, OMITTED] = 1
 
     @property
     def greatest(self) -> int:
@@ -65,7 +71,7 @@ class SymbolPlan:
     @property
     def declared(self) -> SymbolSize:
         """The declaration."""
-        return SymbolSize(self.size, self.multiple_of, self.most)
+        return SymbolSize(self.size, self.multiple_of, self.most, self.least)
 
     def cut(self, count: int) -> SymbolPlan:
         """Make the symbol of the largest of ``count`` micro-batches; see :func:`micro_sizes`."""
@@ -86,18 +92,19 @@ class LocalSymbol:
     shards: int
 
 
-def limit_sizes(graph: Any, most: Mapping[str, int]) -> None:
-    """Attach to a graph the greatest sizes of symbolic dims for which its model computes what it should."""
-    setattr(graph, _MARK, dict(most))
+def limit_sizes(graph: Any, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Attach to a graph the least and greatest sizes of symbolic dims for which it computes what its model does."""
+    setattr(graph, _MARK, dict(limits))
 
 
 def within_limits(graph: Any, declared: Mapping[str, SymbolSize]) -> dict[str, SymbolSize]:
-    """Limit declarations to the greatest sizes of a graph. Raises ConfigError for an expected size beyond them."""
-    limits: dict[str, int] = getattr(graph, _MARK, {})
+    """Limit declarations to the sizes of a graph. Raises ConfigError for an expected size beyond them."""
+    limits: dict[str, tuple[int, int]] = getattr(graph, _MARK, {})
     result = {}
     for name, size in declared.items():
-        most = min((one for one in (size.most, limits.get(name)) if one is not None), default=None)
-        result[name] = replace(size, most=most)
+        least, most = limits.get(name, (1, INT32_MAX))
+        most = min(most, INT32_MAX if size.most is None else size.most)
+        result[name] = replace(size, most=most if most < INT32_MAX else None, least=max(least, size.least))
         result[name].check(f"optimization_config['symbols'][{name!r}]")
     return result
 
@@ -149,12 +156,20 @@ def local_sizes(local_symbols: Sequence[LocalSymbol], sizes: Mapping[str, int]) 
 
 
 def check_sizes(symbols: Sequence[SymbolPlan], sizes: Mapping[str, int]) -> None:
-    """Check the sizes of symbols. Raises InputError for one that is not a multiple of the declared number."""
+    """Check the sizes of symbols. Raises InputError for one that its declaration does not have."""
     for symbol in symbols:
-        size, multiple, most = sizes[symbol.name], symbol.multiple_of, symbol.greatest
-        if not 1 <= size <= most or size % multiple:
-            wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
+        size, most = sizes[symbol.name], symbol.greatest
+        if not symbol.least <= size <= most or size % symbol.multiple_of:
+            wanted = _wanted(symbol)
             raise InputError(f"The symbolic dim {symbol.name} must be {wanted}, and at most {most}; got {size}.")
+
+
+def _wanted(symbol: SymbolPlan) -> str:
+    """Say which numbers a symbol's sizes are, without the greatest one."""
+    if symbol.multiple_of == 1:
+        return f"at least {symbol.least}"
+    more = f" of at least {symbol.least}" if symbol.least > symbol.multiple_of else ""
+    return f"a positive multiple of {symbol.multiple_of}{more}"
 
 
 def known_sizes(
@@ -179,7 +194,7 @@ def known_sizes(
     Raises
     ------
     InputError
-        When a size is not a multiple of the declared number, or too large, or two sizes of one symbol differ.
+        When a size is not a multiple of the declared number, or too small or large, or two sizes of one symbol differ.
     """
     by_name: Mapping[str, LocalSymbol] = {local.name: local for local in local_symbols}
     declared = {symbol.name: symbol for symbol in symbols}
@@ -194,12 +209,11 @@ def known_sizes(
             name, size = local.symbol, given * local.shards
             where = f"dim {dim} of input {number}"
             what = f"{name} = {size}" + (f" ({local.shards} shards of {given})" if local.shards > 1 else "")
-            multiple, most = declared[name].multiple_of, declared[name].greatest
-            if size < 1 or size % multiple:
-                wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
-                raise InputError(f"The symbolic dim {name} must be {wanted}; {where} says {what}.")
-            if size > most:
-                raise InputError(f"The symbolic dim {name} must be at most {most}; {where} says {what}.")
+            symbol = declared[name]
+            if size < symbol.least or size % symbol.multiple_of:
+                raise InputError(f"The symbolic dim {name} must be {_wanted(symbol)}; {where} says {what}.")
+            if size > symbol.greatest:
+                raise InputError(f"The symbolic dim {name} must be at most {symbol.greatest}; {where} says {what}.")
             if sizes.setdefault(name, size) != size:
                 raise InputError(
                     f"The symbolic dim {name} must be the same everywhere; {where} says {what}, but {first[name]} says "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import mmap
@@ -29,6 +30,7 @@ from hidet_dist.frontends.pytorch.known_values import KnownValues
 from hidet_dist.frontends.pytorch.layers import LAYER, Findings, Layer, Layers
 from hidet_dist.frontends.pytorch.own_experts import own_experts_by_products
 from hidet_dist.frontends.pytorch.reasons import reason_of
+from hidet_dist.frontends.pytorch.size_conditions import narrowed_sizes
 
 _ALLOCATED = 2**30  # bytes that PyTorch may allocate for a moment
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux (mmap(2)), which Python 3.11's mmap does not name
@@ -36,10 +38,14 @@ _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux (mmap(2)), which Python 3.11's mm
 
 @dataclass(frozen=True)
 class Exported:
-    """A program, and the layers whose calls are operators in it, by the number in these operators."""
+    """A program, and the layers whose calls are operators in it, by the number in these operators.
+
+    ``sizes`` are the least and greatest sizes of PyTorch's symbols, by name, where the module's code narrows them.
+    """
 
     program: ExportedProgram
     layers: Mapping[int, Layer] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def exported(
@@ -97,7 +103,7 @@ def exported(
         found = None if dynamic_shapes is not None or lines else _with_repeated_layers(module, given, assigned)
         try:
             if found is None:
-                found = Exported(_exported(module, given[0], given[1], dynamic_shapes))
+                found = _with_symbols(module, given[0], given[1], dynamic_shapes)
         except Exception as error:
             name = type(module).__name__
             raise TraceError(f"{name} cannot be exported by torch.export: {reason_of(error)}") from error
@@ -109,8 +115,31 @@ def exported(
     return found
 
 
-def _exported(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any = None) -> ExportedProgram:
-    return functional(torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False))
+def _exported(module: torch.nn.Module, args: Any, kwargs: Any) -> ExportedProgram:
+    return functional(torch.export.export(module, args, kwargs, strict=False))
+
+
+def _with_symbols(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> Exported:
+    """Export a module for all sizes of symbolic dims, or for those that its code takes alike.
+
+    PyTorch refuses conditions on sizes that it cannot prove. In a second attempt it asserts them instead.
+    """
+    export = functools.partial(torch.export.export, module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+    def attempt(**options: Any) -> Exported:
+        program = export(**options)
+        sizes = narrowed_sizes(program)
+        return Exported(functional(program), sizes=sizes)
+
+    try:
+        return attempt()
+    except Exception as error:
+        if dynamic_shapes is None:
+            raise
+        try:
+            return attempt(prefer_deferred_runtime_asserts_over_guards=True)
+        except Exception:  # of PyTorch or of the module: the first one has the reason
+            raise error from None
 
 
 def _with_repeated_layers(module: torch.nn.Module, given: Any, assigned: set[str]) -> Exported | None:

@@ -27,8 +27,9 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
     shapes,
     windows,
 )
-from hidet_dist.frontends.pytorch.export import ExportedModule, argument_names, exported, functional
+from hidet_dist.frontends.pytorch.export import Exported, ExportedModule, argument_names, exported, functional
 from hidet_dist.frontends.pytorch.lower import lower
+from hidet_dist.frontends.pytorch.size_conditions import UnmetConditionError, narrowed_sizes
 from hidet_dist.frugal import older_objects_kept
 from hidet_dist.spec.interface import Interface, Structure, attach
 from hidet_dist.spec.symbols import INT32_MAX, limit_sizes
@@ -95,14 +96,34 @@ def from_torch(
         graph = lower(found.program, module, Dims(names), stored)
     program = found.program
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
-    limit_sizes(graph, _greatest_sizes(program, names))
+    limit_sizes(graph, _sizes(found, names, _declared_least(dynamic_shapes)))
     return graph
 
 
-def _greatest_sizes(program: ExportedProgram, names: Mapping[str, str]) -> dict[str, int]:
-    """Map the names of symbolic dims to their greatest sizes, where there are any below those of the runtime."""
-    upper = {str(symbol): bounds.upper for symbol, bounds in program.range_constraints.items()}
-    return {names.get(symbol, symbol): int(most) for symbol, most in upper.items() if most < INT32_MAX}
+def _sizes(found: Exported, names: Mapping[str, str], declared: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Map the names of symbolic dims to the least and the greatest sizes for which a program serves.
+
+    PyTorch takes a symbolic size for 2 or more, and its programs for ones that serve 1 as well, unless a ``Dim``
+    declares more, or the module's code needs it. ``declared`` are the least sizes of dims by name.
+    """
+    sizes = {}
+    for symbol, bounds in found.program.range_constraints.items():
+        name = names.get(str(symbol), str(symbol))
+        least, most = found.sizes.get(str(symbol), (1, INT32_MAX))
+        known = int(bounds.lower) if bounds.lower > _LEAST_SYMBOLIC else declared.get(name, 1)
+        sizes[name] = max(1, least, known), int(min(most, bounds.upper))
+    return sizes
+
+
+def _declared_least(dynamic_shapes: Any) -> dict[str, int]:
+    """Map the names of the dims of ``dynamic_shapes`` to the least sizes that they declare."""
+    specs = pytree.tree_leaves(dynamic_shapes, is_leaf=_is_dims)
+    return {
+        dim.__name__: int(dim.min)
+        for spec in specs
+        for dim in _each_dim(spec)
+        if hasattr(dim, "__name__") and isinstance(getattr(dim, "min", None), int)
+    }
 
 
 def _of_exported(
@@ -111,6 +132,10 @@ def _of_exported(
     """Convert an exported program to a graph whose arguments are those of the export."""
     if example_inputs is not None or dynamic_shapes is not None:
         raise TraceError("An ExportedProgram has its inputs and dims: leave example_inputs and dynamic_shapes out.")
+    try:
+        sizes = narrowed_sizes(given)
+    except UnmetConditionError as error:
+        raise TraceError(f"The ExportedProgram cannot be a graph for all sizes: {error}.") from error
     program = functional(given)
     graph = lower(program, ExportedModule(given), Dims({}), stored)
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -126,7 +151,7 @@ def _of_exported(
     known = signature.forward_arg_names if signature is not None else None
     names = list(known or ())[: len(args)] or [f"input_{number}" for number in range(len(args))]
     attach(graph, _interface(program, names, args, kwargs))
-    limit_sizes(graph, _greatest_sizes(program, {}))
+    limit_sizes(graph, _sizes(Exported(program, sizes=sizes), {}, {}))
     return graph
 
 
@@ -217,6 +242,7 @@ class _Constant:
 
 
 _TENSOR = torch.empty(0)
+_LEAST_SYMBOLIC = 2  # PyTorch's bound where nothing is declared: it takes 0 and 1 for constants
 
 
 def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
