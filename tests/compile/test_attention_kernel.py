@@ -127,10 +127,14 @@ def test_few_planned_queries_are_left_to_products() -> None:
     assert "Attention" not in [node.name for node in optimize_program(hidet_dist.partition(graph, plan)).nodes]
 
 
+@pytest.mark.parametrize("groups", [6, 3])
 @pytest.mark.parametrize("spec", ["(S0, R, R, R)", "(R, S0, R, R)", "(R, R, S0, R)"])
-def test_attention_over_unequal_parts_is_one_kernel(spec: str) -> None:
-    given = [torch.randn(shape) for shape in ([3, 6, 60, 16], [3, 6, 24, 16], [3, 6, 24, 16])]
-    graph = hidet_dist.from_torch(Called(attend).eval(), given)
+def test_attention_over_unequal_parts_is_one_kernel(spec: str, groups: int) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, enable_gqa=True)
+
+    given = [torch.randn(shape) for shape in ([3, 6, 60, 16], [3, groups, 24, 16], [3, groups, 24, 16])]
+    graph = hidet_dist.from_torch(Called(call).eval(), given)
     keys = spec if spec.index("S0") < 6 else "(R, R, R, R)"
     options = {"input_specs": [spec, keys, keys], "output_specs": [spec]}
     plan = hidet_dist.make_plan(graph, {"mesh_shape": [2], "shares": {"axis0": [2, 1]}}, options)
@@ -138,7 +142,7 @@ def test_attention_over_unequal_parts_is_one_kernel(spec: str) -> None:
     optimized = optimize_program(program)
     assert [node.name for node in optimized.nodes] == ["Attention"]
     (result,) = simulate(program, [x.numpy() for x in given], optimized)
-    torch.testing.assert_close(torch.from_numpy(result), attend(*given), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(result), call(*given), rtol=1e-5, atol=1e-5)
 
 
 def test_few_queries_are_left_to_products() -> None:

@@ -24,7 +24,7 @@ from hidet.graph.ops.transform import (
 
 from hidet_dist.patterns.rows import softmax_of
 from hidet_dist.rewriting import Uses, only_user
-from hidet_dist.spec.extents import Extent, evaluate, extents_of, same_extent, same_shape
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, quotient, same_extent, same_shape
 from hidet_dist.traits import traits_of
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -102,24 +102,26 @@ def has_cpu_kernel(match: Attention, sizes: Mapping[str, int] = MappingProxyType
     It is for float32 and :data:`LEAST_QUERIES` or more, by the ``sizes`` of symbols that are planned for, with as many
     heads of keys as of values, where those differ from the heads of queries.
     """
-    heads = heads_of(match.q)
-    others = [one for one in (key_heads(match), heads_of(match.v)) if not same_extent(one, heads)]
     return (
         all(x.dtype.name == "float32" for x in match.inputs)
         and math.isfinite(match.scale)
         and evaluate(extents_of(match.q)[-2], sizes) >= LEAST_QUERIES
-        and (len(others) < 2 or same_extent(*others))
+        and groups_of(match) is not None
     )
 
 
-def key_heads(match: Attention) -> Extent:
-    """Return the number of heads of keys."""
-    return heads_of(match.k) if match.k_axes is None else extents_of(match.k)[match.k_axes[-3]]
+def groups_of(match: Attention) -> tuple[Extent, int] | None:
+    """Return the number of groups of heads that share keys or values, and of the heads of each.
 
-
-def heads_of(x: Tensor) -> Extent:
-    """Return the number of heads of queries, keys or values."""
-    return extents_of(x)[-3]
+    None if keys and values are shared by different numbers of heads, or by numbers that sizes of symbols decide.
+    """
+    heads, values = (extents_of(x)[-3] for x in (match.q, match.v))
+    keys = extents_of(match.k)[-3 if match.k_axes is None else match.k_axes[-3]]
+    shared = [one for one in (keys, values) if not same_extent(one, heads)]
+    if not shared:
+        return heads, 1
+    number = quotient(heads, shared[0]) if all(same_extent(one, shared[0]) for one in shared) else None
+    return None if number is None else (shared[0], number)
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:

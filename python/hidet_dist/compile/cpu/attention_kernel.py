@@ -17,7 +17,7 @@ from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp, Values
 from hidet_dist.compile.cpu.tiled import headers_digest
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
-from hidet_dist.patterns.attention import Attention, attention_of, has_cpu_kernel, heads_of
+from hidet_dist.patterns.attention import Attention, attention_of, groups_of, has_cpu_kernel
 from hidet_dist.rewriting import Build, Uses, copy_operator, replace_operators
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
@@ -107,10 +107,11 @@ def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Oper
     q, k, v, *rest = inputs
     keys = k if match.k_axes is None else ops.permute_dims(k, list(match.k_axes))
     *outer, queries, size = extents_of(q)
-    heads, groups = outer[-1], _heads_of_keys(match, keys, v)
-    stack = [*outer[:-1], groups, heads // groups]
+    groups = groups_of(match)
+    assert groups is not None  # has_cpu_kernel
+    stack = [*outer[:-1], *groups]
     views = [_queries(q), view_of(keys), view_of(v), *map(view_of, rest)]
-    operands = [_operand(view, stack, heads) for view in views]
+    operands = [_operand(view, stack, outer[-1]) for view in views]
     sizes = [queries, extents_of(keys)[-2], size, extents_of(v)[-1]]
     shape, sources = [*outer, queries, sizes[-1]], [view.source for view in views]
     types = [(str(x.device), extents_of(x)) for x in sources]
@@ -120,12 +121,6 @@ def _attention(inputs: Sequence[Tensor], match: Attention, known: dict[str, Oper
         known[key] = made
         return made.outputs[0]
     return copy_operator(known[key], sources)[0]
-
-
-def _heads_of_keys(match: Attention, keys: Tensor, v: Tensor) -> Extent:
-    """Return the number of groups of heads that share keys or values; that of all heads where none do."""
-    heads = heads_of(match.q)
-    return next((one for one in (heads_of(keys), heads_of(v)) if not same_extent(one, heads)), heads)
 
 
 def _queries(q: Tensor) -> View:
