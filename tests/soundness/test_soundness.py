@@ -19,7 +19,7 @@ from hidet_dist.soundness.instances import MAKERS, instance
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn
 
 
-def symbol(shape: list[int], dtype: str = "float32") -> hidet.Tensor:
+def symbol(shape: list[int | str], dtype: str = "float32") -> hidet.Tensor:
     return hidet.symbol(shape, dtype, "cpu")
 
 
@@ -239,3 +239,13 @@ def test_reduce_functions_in_numpy():
     ]  # fmt: skip
     scattered = apply_reduce(mesh, ReduceFn("reduce_scatter", "max", (0,), 0), [p + np.arange(4) for p in parts])
     assert [y.tolist() for y in scattered] == [[2, 3], [3, 4], [4, 5], [5, 6]]
+
+
+def test_an_operand_may_have_no_elements() -> None:
+    """As the tokens before the last one of a sequence of one token."""
+    joined = ops.concat([symbol(["before", 2]), symbol([1, 2])], axis=0)
+    assert joined.op is not None
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for before in (0, 2):
+        (got,) = evaluate(joined.op.task, [rows[:before], rows[2:]], {"before": before})
+        np.testing.assert_array_equal(got, np.concatenate([rows[:before], rows[2:]]))

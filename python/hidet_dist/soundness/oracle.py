@@ -304,6 +304,8 @@ class _Evaluator:
                 if np.any(used):
                     raise OutOfRange(f"{e} reads index {np.broadcast_to(index, used.shape)[used].flat[0]} of {size}")
                 indices[place] = np.clip(index, 0, size - 1)
+        if not data.size:  # nothing reads it, as where a symbolic dim has the size 0 in a concatenation
+            return np.zeros(np.broadcast_shapes(*(index.shape for index in indices)), data.dtype)
         return data[tuple(indices)]
 
 
