@@ -22,6 +22,8 @@ from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.limits import MOST_DEVICES, MOST_MACHINE_BYTES, MOST_SOLVER_THREADS
 from hidet_dist.machine import builtin
+from hidet_dist.options.option import options_of
+from hidet_dist.options.planning import DistributedOptions
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 
@@ -133,7 +135,7 @@ SANE: dict[str, list[Any]] = {
     "cuda": [{"mma": "simt"}, {}],
 }
 OPTIMIZATION = OptimizationConfig.keys()
-DISTRIBUTED = ["mesh_shape", "mesh_axis_names", "machine"]
+DISTRIBUTED = list(options_of(DistributedOptions))
 
 
 def odd_values() -> st.SearchStrategy[Any]:

@@ -66,8 +66,9 @@ class DistributedConfig:
             )
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names or ()))
-            searches = given.get("shares") == AUTO
-            shares = () if searches else parse_shares(given.get("shares"), mesh, "distributed_config['shares']")
+            given_shares = given.get("shares")
+            searches = isinstance(given_shares, str) and given_shares == AUTO
+            shares = () if searches else parse_shares(given_shares, mesh, "distributed_config['shares']")
             mesh = DeviceMesh(mesh.shape, mesh.axis_names, shares)
         except SpecError as error:
             raise ConfigError(f"distributed_config does not describe a mesh: {error}") from error

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hidet_dist.runtime.team import Team, Usage
+from hidet_dist.runtime.team import ProcessorUse, Team
 
 
 class Machine:
@@ -16,7 +16,9 @@ class Machine:
         self.seconds = self.used = 0.0
         self.queued = {1: 5.0} if tells else {}
         self.counts: list[int] = []
-        self.team = Team(threads, self.counts.append, lambda: Usage(self.used, dict(self.queued)), lambda: self.seconds)
+        self.team = Team(
+            threads, self.counts.append, lambda: ProcessorUse(self.used, dict(self.queued)), lambda: self.seconds
+        )
 
     def run(self, seconds: float, cores: float, queued: float = 0.0) -> None:
         """Make a run of so many seconds, on so many cores, for so much of which threads queue."""
@@ -98,23 +100,23 @@ def test_nothing_is_cut_from_one_thread_or_where_the_system_does_not_tell(thread
 
 
 def test_a_thread_of_this_process_has_queued_for_some_time():
-    usage = Usage.now()
+    usage = ProcessorUse.now()
     assert usage.seconds > 0
     assert all(seconds >= 0 for seconds in usage.queued.values())
-    assert Usage.now().queued_since(usage) >= 0
+    assert ProcessorUse.now().queued_since(usage) >= 0
 
 
 _PROGRAM = """
 import ctypes, sys
-from hidet_dist.runtime.team import Team, Usage
+from hidet_dist.runtime.team import Team, ProcessorUse
 
 library = ctypes.CDLL(sys.argv[1])
-wanted = Usage(0.0, {1: 0.0})
+wanted = ProcessorUse(0.0, {1: 0.0})
 team = Team.of_this_thread()
 assert library.several() == 3
 team._usage = lambda: wanted
 begin = team.begin()
-wanted = Usage(1.0, {1: 1e9})
+wanted = ProcessorUse(1.0, {1: 1e9})
 team.end(begin - 1.0)
 assert library.several() == 1
 team._until = 0.0

@@ -68,8 +68,8 @@ class DistributedOptions:
         None,
         "dict or str, optional",
         "The parts of a split dim that each device along an axis gets, by the name of the axis, such as "
-        "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For the "
-        "target ``cpu``; symbolic dims are not split so. A searched stage of a pipeline has the shares of its devices; "
+        "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. "
+        "Symbolic dims are not split so. A searched stage of a pipeline has the shares of its devices; "
         "stages that are given whole have their own. ``'auto'`` searches shares of the first axis, of the mesh or of "
         "each stage's, that suit the rates or the memory of the machine's ``groups`` of devices, and the even split.",
         flag=Flag(

@@ -24,7 +24,7 @@ _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 1.0, 32.0  # until all threads are t
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessorUse:
     """What a process has had of the cores.
 
     Attributes
@@ -40,7 +40,7 @@ class Usage:
     queued: Mapping[int, float]
 
     @staticmethod
-    def now() -> Usage:
+    def now() -> ProcessorUse:
         """Read that of this process."""
         queued: dict[int, float] = {}
         with suppress(OSError):
@@ -48,9 +48,9 @@ class Usage:
                 # A thread may end meanwhile.
                 with suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{thread}/schedstat") as file:
                     queued[int(thread)] = int(file.read().split()[1]) / 1e9
-        return Usage(time.process_time(), queued)
+        return ProcessorUse(time.process_time(), queued)
 
-    def queued_since(self, before: Usage) -> float:
+    def queued_since(self, before: ProcessorUse) -> float:
         """Return for how many seconds threads have queued since then, all together."""
         return sum(seconds - before.queued.get(thread, 0.0) for thread, seconds in self.queued.items())
 
@@ -78,7 +78,7 @@ class Team:
         self,
         most: int,
         set_count: Callable[[int], None] = set_threads,
-        usage: Callable[[], Usage] = Usage.now,
+        usage: Callable[[], ProcessorUse] = ProcessorUse.now,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._most = self._count = most
@@ -86,7 +86,7 @@ class Team:
         self._pause = _FIRST_PAUSE_SECONDS
         self._until = 0.0
         self._ran = 0.0
-        self._before: Usage | None = None
+        self._before: ProcessorUse | None = None
 
     @staticmethod
     def of_this_thread() -> Team:
