@@ -4,11 +4,11 @@
 
 SmolLM2-135M, or a LLaMA of random weights of ``--parameters``: one file for both servers, on as many threads. A client
 sends a request to ``/v1/completions``, and the next one when its answer has ended: prompts of ``--prompt`` tokens, no
-two alike, and ``--new`` tokens, streamed,
-of the highest probability. Servers take turns. What is told of each: tokens a second of all clients together; the
-median time from a request to its first token, and between two tokens of an answer. Medians of rounds are shown, and
-their ratios to llama.cpp's. llama.cpp is that of the package xllamacpp, whose wheels are compiled for AVX2. So ours is
-measured once as it is compiled for this processor, and once for AVX2 as well (x86-64-v3). The last line is JSON.
+two alike, and ``--new`` tokens of the highest probability, streamed. Servers take turns. Of each are told the tokens a
+second of all clients together, and the median time from a request to its first token, and between two tokens of an
+answer. Medians of rounds are shown, and their ratios to llama.cpp's. llama.cpp is that of the package xllamacpp, whose
+wheels are compiled for AVX2. So ours is measured once as it is compiled for this processor, and once for AVX2 as well
+(x86-64-v3). The last line is JSON.
 """
 
 from __future__ import annotations
