@@ -129,3 +129,23 @@ def test_assertions_of_an_exported_program_count() -> None:
         hidet_dist.make_plan(graph, {"mesh_shape": [1]}, {"symbols": {symbol: 64}})
     with pytest.raises(TraceError, match=r"it takes sizes with `.*` alone, where s\d+ is 8 in the example inputs"):
         hidet_dist.from_torch(exported(even))
+
+
+@pytest.mark.parametrize(
+    ("call", "declared", "taken"),
+    [
+        (lambda x: x[-x.shape[0] :] * 2, {}, (1, 70)),
+        (lambda x: x[x.shape[0] - 3 :] + 1, {"min": 5}, (5, 70)),
+        (lambda x: x[3 - x.shape[0] :], {"min": 5}, (5, 70)),
+        (lambda x: x[-64:], {"max": 63}, (1, 63)),
+        (lambda x: x.narrow(0, x.shape[0] - 4, 3), {"min": 5}, (5, 70)),
+        # PyTorch takes sizes for 2 or more; what reads another element for 1 is not for 1.
+        (lambda x: x[-1] + x[x.shape[0] - 2], {}, (2, 70)),
+        (lambda x: torch.slice_scatter(x, x[:2], 0, x.shape[0] - 2), {}, (2, 70)),
+        (lambda x: torch.slice_scatter(x, x[:2], 0, -2), {}, (2, 70)),
+    ],
+)
+def test_slices_begin_where_symbols_say(call: Call, declared: dict[str, int], taken: tuple[int, int]) -> None:
+    sizes = [1, 2, 5, 6, 8, 63, 70]
+    answered = answers(call, {0: Dim("rows", **declared)}, [(size, 6) for size in sizes], {"rows": 8})
+    assert answered == [taken[0] <= size <= taken[1] for size in sizes]

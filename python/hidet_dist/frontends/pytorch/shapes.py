@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from hidet.graph import Operator, Tensor, ops
 from hidet.graph.ops.transform import StridedSliceOp, StridedSliceTask
 from hidet.graph.ops.utils import input_like
@@ -86,16 +87,32 @@ def _broadcast_tensors(call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
 @lowers("slice.Tensor", "slice_copy.Tensor")
 def _slice(call: Call, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     dim %= len(x.shape)
-    return sliced(x, dim, _start(start, extents_of(x)[dim]), call.shape[dim], step)
+    return sliced(x, dim, _start(call, x, dim, start, 2), call.shape[dim], step)
 
 
-def _start(start: Any, size: Any) -> Any:
-    """Count the start of a slice of a dim from the front; 0 for None."""
+def _start(call: Call, x: Tensor, dim: int, start: Any, place: int) -> Any:
+    """Count the start of a slice, the argument of a call at ``place``, from the front of the dim; 0 for None.
+
+    Where sizes of symbols decide whether it is counted from the end, or lies outside, it is as in the example inputs:
+    PyTorch has followed that branch, and knows for which other sizes it holds.
+    """
     if start is None:
         return 0
-    if isinstance(start, int) and isinstance(size, int):
-        return min(max(start + size if start < 0 else start, 0), size)
-    return size + start if isinstance(start, int) and start < 0 else start
+    size = extents_of(x)[dim]
+    begin = _example(call.fakes[place] if place < len(call.fakes) else start)
+    count = _example(call.fakes[0].shape[dim])
+    if begin is None or count is None:  # a size that depends on values
+        return start
+    from_front = begin + count if begin < 0 else begin
+    if not 0 <= from_front <= count:
+        return 0 if from_front < 0 else size
+    return size + start if begin < 0 else start
+
+
+def _example(size: Any) -> int | None:
+    """Return a size as it is in the example inputs; None if it is not known from their shapes."""
+    found: int | None = size.node.hint if isinstance(size, torch.SymInt) else int(size)
+    return found
 
 
 def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor:
@@ -124,13 +141,13 @@ class _SliceOp(StridedSliceOp):
 @lowers("narrow.default")
 def _narrow(call: Call, x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     dim %= len(x.shape)
-    return sliced(x, dim, _start(start, extents_of(x)[dim]), length)
+    return sliced(x, dim, _start(call, x, dim, start, 2), length)
 
 
 @lowers("select.int", "select_copy.int")
 def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     dim %= len(x.shape)
-    return reshaped(sliced(x, dim, _start(index, extents_of(x)[dim]), 1), call.shape)
+    return reshaped(sliced(x, dim, _start(call, x, dim, index, 2), 1), call.shape)
 
 
 @lowers("split.Tensor", "split.sizes", "split_with_sizes.default", "chunk.default", "tensor_split.sections")
@@ -232,7 +249,7 @@ def _slice_scatter(
     dim %= len(x.shape)
     if step != 1:
         return operators.slice_scatter(x, source, dim, start, end, step)
-    size, first, count = extents_of(x)[dim], _start(start, extents_of(x)[dim]), extents_of(source)[dim]
+    size, first, count = extents_of(x)[dim], _start(call, x, dim, start, 3), extents_of(source)[dim]
     if is_value_of_state(x) and isinstance(first, int) and isinstance(count, int) and count < size:
         return operators.slice_scatter(x, source, dim, first, first + count)
     parts = [sliced(x, dim, 0, first), source, sliced(x, dim, first + count, size - first - count)]

@@ -64,6 +64,11 @@ def narrowed_sizes(program: ExportedProgram) -> dict[str, tuple[int, int]]:
     return narrowed
 
 
+def examples_of(program: ExportedProgram) -> dict[str, int]:
+    """Map PyTorch's symbols to their sizes in the example inputs."""
+    return {name: symbol.example for name, symbol in _symbols(program).items()}
+
+
 def _symbols(program: ExportedProgram) -> dict[str, _Symbol]:
     """Map the names of the symbols of the inputs' shapes to their ranges; PyTorch takes the size 1 for no symbol's."""
     found = {}
