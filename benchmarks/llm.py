@@ -219,6 +219,14 @@ def show(console: Console, title: str, result: dict[str, Any]) -> None:
         console.print(table)
 
 
+def publish(result: dict[str, Any], out: Path | None) -> None:
+    """Print a result as a line of JSON, and write it to a file if one is given."""
+    text = json.dumps(result)
+    if out is not None:
+        write_text(out, text + "\n")
+    print(text)
+
+
 def main() -> None:
     """Measure, and print tables and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -235,10 +243,7 @@ def main() -> None:
     for model in given.models:
         result["models"][model] = measure(model, given, console)
         show(console, f"{model}, {given.precision}", result["models"][model])
-    text = json.dumps(result)
-    if given.out is not None:
-        write_text(given.out, text + "\n")
-    print(text)
+    publish(result, given.out)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.llm import MODELS, Variant, file_of
+from benchmarks.llm import MODELS, Variant, file_of, publish
 from benchmarks.serving.host import describe
-from hidet_dist.files import write_text
 from hidet_dist.llm.loading import stored_model
 from hidet_dist.llm.options import LoadOptions
 
@@ -243,10 +242,7 @@ def main() -> None:
             result.setdefault("over_llama_cpp", {}).setdefault(name, {})[clients] = ratios
     console.print(table)
     result["servers"] = {name: {**running[name].facts, "medians": of} for name, of in medians.items()}
-    text = json.dumps(result)
-    if given.out is not None:
-        write_text(given.out, text + "\n")
-    print(text)
+    publish(result, given.out)
 
 
 if __name__ == "__main__":

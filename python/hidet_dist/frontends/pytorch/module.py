@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.transform import StridedSliceOp
+from hidet.graph import FlowGraph, Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -31,11 +29,11 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
 )
 from hidet_dist.frontends.pytorch.export import Exported, ExportedModule, argument_names, exported, functional
 from hidet_dist.frontends.pytorch.lower import lower
-from hidet_dist.frontends.pytorch.size_conditions import UnmetConditionError, examples_of, narrowed_sizes
+from hidet_dist.frontends.pytorch.size_conditions import UnmetConditionError, narrowed_sizes
+from hidet_dist.frontends.pytorch.size_limits import size_limits
 from hidet_dist.frugal import older_objects_kept
-from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.spec.interface import Interface, Structure, attach
-from hidet_dist.spec.symbols import INT32_MAX, limit_sizes
+from hidet_dist.spec.symbols import limit_sizes
 
 
 @older_objects_kept()
@@ -99,52 +97,8 @@ def from_torch(
         graph = lower(found.program, module, Dims(names), stored)
     program = found.program
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
-    limit_sizes(graph, _sizes(found, names, _declared_least(dynamic_shapes), graph))
+    limit_sizes(graph, size_limits(graph, found, names, _declared_least(dynamic_shapes)))
     return graph
-
-
-def _sizes(
-    found: Exported, names: Mapping[str, str], declared: Mapping[str, int], graph: FlowGraph
-) -> dict[str, tuple[int, int]]:
-    """Map the names of symbolic dims to the least and the greatest sizes for which a program serves.
-
-    PyTorch takes a symbolic size for 2 or more, and its programs for ones that serve 1 as well, unless a ``Dim``
-    declares more, or the module's code needs it. The graph serves 1 only if it reads no other elements then than there
-    are. ``declared`` are the least sizes of dims by name.
-    """
-    sizes = {}
-    for symbol, bounds in found.program.range_constraints.items():
-        name = names.get(str(symbol), str(symbol))
-        least, most = found.sizes.get(str(symbol), (1, INT32_MAX))
-        known = int(bounds.lower) if bounds.lower > _LEAST_SYMBOLIC else declared.get(name, 1)
-        sizes[name] = max(1, least, known), int(min(most, bounds.upper))
-    examples = {names.get(symbol, symbol): size for symbol, size in examples_of(found.program).items()}
-    ones = {name for name, (least, _) in sizes.items() if least == 1}
-    unserved = {name for name in ones if not _reads_within(graph, {**examples, name: 1})}
-    if ones and not unserved and not _reads_within(graph, {**examples, **dict.fromkeys(ones, 1)}):
-        unserved = ones
-    return {name: (2 if name in unserved else least, most) for name, (least, most) in sizes.items()}
-
-
-def _reads_within(graph: FlowGraph, sizes: Mapping[str, int]) -> bool:
-    """Whether no operator of a graph has a negative extent, or slices beyond its operand, at these sizes of symbols."""
-    for op in graph.nodes:
-        with contextlib.suppress(ValueError):  # an extent that is no sum, product, quotient or remainder of symbols
-            shapes = [[evaluate(extent, sizes) for extent in extents_of(x)] for x in (*op.inputs, *op.outputs)]
-            if any(extent < 0 for shape in shapes for extent in shape):
-                return False
-            if isinstance(op, StridedSliceOp) and not _slices_within(op, shapes[0], shapes[-1], sizes):
-                return False
-    return True
-
-
-def _slices_within(op: Operator, whole: Sequence[int], part: Sequence[int], sizes: Mapping[str, int]) -> bool:
-    for axis, start, step in zip(*(op.attrs[key] for key in ("axes", "starts", "strides")), strict=True):
-        first = evaluate(start, sizes)
-        last = first + (part[axis] - 1) * evaluate(step, sizes)
-        if part[axis] and not (0 <= first < whole[axis] and 0 <= last < whole[axis]):
-            return False
-    return True
 
 
 def _declared_least(dynamic_shapes: Any) -> dict[str, int]:
@@ -183,7 +137,7 @@ def _of_exported(
     known = signature.forward_arg_names if signature is not None else None
     names = list(known or ())[: len(args)] or [f"input_{number}" for number in range(len(args))]
     attach(graph, _interface(program, names, args, kwargs))
-    limit_sizes(graph, _sizes(Exported(program, sizes=sizes), {}, {}, graph))
+    limit_sizes(graph, size_limits(graph, Exported(program, sizes=sizes)))
     return graph
 
 
@@ -274,7 +228,6 @@ class _Constant:
 
 
 _TENSOR = torch.empty(0)
-_LEAST_SYMBOLIC = 2  # PyTorch's bound where nothing is declared: it takes 0 and 1 for constants
 
 
 def structure_of(value: Any, numbers: Iterator[int]) -> Structure:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.value_ranges import ValueRanges
 
 _TRIED = 4096
 """Sizes up to which a condition is tried one by one. Beyond them it is proven, or sizes are limited to them."""
@@ -64,6 +66,11 @@ def narrowed_sizes(program: ExportedProgram) -> dict[str, tuple[int, int]]:
     return narrowed
 
 
+def least_of(bounds: ValueRanges[Any]) -> int:
+    """Return the least size of a symbol; 1 where PyTorch has the bound of 2 that it takes where nothing is declared."""
+    return int(bounds.lower) if bounds.lower > 2 else 1
+
+
 def examples_of(program: ExportedProgram) -> dict[str, int]:
     """Map PyTorch's symbols to their sizes in the example inputs."""
     return {name: symbol.example for name, symbol in _symbols(program).items()}
@@ -76,8 +83,7 @@ def _symbols(program: ExportedProgram) -> dict[str, _Symbol]:
         for size in getattr(node.meta.get("val"), "shape", ()):
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.hint is not None:
                 bounds = program.range_constraints[size.node.expr]
-                least = int(bounds.lower) if bounds.lower > 2 else 1
-                found[str(size.node.expr)] = _Symbol(least, float(bounds.upper), int(size.node.hint))
+                found[str(size.node.expr)] = _Symbol(least_of(bounds), float(bounds.upper), int(size.node.hint))
     return found
 
 
