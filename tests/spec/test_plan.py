@@ -1,9 +1,13 @@
 import io
 
 import hidet
+import pytest
+from hidet.graph import Operator
 from hidet.graph.ops.transfer import TransferOp
+from hidet.graph.ops.utils import Task, compute, input_like, reduce
 from rich.console import Console
 
+import hidet_dist
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
@@ -40,3 +44,36 @@ def test_operators_without_a_rule_have_a_note():
     assert exp.note == ""
     assert transfer.spec.is_replicated
     assert transfer.note == "replicated: it moves data between devices"
+
+
+class Squares(Operator):
+    """An operator class of a user, which states no traits."""
+
+    def __init__(self, x: hidet.Tensor):
+        node = input_like(x, "x")
+        square = compute("y", node.shape, lambda i, j: node[i, j] * node[i, j])
+        super().__init__([x], {}, Task("squares", [node], [square]))
+
+
+class SumOfSquares(Operator):
+    """The same, with a reduction."""
+
+    def __init__(self, x: hidet.Tensor):
+        node = input_like(x, "x")
+        rows, columns = node.shape
+        sums = compute("y", [rows], lambda i: reduce([columns], lambda k: node[i, k] * node[i, k], "sum"))
+        super().__init__([x], {}, Task("sum_of_squares", [node], [sums]))
+
+
+@pytest.mark.parametrize("cls, kernel", [(Squares, "elementwise"), (SumOfSquares, "reduction")])
+def test_classes_without_traits_have_a_note_of_how_they_are_costed(cls, kernel):
+    x = hidet.symbol([4, 6], "float32", "cpu")
+    graph = hidet.trace_from(cls(hidet.ops.exp(x)).outputs[0], [x])
+    config = {"mesh_shape": [2]}
+    plan = hidet_dist.make_plan(graph, config)
+    note = f"costed by its definition, as a kernel of the class {kernel}: {__name__}.{cls.__name__} has no traits"
+    assert [op.note for op in plan.stages[0].operators] == ["", note]
+    assert [op.note for op in hidet_dist.describe(plan, graph, config).operators] == ["", note]
+    assert [op["note"] for op in plan.explain().to_data()["operators"]] == ["", note]
+    again = hidet_dist.recost(plan, graph, builtin("cpu", plan.stages[0].mesh))
+    assert [op.note for op in again.stages[0].operators] == ["", note]

@@ -30,6 +30,17 @@ def kernel_class(op: Operator) -> str:
     return stated or ("elementwise" if op.task.is_injective() else "reduction")
 
 
+def classification_note(op: Operator) -> str:
+    """Tell how an operator is classified whose class states no kernel; empty for a class that states one."""
+    if traits_of(op).kernel is not None:
+        return ""
+    cls = type(op)
+    return (
+        f"costed by its definition, as a kernel of the class {kernel_class(op)}: {cls.__module__}.{cls.__qualname__} "
+        "has no traits"
+    )
+
+
 def work_of(
     op: Operator,
     choice: Choice,

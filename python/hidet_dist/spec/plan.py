@@ -110,8 +110,9 @@ class OperatorPlan:
     """The sharding of one operator of the graph.
 
     ``conversions`` are those first required by this operator; a conversion that an earlier operator requires is listed
-    only there. ``note`` is the reason why an operator without a rule is replicated. ``label`` is a name derived from
-    the user's name of the weight that it reads. Times are in seconds.
+    only there. ``note`` is the reason why an operator without a rule is replicated, and how one is costed whose class
+    has no traits (:mod:`hidet_dist.traits`). ``label`` is a name derived from the user's name of the weight that it
+    reads. Times are in seconds.
     """
 
     index: int

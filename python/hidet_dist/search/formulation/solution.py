@@ -9,6 +9,7 @@ from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import Fusions, tensors_between
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.cost.work import classification_note
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
@@ -115,7 +116,8 @@ def lay_out(
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
         reduce, conversions = costs.reduction(op, choice), tuple(conversions_of.get(i, ()))
-        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
+        note = "; ".join(filter(None, (notes[i], classification_note(op))))
+        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, note))
     return StagePlan(
         costs.mesh,
         view.fingerprint(),
