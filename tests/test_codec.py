@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_dist.codec import OMITTED, RUNS, UNWRITTEN, Key, Positive, Signed, decode, encode
+from hidet_dist.codec import OMITTED, RUNS, UNWRITTEN, Key, Positive, Signed, decode, encode, encode_with_format, of_format
 from hidet_dist.errors import SpecError
 from hidet_dist.spec import TensorShardSpec
 
@@ -66,6 +66,23 @@ def test_the_form_follows_from_the_annotations() -> None:
         "counts": {"7": [True, 0.5]},
         "ranks": [[0, 2], [5, 5]],
     }
+
+
+def test_a_format_is_written_first_and_no_other_one_is_read() -> None:
+    part = Part("a", 1)
+    written = json.loads(json.dumps(encode_with_format(part, 3)))
+    assert next(iter(written)) == "format"
+    assert decode(Part, of_format(written, 3), "it") == part
+    for value, says in (
+        (written | {"format": 4}, "format 4, and this version reads format 3"),
+        (written | {"format": "3"}, "format '3'"),
+        (encode(part), "format None"),
+        ([written], "must be an object"),
+    ):
+        with pytest.raises(SpecError, match=says):
+            of_format(value, 3)
+    with pytest.raises(SpecError, match="format True"):
+        of_format({"format": True}, 1)
 
 
 @pytest.mark.parametrize(

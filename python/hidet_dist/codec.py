@@ -119,6 +119,28 @@ def decode(kind: type[T], value: Any, what: str) -> T:
     return result
 
 
+def encode_with_format(value: Any, number: int) -> dict[str, Any]:
+    """Convert a dataclass to plain JSON values, after the number of the format in which it is written."""
+    return {"format": number, **encode(value)}
+
+
+def of_format(value: Any, number: int) -> dict[str, Any]:
+    """Return what :func:`decode` takes of a JSON value that :func:`encode_with_format` made.
+
+    Raises
+    ------
+    SpecError
+        When the value is not an object, or is of another format; the message is a clause without a full stop.
+    """
+    if not isinstance(value, dict):
+        raise SpecError(f"it must be an object; got {shown(value)}")
+    fields = dict(value)
+    found = fields.pop("format", None)
+    if type(found) is not int or found != number:
+        raise SpecError(f"it has format {shown(found)}, and this version reads format {number} only")
+    return fields
+
+
 @dataclass(frozen=True)
 class _FieldForm:
     """How a field is written: its name, key and default, and the marks that it has."""

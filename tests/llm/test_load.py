@@ -268,7 +268,7 @@ def test_ranks_that_have_no_room_for_the_model_share_it_and_a_second_start_only_
     with pytest.raises(ConfigError, match="context decides"):
         load(built, context=64)
     (built / "language-model.json").write_text(json.dumps({"format": 9}))
-    with pytest.raises(ArtifactError, match="format is 9"):
+    with pytest.raises(ArtifactError, match="has format 9"):
         load(built)
 
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from hidet_dist.artifacts import coherence
 from hidet_dist.checks import shown
-from hidet_dist.codec import LARGEST, OMITTED, Range, decode, encode
+from hidet_dist.codec import LARGEST, OMITTED, Range, decode, encode, encode_with_format, of_format
 from hidet_dist.errors import ArtifactError, ConfigError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
@@ -351,8 +351,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, atomically."""
-        body = encode(self)
-        body["format"] = FORMAT
+        body = encode_with_format(self, FORMAT)
         body["checksum"] = _checksum(body)
         write_text(folder / NAME, json.dumps(body, indent=1, sort_keys=True) + "\n")
 
@@ -371,16 +370,18 @@ class Manifest:
         if (known := _LOADED.get(digest)) is not None:
             return known
         body = _parsed(text, path)
-        if body.get("format") != FORMAT:
+        try:
+            fields = of_format(body, FORMAT)
+        except SpecError as error:
             raise ArtifactError(
-                f"{path} has format {body.get('format')!r}, and this version reads format {FORMAT} only: build the "
-                "artifacts again with this version, or serve them with the version that built them."
-            )
+                f"{path} is not a manifest: {error}. Build the artifacts again with this version, or serve them with "
+                "the version that built them."
+            ) from error
         if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        del body["format"], body["checksum"]
+        del fields["checksum"]
         try:
-            manifest = decode(cls, body, "it")
+            manifest = decode(cls, fields, "it")
         except SpecError as error:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}") from error
         try:

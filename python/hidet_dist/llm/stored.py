@@ -17,8 +17,7 @@ from pathlib import Path
 
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
-from hidet_dist.checks import shown
-from hidet_dist.codec import decode, encode
+from hidet_dist.codec import decode, encode_with_format, of_format
 from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_CONFIGURATION_BYTES
@@ -37,7 +36,6 @@ _TOKENIZER = "tokenizer"
 class _Description:
     """What the file says of a model; ``artifacts`` is the identity of their manifest."""
 
-    format: int
     name: str
     artifacts: str
     sizes: StepSizes
@@ -91,8 +89,8 @@ class StoredModel:
         (folder / _TOKENIZER).mkdir()
         tokenizer.save(folder / _TOKENIZER)
         identity = Manifest.load(cls.artifacts_in(folder)).identity
-        description = _Description(FORMAT, name, identity, sizes, pooling)
-        write_text(folder / _FILE, json.dumps(encode(description), indent=1))
+        description = _Description(name, identity, sizes, pooling)
+        write_text(folder / _FILE, json.dumps(encode_with_format(description, FORMAT), indent=1))
 
     @classmethod
     def open(cls, folder: str | Path) -> StoredModel:
@@ -106,10 +104,7 @@ class StoredModel:
         folder = Path(folder)
         file = folder / _FILE
         try:
-            fields = parse_json(read_text(file, MOST_CONFIGURATION_BYTES))
-            if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-                found = fields.get("format") if isinstance(fields, dict) else fields
-                raise ValueError(f"its format is {shown(found)}, not {FORMAT}")
+            fields = of_format(parse_json(read_text(file, MOST_CONFIGURATION_BYTES)), FORMAT)
             described = decode(_Description, fields, "the description")
             if described.pooling is not None:
                 described.pooling.check()

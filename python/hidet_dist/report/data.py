@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
-from hidet_dist.codec import OMITTED, Signed, decode, encode
+from hidet_dist.codec import OMITTED, Signed, decode, encode_with_format, of_format
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_PLAN_BYTES
@@ -318,18 +318,22 @@ class Report:
 
     def to_json(self) -> str:
         """Convert to JSON text; equal reports have equal text. Those of an even mesh have no shares."""
-        return json.dumps({"format": FORMAT, **encode(self)}, separators=(",", ":")) + "\n"
+        return json.dumps(encode_with_format(self, FORMAT), separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
         """Parse the text of :meth:`to_json`. Raises PlanError for anything else."""
         try:
             data = parse_json(text)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise SpecError(f"the format is not {FORMAT}; write the report again with this version of hidet_dist")
-            del data["format"]
-            report = decode(cls, data, "the report")
-        except (SpecError, ValueError) as error:
+        except ValueError as error:
+            raise PlanError(f"The data of the report is malformed: {error}") from error
+        try:
+            fields = of_format(data, FORMAT)
+        except SpecError as error:
+            raise PlanError(f"Not a report: {error}. Write it again with this version of hidet_dist.") from error
+        try:
+            report = decode(cls, fields, "the report")
+        except SpecError as error:
             raise PlanError(f"The data of the report is malformed: {error}") from error
         report.check()
         return report

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from hidet_dist.codec import LARGEST, OMITTED, UNWRITTEN, Key, decode, encode
+from hidet_dist.codec import LARGEST, OMITTED, UNWRITTEN, Key, decode, encode_with_format, of_format
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import json_text, parse_json, write_text
 from hidet_dist.files import read_text as read_file
@@ -515,19 +515,21 @@ class Plan:
 
     def to_json(self) -> str:
         """Convert to JSON text; equal plans have equal text."""
-        return json_text({"format": FORMAT, **encode(self)}, 4) + "\n"  # an operator a line
+        return json_text(encode_with_format(self, FORMAT), 4) + "\n"  # an operator a line
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Parse the text that :meth:`to_json` returns. Raises PlanError for any other text."""
         try:
             data = parse_json(text)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
-            del data["format"]
-            plan = decode(cls, data, "the plan")
-        except PlanError:
-            raise
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"Not a plan: {error}") from error
+        try:
+            fields = of_format(data, FORMAT)
+        except SpecError as error:
+            raise PlanError(f"Not a plan: {error}. Make it again with this version of hidet_dist.") from error
+        try:
+            plan = decode(cls, fields, "the plan")
         except (TypeError, ValueError) as error:
             raise PlanError(f"Not a plan: {error}") from error
         if not plan.stages:
