@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib
 import re
 
+import hidet
 import numpy as np
 import pytest
 from hidet.graph import Operator
 
+from hidet_dist.compile.cpu.relaid import channels_last_axes, relaid
 from hidet_dist.machine.kernels import KERNEL_CLASSES
 from hidet_dist.rules.declared import UNIMPORTABLE, definition_of
+from hidet_dist.rules.local import rebuild
 from hidet_dist.soundness import catalog
 from hidet_dist.soundness.check import random_inputs
 from hidet_dist.soundness.instances import MAKERS, Instance, instance
 from hidet_dist.soundness.oracle import evaluate
 from hidet_dist.spec.extents import extents_of
-from hidet_dist.traits import Moves, Traits, traits_of
+from hidet_dist.traits import Indices, Moves, Traits, traits_of
 
 # What hidet's passes make of operators after planning, and what communicates.
 LOWERED = re.compile(
@@ -108,3 +111,67 @@ def test_operators_that_move_elements_keep_them(cls):
             np.testing.assert_array_equal(np.setdiff1d(np.unique(output), [0]), np.setdiff1d(np.unique(elements), [0]))
         else:
             assert np.isin(output, elements).all()
+
+
+def symbols(op: Operator, arrays: list[np.ndarray]) -> list[hidet.Tensor]:
+    """Inputs of an operator with the shapes of these arrays."""
+    return [hidet.symbol(list(a.shape), x.dtype.name, "cpu") for x, a in zip(op.inputs, arrays, strict=True)]
+
+
+@pytest.mark.parametrize("cls", stated("input_dims"), ids=lambda cls: cls.__name__)
+def test_a_part_of_an_output_is_computed_from_parts_of_inputs(cls):
+    for seed, each in enumerate(instances(cls)):
+        op, dims_of = each.op, traits_of(each.op).input_dims
+        inputs = random_inputs(op, np.random.default_rng(seed), each.ranges)
+        (output,) = evaluate(definition_of(op), inputs)
+        for dim, extent in enumerate(output.shape):
+            dims = dims_of(op, dim)
+            if dims is None:
+                continue
+            kept = range(extent // 2, extent)
+            parts = [x if own is None else x.take(kept, own) for x, own in zip(inputs, dims, strict=True)]
+            expected = output.take(kept, dim)
+            local = rebuild(op, symbols(op, parts), [expected.shape])[0].op
+            np.testing.assert_array_equal(evaluate(definition_of(local), parts)[0], expected)
+
+
+def test_all_pools_and_padding_hold_in_any_layout():
+    pools = [cls for cls in MAKERS if traits_of(object.__new__(cls)).kernel == "pooling"]
+    lacking = [cls for cls in {*pools, *stated("pads")} if not traits_of(object.__new__(cls)).in_any_layout]
+    assert pools and lacking == []
+
+
+@pytest.mark.parametrize("cls", stated("in_any_layout"), ids=lambda cls: cls.__name__)
+def test_operators_in_any_layout_compute_the_same_with_channels_last(cls):
+    checked = 0
+    for seed in range(12):
+        each = instance(cls, np.random.default_rng(seed))
+        op, rank = each.op, len(each.op.inputs[0].shape)
+        if rank < 3:
+            continue
+        (x,) = random_inputs(op, np.random.default_rng(seed), each.ranges)
+        (expected,) = evaluate(definition_of(op), [x])
+        axes = channels_last_axes(rank)
+        moved = x.transpose(axes)
+        (output,) = evaluate(relaid(op, symbols(op, [moved]), [0], rank).task, [moved])
+        np.testing.assert_allclose(output, expected.transpose(axes) if expected.ndim == rank else expected, rtol=1e-6)
+        checked += 1
+    assert checked
+
+
+def test_all_lookups_that_move_elements_say_how():
+    lookups = [cls for cls in MAKERS if traits_of(object.__new__(cls)).moves is Moves.SELECT]
+    assert lookups and [cls for cls in lookups if traits_of(object.__new__(cls)).lookup is None] == []
+
+
+@pytest.mark.parametrize("cls", stated("lookup"), ids=lambda cls: cls.__name__)
+def test_lookups_select_from_the_dim_that_they_state(cls):
+    for seed, each in enumerate(instances(cls)):
+        op, lookup = each.op, traits_of(each.op).lookup
+        table, indices = random_inputs(op, np.random.default_rng(seed), each.ranges)
+        look_up = np.take_along_axis if lookup.indices is Indices.GATHER else np.take
+        (output,) = evaluate(definition_of(op), [table, indices])
+        if lookup.indices is Indices.GATHER:
+            dim = lookup.dim_of(op)
+            table = table[tuple(slice(None) if d == dim else slice(n) for d, n in enumerate(indices.shape))]
+        np.testing.assert_array_equal(output, look_up(table, indices, axis=lookup.dim_of(op)))

@@ -43,6 +43,9 @@ CountedDims: TypeAlias = Callable[[Operator], Dims | None]
 ReadElements: TypeAlias = Callable[[Operator, Sequence[Sequence[int]]], dict[int, int]]
 """The most elements that an operator reads of some inputs, by their numbers, from the local shapes of all inputs."""
 
+InputDims: TypeAlias = Callable[[Operator, int], tuple[int | None, ...] | None]
+"""The dims of all inputs that a dim of the output follows; None for an input that is needed whole."""
+
 LocalAttributes: TypeAlias = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 
 
@@ -72,6 +75,32 @@ class Half(enum.Enum):
     ALWAYS = "always"  # in half precision, from operands that are converted
     FOLLOW = "follow"  # in half precision if all of its floating-point operands are
     NEVER = "never"  # in float32
+
+
+class Indices(enum.Enum):
+    """What of the output of a lookup the dims of its indices are."""
+
+    TAKE = "take"  # all dims of the indices replace the dim of the table that they select from
+    GATHER = "gather"  # the indices have the shape of the output
+    SELECT = "select"  # their only dim replaces that dim of the table
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A lookup in the first input by the indices in the second.
+
+    Attributes
+    ----------
+    indices: what the dims of the indices are.
+    dim: the name of the attribute with the dim of the table that indices select from.
+    """
+
+    indices: Indices
+    dim: str
+
+    def dim_of(self, op: Operator) -> int:
+        """Return the dim of the table that indices select from, counted from the first."""
+        return int(op.attrs[self.dim]) % len(op.inputs[0].shape)
 
 
 @dataclass(frozen=True)
@@ -108,6 +137,14 @@ class Traits:
     read_elements: bounds what it reads of inputs, where that is less than its definition tells; None if it is not.
     updates: how its output, which has the shape of its first input, updates that in place; None if it does not. In a
         graph it is an operator like others. In a program it writes into the memory of the state.
+    lookup: how it looks up elements; None for another class.
+    input_dims: returns, for a dim of the output, the dim of each input that it follows: a part of the output along it is
+        computed from the same part of these inputs. None, or if it returns None, it is not known.
+    in_any_layout: whether its definition holds for tensors whose dims are in another order, and is no slower there.
+        Stated of classes that reduce, pool or pad; it holds for all that are elementwise or move elements.
+    pads: whether it adds elements around those of its input.
+    by_function: whether the function of an element is a Python function in the operator, ``op``, of which its attributes
+        do not have all parameters; on a shard it is rebuilt from that.
     routed: its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices that were
         chosen for it, of all that the definition sums over. Its attribute ``count`` is their number on all devices.
     """
@@ -120,6 +157,11 @@ class Traits:
     local_attributes: LocalAttributes | None = None
     read_elements: ReadElements | None = None
     updates: Updates | None = None
+    lookup: Lookup | None = None
+    input_dims: InputDims | None = None
+    in_any_layout: bool = False
+    pads: bool = False
+    by_function: bool = False
     routed: Routed | None = None
 
     @property
@@ -187,7 +229,9 @@ def _joined(op: Operator) -> Dims:
 
 
 def _looked_up(op: Operator) -> Dims:
-    return frozenset({(0, int(op.attrs["axis"]) % len(op.inputs[0].shape))})
+    lookup = traits_of(op).lookup
+    assert lookup is not None
+    return frozenset({(0, lookup.dim_of(op))})
 
 
 def _is_whole(op: Operator, number: int) -> bool:
@@ -205,6 +249,31 @@ def _windows(op: Operator) -> Dims | None:
     if op.attrs["groups"] != 1:
         return None
     return frozenset((number, dim) for number in range(2) for dim in range(2, len(op.inputs[0].shape)))
+
+
+# The dims of inputs that a dim of the output follows.
+
+
+def _of_only_input(op: Operator, dim: int) -> tuple[int | None, ...]:
+    return (dim,)
+
+
+def _of_broadcast_inputs(op: Operator, dim: int) -> tuple[int | None, ...]:
+    """Shapes broadcast aligned at their last dims."""
+    dims = [dim - len(op.outputs[0].shape) + len(x.shape) for x in op.inputs]
+    return tuple(
+        None if own < 0 or same_extent(x.shape[own], 1) else own for x, own in zip(op.inputs, dims, strict=True)
+    )
+
+
+def _of_permuted(op: Operator, dim: int) -> tuple[int | None, ...]:
+    return (int(op.attrs["axes"][dim]),)
+
+
+def _of_rearranged(op: Operator, dim: int) -> tuple[int | None, ...] | None:
+    """Of an operator that merges no dims."""
+    plan = op.attrs["plan"]
+    return (int(plan[dim][0]),) if all(len(dims) == 1 for dims in plan) else None
 
 
 # Attributes of the operator on a shard, from the local shapes of inputs and outputs.
@@ -267,6 +336,9 @@ _state(
     elementwise=True,
     counted_dims=_none,
 )
+_state(arithmetic.UnaryElementwiseOp, input_dims=_of_only_input, by_function=True)
+_state(arithmetic.BinaryElementwiseOp, input_dims=_of_broadcast_inputs)
+_state(transform.CastOp, by_function=False)  # hidet forgets the cast to int32 in it
 _state(
     *(arithmetic.WhereOp, arithmetic.WhereScalarTensorOp, arithmetic.WhereTensorScalarOp),
     *(arithmetic.WhereScalarScalarOp, arithmetic.CompositeElementwiseOp),
@@ -289,18 +361,19 @@ _state(
 )
 _state(create.FullOp, local_attributes=_output_shape)
 
-_state(ReduceBaseOp, kernel="reduction", counted_dims=_none)
+_state(ReduceBaseOp, kernel="reduction", counted_dims=_none, in_any_layout=True)
 _state(
     *(ArgReduceBaseOp, activation.SoftmaxOp, cumulative.CumulativeBaseOp, LpNormOp),
     *(SymmetricQuantizationOp, ScatterBaseOp),
     kernel="reduction",
 )
 _state(NormalizeOp, kernel="normalization")
-_state(pool.MaxPoolNdOp, pool.AvgPoolNdOp, pool.AdaptivePoolNdOp, kernel="pooling")
+_state(pool.MaxPoolNdOp, pool.AvgPoolNdOp, pool.AdaptivePoolNdOp, kernel="pooling", in_any_layout=True)
 
 _state(transform.TakeOp, transform.GatherOp, kernel="lookup", moves=Moves.SELECT, half=Half.FOLLOW)
-_state(transform.TakeOp, counted_dims=_looked_up)
-_state(transform.IdxSelOp, kernel="lookup", moves=Moves.SELECT)
+_state(transform.TakeOp, counted_dims=_looked_up, lookup=Lookup(Indices.TAKE, "axis"))
+_state(transform.GatherOp, lookup=Lookup(Indices.GATHER, "axis"))
+_state(transform.IdxSelOp, kernel="lookup", moves=Moves.SELECT, lookup=Lookup(Indices.SELECT, "dim"))
 _state(EmbeddingBagOp, kernel="lookup")
 
 _state(
@@ -316,7 +389,8 @@ _state(
     moves=Moves.PERMUTE,
     half=Half.FOLLOW,
 )
-_state(transform.PermuteDimsOp, counted_dims=_none)
+_state(transform.PermuteDimsOp, counted_dims=_none, input_dims=_of_permuted)
+_state(transform.RearrangeOp, input_dims=_of_rearranged)
 _state(
     *(transform.BroadcastOp, transform.ConcatOp, transform.TileOp, transform.RepeatInterleaveOp),
     kernel="copy",
@@ -329,5 +403,6 @@ _state(transform.TileOp, transform.RepeatInterleaveOp, local_attributes=_repeats
 _state(transform.StridedSliceOp, kernel="copy", moves=Moves.SLICE, half=Half.FOLLOW)
 _state(transform.StridedSliceOp, counted_dims=_cut, local_attributes=_slice_ends)
 _state(transform.FlipOp, transform.PadOp, arithmetic.RollOp, kernel="copy")
+_state(transform.PadOp, in_any_layout=True, pads=True)
 _state(transform.Im2ColOp, arithmetic.SetStridedSliceOp, transform.AsStridedOp, kernel="copy")
 _state(transform.AsStridedOp, local_attributes=_output_size)

@@ -26,8 +26,10 @@ _STEP = 32
 _LEAST_COLUMNS = 32
 
 
-def is_taken(op: MatmulOp) -> bool:
-    """Whether hidet's half-precision kernel supports a product of this shape."""
+def is_taken(op: Operator) -> bool:
+    """Whether hidet's half-precision kernel computes an operator: a product in half precision, of a supported shape."""
+    if not isinstance(op, MatmulOp) or not op.outputs[0].dtype.is_any_float16():
+        return False
     (a, b), (c,) = op.inputs, op.outputs
     if len(a.shape) < 2 or len(b.shape) < 2 or not is_constant(a.shape[-1], *b.shape[-2:]):
         return False

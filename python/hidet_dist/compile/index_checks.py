@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import AddScalarOp, SubScalarOp
-from hidet.graph.ops.transform import CastOp, ConcatOp, GatherOp, StridedSliceOp
+from hidet.graph.ops.transform import CastOp, ConcatOp, StridedSliceOp
 from hidet.ir.expr import Constant, SymbolVar
 
 from hidet_dist.artifacts.manifest import IndexCheck, Product
@@ -21,7 +21,7 @@ from hidet_dist.partitioning.operators import CommunicationOp, CopyOp
 from hidet_dist.partitioning.program import Program
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
-from hidet_dist.traits import traits_of
+from hidet_dist.traits import Indices, traits_of
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:
@@ -51,8 +51,11 @@ def _rows(node: Operator) -> Product | None:
 def _indices(node: Operator) -> View:
     """View the indices of a lookup as their source tensor."""
     view = view_of(node.inputs[1], _keeps)
-    gathers = isinstance(node, GatherOp) or (isinstance(node, ShardedLookupOp) and node.attrs["kind"] == "gather")
-    return View(view.source, extents_of(node.outputs[0]), view.strides, view.offset) if gathers else view
+    lookup = traits_of(node).lookup
+    kind = Indices(node.attrs["kind"]) if lookup is None else lookup.indices
+    if kind is Indices.GATHER:
+        return View(view.source, extents_of(node.outputs[0]), view.strides, view.offset)
+    return view
 
 
 def _keeps(op: Operator) -> bool:

@@ -22,8 +22,6 @@ from graphlib import CycleError
 from weakref import WeakKeyDictionary
 
 from hidet.graph import Tensor
-from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.compat.half_products import is_taken
@@ -298,9 +296,7 @@ class _Fusion:
             return False
         if what == "epilogue":
             return bool(op.task.allow_epilogue())
-        if not self.half_prologues and isinstance(op, MatmulOp) and op.outputs[0].dtype.is_any_float16():
-            return not is_taken(op)
-        return bool(op.task.allow_prologue())
+        return bool(op.task.allow_prologue()) and (self.half_prologues or not is_taken(op))
 
     def _join(self, number: int, anchor: int) -> None:
         self.group[number] = anchor
@@ -370,7 +366,7 @@ class _Fusion:
         if library is None:
             return not isinstance(op, NOT_FUSIBLE)
         if traits_of(self.view.operators[library]).kernel == "convolution":
-            return isinstance(op, PadOp)
+            return traits_of(op).pads
         traits = traits_of(op)
         return traits.renames or traits.moves is Moves.SLICE
 

@@ -18,13 +18,8 @@ from dataclasses import dataclass, replace
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.arithmetic import BinaryElementwiseOp, UnaryElementwiseOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.transform import (
-    PermuteDimsOp,
-    RearrangeOp,
-    StridedSliceOp,
-)
+from hidet.graph.ops.transform import StridedSliceOp
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
@@ -168,24 +163,12 @@ def _with_shape(op: Operator, inputs: list[Tensor], shape: tuple[Extent, ...]) -
 
 def _through(op: Operator, cut: DimCut) -> tuple[DimCut | None, ...] | None:
     """Derive the cuts of an operator's inputs from that of its output; None for an input that is needed whole."""
-    shape = extents_of(op.outputs[0])
-    if isinstance(op, UnaryElementwiseOp):
-        return (cut,)
-    if isinstance(op, BinaryElementwiseOp):
-        moves: list[DimCut | None] = []
-        for x in op.inputs:
-            dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast aligned at their last dims
-            broadcast = dim < 0 or same_extent(x.shape[dim], 1)
-            moves.append(None if broadcast else replace(cut, dim=dim))
-        return tuple(moves)
-    if isinstance(op, PermuteDimsOp):
-        return (replace(cut, dim=op.attrs["axes"][cut.dim]),)
-    if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
-        return (replace(cut, dim=op.attrs["plan"][cut.dim][0]),)
-    if traits_of(op).moves is Moves.RESHAPE:
-        moved = _reshaped(extents_of(op.inputs[0]), shape, cut)
+    traits = traits_of(op)
+    if traits.moves is Moves.RESHAPE:
+        moved = _reshaped(extents_of(op.inputs[0]), extents_of(op.outputs[0]), cut)
         return None if moved is None else (moved,)
-    return None
+    dims = None if traits.input_dims is None else traits.input_dims(op, cut.dim)
+    return None if dims is None else tuple(None if dim is None else replace(cut, dim=dim) for dim in dims)
 
 
 def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: DimCut) -> DimCut | None:

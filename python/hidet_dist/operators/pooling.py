@@ -23,7 +23,7 @@ def _each(value: int | Sequence[int], dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-@has_traits(kernel="reduction")
+@has_traits(kernel="reduction", in_any_layout=True)
 class WindowPoolOp(Operator):
     """The maximum or the mean of windows over the last dims of ``x``.
 

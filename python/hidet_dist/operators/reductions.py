@@ -29,7 +29,7 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return sorted(d % rank for d in dims) if rank else []
 
 
-@has_traits(kernel="reduction")
+@has_traits(kernel="reduction", in_any_layout=True)
 class ReduceOp(Operator):
     """A reduction in the dtype of its operand; hidet's accumulate in float32, which cannot represent all integers."""
 

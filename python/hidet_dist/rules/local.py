@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 import hidet
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask
-from hidet.graph.ops.transform import CastOp
+from hidet.graph.ops.arithmetic import UnaryElementwiseTask
 from hidet.graph.ops.utils import input_like
 from hidet.ir.expr import Constant
 from hidet.ir.type import DataType
@@ -34,7 +33,7 @@ def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
     return list(clone.outputs)
 
 
-def _elementwise(op: UnaryElementwiseOp, x: Tensor) -> Any:
+def _elementwise(op: Operator, x: Tensor) -> Any:
     """Make the task of an elementwise operator on ``x``; several have bounds and slopes only in their function."""
     task = op.task
     return UnaryElementwiseTask(task.name, input_like(x, "x"), op.op, attrs=task.attrs, share_map=task.share_map)
@@ -118,7 +117,8 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     ValueError
         When the operator cannot be built on these inputs, or its outputs come out in other shapes.
     """
-    update = traits_of(op).local_attributes
+    traits = traits_of(op)
+    update = traits.local_attributes
     in_shapes = [extents_of(tensor) for tensor in inputs]
     known = _locals_of(op)
     shapes = (tuple(map(extent_text, shape)) for shape in (*in_shapes, *out_shapes))
@@ -131,7 +131,7 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
             for shape, whole in zip((*in_shapes, *out_shapes), (*op.inputs, *op.outputs), strict=True)
         ):
             outputs = _clone(op, inputs, op.task)
-        elif isinstance(op, UnaryElementwiseOp) and not isinstance(op, CastOp):  # hidet forgets the cast to int32 in it
+        elif traits.by_function:
             outputs = _clone(op, inputs, _elementwise(op, inputs[0]))
         else:
             with hidet.option.context():

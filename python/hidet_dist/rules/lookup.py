@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops.transform import GatherOp, IdxSelOp, TakeOp
 from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir import primitives
 from hidet.ir.dtypes import float32, float64
@@ -22,19 +21,17 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.collectives import REDUCED_DTYPES
 from hidet_dist.spec.extents import part_interval
 from hidet_dist.spec.parts import Parts, Split
-from hidet_dist.traits import has_traits
+from hidet_dist.traits import has_traits, traits_of
 
 _ROWS = 1 << 20  # the number of the row factor, above the numbers of a definition's variables
 
 
 def row_dim(op: Operator) -> int | None:
     """Return the dim of the table (input 0) that indices select from; None unless partial results can be summed."""
-    if not isinstance(op, TakeOp | GatherOp | IdxSelOp):
+    lookup = traits_of(op).lookup
+    if lookup is None or (dtype := op.inputs[0].dtype).is_boolean() or dtype.name not in REDUCED_DTYPES:
         return None
-    if (dtype := op.inputs[0].dtype).is_boolean() or dtype.name not in REDUCED_DTYPES:
-        return None
-    dim = int(op.attrs["dim" if isinstance(op, IdxSelOp) else "axis"])
-    return dim % len(op.inputs[0].shape)
+    return lookup.dim_of(op)
 
 
 def row_factor(op: Operator) -> Digit | None:
@@ -162,13 +159,12 @@ def sharded_lookup(
     ValueError
         When the number of rows is symbolic: the device's rows begin at a number that is part of the operator.
     """
-    dim = row_dim(op)
-    assert dim is not None
+    dim, lookup = row_dim(op), traits_of(op).lookup
+    assert dim is not None and lookup is not None
     if not isinstance(op.inputs[0].shape[dim], int):
         raise ValueError(f"{op.name} looks up rows of a symbolic number, {op.inputs[0].shape[dim]}")
-    kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
     sizes = [mesh.shape[axis] for axis in axes]
     rows = int(op.inputs[0].shape[dim])
     split = Split.of(mesh, axes, parts)
     own = () if split.is_even else split.parts
-    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows, own).outputs)
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, lookup.indices.value, dim, axes, sizes, rows, own).outputs)

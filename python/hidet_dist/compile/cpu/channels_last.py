@@ -20,7 +20,6 @@ from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet_dist.compat.native_call import STORE, Values
 from hidet_dist.compile.cpu.conv import convolution_of, spatial_dims
 from hidet_dist.compile.cpu.layouts import (
-    REDUCTIONS,
     SECOND,
     TO_LAST,
     TO_SECOND,
@@ -250,9 +249,7 @@ class _LayoutRewriter:
         if isinstance(node, CommunicationOp):
             (self.last[y],) = node.reforward([self.as_last(node.inputs[0])])
             return
-        rank = len(y.shape)
-        if isinstance(node, REDUCTIONS):
-            rank = len(node.inputs[0].shape)
+        rank = len(node.inputs[0].shape if traits_of(node).in_any_layout else y.shape)  # a reduction may drop dims
         moved = [
             number
             for number, x in enumerate(node.inputs)

@@ -14,7 +14,6 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
-from hidet.graph.ops.transform import PadOp
 from hidet.graph.transforms import ResolveRule, register_resolve_rule
 
 from hidet_dist.compat.native_call import STORE, Values
@@ -22,6 +21,7 @@ from hidet_dist.compile.cpu.active import is_active
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp
 from hidet_dist.patterns.winograd import each_dim
 from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.traits import traits_of
 
 _SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one
 
@@ -149,7 +149,7 @@ def _unpadded(x: Tensor) -> tuple[Tensor, list[int]]:
     """Strip zero padding of spatial dims: return the tensor without it, and the zeros before each dim."""
     dims = len(x.shape)
     op = x.op
-    if isinstance(op, PadOp) and op.attrs["value"] == 0.0:
+    if op is not None and traits_of(op).pads and op.attrs["value"] == 0.0:
         pads = list(op.attrs["pads"])
         if all(isinstance(pad, int) and pad >= 0 for pad in pads) and pads[:2] == pads[dims : dims + 2] == [0, 0]:
             return op.inputs[0], pads[2:dims]

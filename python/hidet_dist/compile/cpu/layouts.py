@@ -8,22 +8,16 @@ from dataclasses import dataclass
 
 import highspy
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
-from hidet.graph.ops.reduce.reduce import ReduceBaseOp
-from hidet.graph.ops.transform import PadOp, PermuteDimsOp
+from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.compile.cpu.relaid import channels_last_axes, channels_second_axes, is_defined
 from hidet_dist.errors import CompileError
 from hidet_dist.highs import RIGHT_PRESOLVE, new_model
-from hidet_dist.operators.pooling import WindowPoolOp
-from hidet_dist.operators.reductions import ReduceOp
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.rewriting import Uses, uses_of
 from hidet_dist.spec.extents import Extent, extents_of
 from hidet_dist.traits import Moves, traits_of
 
-_POOLS_AND_PADS = (MaxPoolNdOp, AvgPoolNdOp, AdaptivePoolNdOp, WindowPoolOp, PadOp)
-REDUCTIONS = (ReduceBaseOp, ReduceOp)
 _IN_KERNEL = 0.01  # of a change of layout: what it saves to run an element-wise operator with the channels last
 
 
@@ -57,12 +51,10 @@ def _choices(op: Operator, rank: int) -> tuple[Layouts, ...]:
     if not is_defined(op):
         return (SECOND,)
     traits = traits_of(op)
-    if isinstance(op, REDUCTIONS) and len(op.inputs[0].shape) == rank:
+    if traits.in_any_layout and len(op.inputs[0].shape) == rank:
         return SECOND, LAST
-    if len(y.shape) != rank:
-        return (SECOND,)
     moves = traits.moves in (Moves.SLICE, Moves.SPREAD, Moves.SELECT)
-    return (SECOND, LAST) if traits.elementwise or moves or isinstance(op, _POOLS_AND_PADS) else (SECOND,)
+    return (SECOND, LAST) if len(y.shape) == rank and (traits.elementwise or moves) else (SECOND,)
 
 
 def choose_layouts(graph: FlowGraph, convolutions: Collection[Operator]) -> dict[Operator, Layouts]:
