@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_dist.codec import OMITTED, RUNS, UNWRITTEN, Key, Positive, Signed, decode, encode, encode_with_format, of_format
+from hidet_dist.codec import (
+    OMITTED,
+    RUNS,
+    UNWRITTEN,
+    Key,
+    Positive,
+    Signed,
+    decode,
+    encode,
+    encode_with_format,
+    of_format,
+)
 from hidet_dist.errors import SpecError
 from hidet_dist.spec import TensorShardSpec
 

@@ -48,7 +48,6 @@ LAYERS: tuple[str, ...] = (
     "options",
     "reshard",
     "machine",
-    "explain",
     "weights",
     "targets",
     "transfer",

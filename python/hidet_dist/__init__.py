@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
     from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
-    from hidet_dist.spec.plan import PlanExplanation
     from hidet_dist.weights import as_weight, as_weights, state, weight, weights_from_safetensors
 
     __version__: str
@@ -134,12 +133,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
 
 
-def _explain(plan: Plan) -> PlanExplanation:
-    """Make the explanation that ``plan.explain()`` returns."""
-    explanation: PlanExplanation = importlib.import_module("hidet_dist.explain").Explanation(plan)
-    return explanation
-
-
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
     from hidet_dist.compat import (
@@ -178,11 +171,4 @@ def _extend_hidet() -> None:
     distributed.__dict__["__dir__"] = lambda: sorted({*vars(distributed), *__all__})
 
 
-def _explain_plans() -> None:
-    """Give plans their explanation, which is in a layer above theirs."""
-    sys.modules["hidet_dist.spec.plan"].Plan.explain_with(_explain)
-
-
-# A process that serves has no plan, and does without the module that reads them.
-on_import.after("hidet_dist.spec.plan", _explain_plans)
 on_import.after("hidet", _extend_hidet)

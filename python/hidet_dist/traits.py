@@ -138,13 +138,13 @@ class Traits:
     updates: how its output, which has the shape of its first input, updates that in place; None if it does not. In a
         graph it is an operator like others. In a program it writes into the memory of the state.
     lookup: how it looks up elements; None for another class.
-    input_dims: returns, for a dim of the output, the dim of each input that it follows: a part of the output along it is
-        computed from the same part of these inputs. None, or if it returns None, it is not known.
+    input_dims: returns, for a dim of the output, the dim of each input that it follows: a part of the output along it
+        is computed from the same part of these inputs. None, or if it returns None, it is not known.
     in_any_layout: whether its definition holds for tensors whose dims are in another order, and is no slower there.
         Stated of classes that reduce, pool or pad; it holds for all that are elementwise or move elements.
     pads: whether it adds elements around those of its input.
-    by_function: whether the function of an element is a Python function in the operator, ``op``, of which its attributes
-        do not have all parameters; on a shard it is rebuilt from that.
+    by_function: whether the function of an element is an attribute ``op`` of the operator as a Python object, whose
+        parameters are not all in ``attrs``; on a shard it is rebuilt from that function.
     routed: its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices that were
         chosen for it, of all that the definition sums over. Its attribute ``count`` is their number on all devices.
     """

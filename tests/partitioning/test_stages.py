@@ -14,13 +14,13 @@ import pytest
 from hidet_dist.artifacts import Manifest
 from hidet_dist.cli.explaining import load
 from hidet_dist.errors import ConfigError, InfeasibleError, PlanError
-from hidet_dist.explain import StageExplanation
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import stage_graphs
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
+from hidet_dist.spec.explanation import StageExplanation
 from hidet_dist.view import GraphView
 
 CLUSTER = builtin("cpu", DeviceMesh((2,)))

@@ -75,5 +75,9 @@ def test_classes_without_traits_have_a_note_of_how_they_are_costed(cls, kernel):
     assert [op.note for op in plan.stages[0].operators] == ["", note]
     assert [op.note for op in hidet_dist.describe(plan, graph, config).operators] == ["", note]
     assert [op["note"] for op in plan.explain().to_data()["operators"]] == ["", note]
+    for form in (plan.table(), plan.explain()):
+        shown = io.StringIO()
+        Console(width=400, file=shown).print(form)
+        assert note in shown.getvalue()
     again = hidet_dist.recost(plan, graph, builtin("cpu", plan.stages[0].mesh))
     assert [op.note for op in again.stages[0].operators] == ["", note]

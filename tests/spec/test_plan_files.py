@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import PlanError
-from hidet_dist.explain import SearchReport
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.spec.report import SearchReport
 from hidet_dist.spec.symbols import SymbolSize
 
 

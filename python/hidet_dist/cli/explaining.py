@@ -10,10 +10,11 @@ from rich.console import Console
 
 from hidet_dist.cli.programs import folder_of
 from hidet_dist.errors import PlanError
-from hidet_dist.explain import Explanation, SearchReport, explanation_file
 from hidet_dist.files import parse_json, read_text
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec import Plan
+from hidet_dist.spec.explanation import Explanation, explanation_file
+from hidet_dist.spec.report import SearchReport
 
 _LOG_COLUMNS = 160  # the width of output that is not a terminal
 

@@ -29,13 +29,13 @@ from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.targets import default_backend
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
-from hidet_dist.explain import StageExplanation, explanation_file
 from hidet_dist.files import exchange, folder_beside, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
 from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import DeviceMesh, Plan, TensorPlan
+from hidet_dist.spec.explanation import StageExplanation, explanation_file
 from hidet_dist.weights import Source, StoredLayout, shard_blocks, write_safetensors
 from hidet_dist.weights.packing import panel_blocks
 from hidet_dist.weights.panels import PanelLayout

@@ -156,7 +156,7 @@ class _Collector:
                 tuple(outs),
                 plan.compute_seconds,
                 plan.reduce_seconds,
-                sum(conversion.seconds for conversion in plan.conversions),
+                plan.conversion_seconds,
                 plan.note,
                 runner_up,
             )

@@ -167,4 +167,5 @@ def sharded_lookup(
     rows = int(op.inputs[0].shape[dim])
     split = Split.of(mesh, axes, parts)
     own = () if split.is_even else split.parts
-    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, lookup.indices.value, dim, axes, sizes, rows, own).outputs)
+    kind = lookup.indices.value
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows, own).outputs)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hidet_dist.codec import LARGEST, OMITTED, UNWRITTEN, Key, decode, encode_with_format, of_format
 from hidet_dist.errors import PlanError, SpecError
@@ -21,6 +21,7 @@ from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.parts import check_parts
 from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.report import SearchReport
+from hidet_dist.spec.rows import microseconds, stage_rows
 from hidet_dist.spec.storage import WeightStorage
 from hidet_dist.spec.symbols import INT32_MAX, SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
@@ -28,21 +29,9 @@ from hidet_dist.spec.tensor import TensorShardSpec
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hidet_dist.spec.explanation import Explanation
+
 FORMAT = 2
-
-
-class PlanExplanation(Protocol):
-    """The explanation of a plan that :meth:`Plan.explain` returns; see :class:`hidet_dist.explain.Explanation`."""
-
-    @property
-    def schedule(self) -> list[str]:
-        """List the plan's shardings as lines to apply by hand."""
-
-    def to_data(self) -> dict[str, Any]:
-        """Convert to plain JSON values."""
-
-    def to_json(self) -> str:
-        """Convert to JSON text."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +120,19 @@ class OperatorPlan:
         return (*steps, *(str(fn) for fns in self.spec.reduce_fns for fn in fns))
 
     @property
+    def conversion_seconds(self) -> float:
+        """Predicted time of the conversions that are listed here."""
+        return sum(conversion.seconds for conversion in self.conversions)
+
+    @property
+    def communication_seconds(self) -> float:
+        """Predicted time of the conversions and the reduce functions."""
+        return self.conversion_seconds + self.reduce_seconds
+
+    @property
     def seconds(self) -> float:
         """Predicted time of the operator with its communication."""
-        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.conversions)
+        return self.compute_seconds + self.reduce_seconds + self.conversion_seconds
 
     def check(self, mesh: DeviceMesh) -> None:
         """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
@@ -325,7 +324,6 @@ class Plan:
 
     stages: tuple[StagePlan, ...]
     pipeline: Annotated[Pipeline | None, OMITTED] = None
-    _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
 
     @property
     def seconds(self) -> float:
@@ -424,7 +422,7 @@ class Plan:
         """Return the name of a part of stage ``number`` in the whole plan."""
         return name if len(self.stages) == 1 else f"{number}:{name}"
 
-    def explain(self) -> PlanExplanation:
+    def explain(self) -> Explanation:
         """Explain each stage: the costs of its parts and, with a report of the search, the reasons of its choices.
 
         Raises
@@ -432,12 +430,9 @@ class Plan:
         PlanError
             When a part of the plan fits no graph, or a report belongs to another plan.
         """
-        return type(self)._explainer(self)
+        from hidet_dist.spec.explanation import Explanation
 
-    @classmethod
-    def explain_with(cls, explainer: Callable[[Plan], PlanExplanation]) -> None:
-        """Set the function that :meth:`explain` calls; it is in a layer above this one."""
-        cls._explainer = staticmethod(explainer)
+        return Explanation(self)
 
     def collectives(self) -> dict[str, int]:
         """Count the communication operators of each kind that one run executes; slices are local, and left out."""
@@ -459,20 +454,15 @@ class Plan:
         for number, stage in enumerate(self.stages):
             if self.pipeline is not None:
                 table.add_row(*self._stage_row(self.pipeline, number))
-            for op in stage.operators:
-                note = f" ({op.note})" if op.note else ""
+            for row in stage_rows(stage):
                 table.add_row(
-                    self._qualified(number, str(op.index)),
-                    op.operator + note,
-                    ", ".join(map(str, op.spec.in_specs)),
-                    ", ".join(map(str, op.spec.out_specs)),
-                    "; ".join(op.communication),
-                    f"{op.seconds * 1e6:.1f}",
+                    self._qualified(number, row.number) if row.number else "",
+                    row.title,
+                    row.in_specs,
+                    row.out_specs,
+                    "; ".join(row.communication),
+                    microseconds(row.seconds),
                 )
-            for conversion in stage.output_conversions:
-                specs = str(conversion.source), str(conversion.target)
-                cost = f"{conversion.seconds * 1e6:.1f}"
-                table.add_row("", "graph output", *specs, "; ".join(conversion.steps), cost)
             for boundary in self.boundaries_from(number):
                 table.add_row("", *boundary)
             table.add_section()
@@ -489,7 +479,7 @@ class Plan:
             f"{'ranks' if len(ranks) > 1 else 'rank'} {'-'.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}",
             str(self.stages[number].mesh),
             f"a micro-batch, idle {idle:.0%}",
-            f"{periods[number] * 1e6:.1f}",
+            microseconds(periods[number]),
         )
 
     def boundaries_from(self, stage: int) -> list[tuple[str, str, str, str, str]]:
@@ -508,7 +498,7 @@ class Plan:
                     str(self.stages[stage].outputs[boundary.source.number].spec),
                     ", ".join(map(str, arriving)),
                     f"{boundary.nbytes} bytes",
-                    f"{boundary.seconds * 1e6:.1f}",
+                    microseconds(boundary.seconds),
                 )
             )
         return rows

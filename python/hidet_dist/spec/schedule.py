@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from hidet_dist.errors import PlanError
-from hidet_dist.spec import DeviceMesh, StagePlan
 from hidet_dist.spec.parts import AXES, Split, parse_axes
 from hidet_dist.spec.tensor import dims_of
+
+if TYPE_CHECKING:
+    from hidet_dist.spec.mesh import DeviceMesh
+    from hidet_dist.spec.plan import StagePlan
 
 _STEP = re.compile(r"^(\w+)\((.*)\)$")
 

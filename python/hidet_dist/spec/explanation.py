@@ -13,14 +13,15 @@ from rich.text import Text
 
 from hidet_dist.codec import encode
 from hidet_dist.errors import PlanError
-from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.files import json_text
 from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.report import Incumbent, PlanRow, StepTaken
+from hidet_dist.spec.rows import microseconds, stage_rows
+from hidet_dist.spec.schedule import schedule_lines
 
 if TYPE_CHECKING:
-    from hidet_dist.spec import Plan, StagePlan
     from hidet_dist.spec.pipeline import Pipeline
+    from hidet_dist.spec.plan import Plan, StagePlan
 
 FORMAT = 1
 _WIDTH = 160  # columns of the text form
@@ -126,8 +127,8 @@ class Explanation(_Printed):
             stages.add_row(
                 str(number),
                 *("-".join(map(str, dict.fromkeys(stage[key]))) for key in ("operators", "ranks")),
-                f"{stage['seconds'] * 1e6:.1f}",
-                f"{stage['period_seconds'] * 1e6:.1f}",
+                microseconds(stage["seconds"]),
+                microseconds(stage["period_seconds"]),
                 f"{stage['idle_share']:.0%}",
             )
         yield stages
@@ -180,22 +181,23 @@ class StageExplanation(_Printed):
         """Convert to plain JSON values."""
         stage, report = self.stage, self.stage.report
         operators = []
-        for number, op in enumerate(stage.operators):
-            conversion = sum(conversion.seconds for conversion in op.conversions)
+        for row in stage_rows(stage):
+            if row.index is None:
+                continue
             one = {
-                "index": op.index,
-                "operator": op.operator,
-                "label": op.label,
-                "spec": str(op.spec),
-                "note": op.note,
-                "compute_seconds": op.compute_seconds,
-                "communication_seconds": conversion + op.reduce_seconds,
-                "communication": list(op.communication),
+                "index": row.index,
+                "operator": row.operator,
+                "label": row.label,
+                "spec": row.spec,
+                "note": row.note,
+                "compute_seconds": row.compute_seconds,
+                "communication_seconds": row.communication_seconds,
+                "communication": list(row.communication),
             }
             if report is not None:
-                runner_up = report.runner_ups[number]
+                runner_up = report.runner_ups[row.index]
                 one["runner_up"] = None if runner_up is None else vars(runner_up)
-                one["live_bytes"] = report.live_bytes[number]
+                one["live_bytes"] = report.live_bytes[row.index]
             operators.append(one)
         return {
             "format": FORMAT,
@@ -277,9 +279,9 @@ class StageExplanation(_Printed):
         for column in ("compute", "communication", "held [bytes]"):
             table.add_column(column, justify="right")
         table.add_column("runner-up: at least, alone", overflow="fold")
-        for number, op in enumerate(self.stage.operators):
+        for number, row in enumerate(stage_rows(self.stage)):
             runner_up, held = "", ""
-            if report is not None:
+            if report is not None and row.index is not None:
                 held = str(report.live_bytes[number])
                 second = report.runner_ups[number]
                 if second is not None:
@@ -287,12 +289,12 @@ class StageExplanation(_Printed):
                     least = "?" if bound is None else _more(bound - self.stage.seconds)
                     runner_up = f"{second.spec}: {least}, {_more(second.alone_seconds - self.stage.seconds)}"
             cells = (
-                str(op.index),
-                f"{op.operator} {op.label}".strip(),
-                str(op.spec),
-                "; ".join(op.communication),
-                f"{op.compute_seconds * 1e6:.1f}",
-                f"{(op.seconds - op.compute_seconds) * 1e6:.1f}",
+                row.number,
+                row.title,
+                row.spec,
+                "; ".join(row.communication),
+                microseconds(row.compute_seconds),
+                microseconds(row.communication_seconds),
                 held,
                 runner_up,
             )
@@ -308,7 +310,7 @@ class StageExplanation(_Printed):
             table.add_column(column, justify="right")
         for one in overlap.communications:
             where = "output" if one.operator is None else str(one.operator)
-            times = f"{one.seconds * 1e6:.1f}", f"{one.hidden_seconds * 1e6:.1f}"
+            times = microseconds(one.seconds), microseconds(one.hidden_seconds)
             table.add_row(*map(Text, (where, one.tensor, one.step, *times)))
         return table
 
@@ -323,8 +325,8 @@ class StageExplanation(_Printed):
         table.add_column("Cost [µs]", justify="right")
         rows: list[PlanRow] = [row for part in incumbent.rows.values() for row in part]
         for row in rows:
-            table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, f"{row.seconds * 1e6:.1f}")))
-        table.add_row("Total", "", "", f"{incumbent.seconds * 1e6:.1f}")
+            table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, microseconds(row.seconds))))
+        table.add_row("Total", "", "", microseconds(incumbent.seconds))
         return table
 
 
@@ -341,7 +343,7 @@ def _steps(steps: Sequence[StepTaken]) -> Table:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs"
+    return f"{microseconds(seconds)} µs"
 
 
 def _more(seconds: float) -> str:

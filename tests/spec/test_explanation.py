@@ -15,12 +15,12 @@ import pytest
 
 import hidet_dist  # noqa: F401
 from hidet_dist.codec import encode
-from hidet_dist.explain import SearchReport
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan, search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
+from hidet_dist.spec.report import SearchReport
 from hidet_dist.view import GraphView
 
 HIDDEN, INNER = 64, 256
