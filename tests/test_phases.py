@@ -18,7 +18,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ConfigError, InfeasibleError, OverBudgetError
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning import proof
-from hidet_dist.phases import values
+from hidet_dist.phases import staged, values
 from hidet_dist.phases.budget import build_within_budget
 from hidet_dist.phases.dump import NAMES
 from hidet_dist.rules import rule
@@ -51,7 +51,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     counted(rule, "derive")
     counted(proof, "prove_specs")
-    monkeypatch.setattr(values, "prove_specs", proof.prove_specs)
+    monkeypatch.setattr(staged, "prove_specs", proof.prove_specs)
     counted(values, "normalize")
     return found
 

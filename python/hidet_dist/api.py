@@ -18,19 +18,18 @@ from hidet_dist.export.write import check_destination, replacing
 from hidet_dist.frugal import copies_in_one_thread, older_objects_kept
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import normalize
-from hidet_dist.partitioning import Program, partition_graph, stage_graphs
-from hidet_dist.partitioning.proof import prove, prove_specs
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.program import partition_proven
 from hidet_dist.phases import Compiled, Planned, Prepared, Traced
 from hidet_dist.phases.budget import build_within_budget
 from hidet_dist.phases.family import CompiledFamily, PlannedFamily, TracedFamily
+from hidet_dist.phases.staged import StagedGraph
 from hidet_dist.pipeline import PipelineOptions
 from hidet_dist.pipeline.planning import Planning, plan_family
 from hidet_dist.progress import Progress
 from hidet_dist.report.data import Report
-from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
 from hidet_dist.search.family import Family, FamilyMember, Specs
-from hidet_dist.search.recost import recost_stage
 from hidet_dist.spec import Plan
 from hidet_dist.weights import SafetensorsFiles
 
@@ -335,12 +334,9 @@ def partition(
     WeightsError
         When ``weights`` lack one of the graph's, or have it in another shape or dtype.
     """
-    if not isinstance(plan, Plan):
-        raise PlanError(f"partition takes a Plan (see Plan.load); got a {type(plan).__name__}.")
-    if not 0 <= stage < len(plan.stages):
-        raise PlanError(f"The plan has the stages 0 to {len(plan.stages) - 1}; there is no stage {stage}.")
+    staged = StagedGraph.of(graph, plan)
     files = None if weights is None else SafetensorsFiles.open(weights)
-    return partition_graph(stage_graphs(plan, normalize(graph))[stage], plan.stages[stage], files)
+    return partition_proven(staged.prove(stage), files)
 
 
 def validate_plan(plan: Plan, graph: FlowGraph) -> None:
@@ -351,9 +347,7 @@ def validate_plan(plan: Plan, graph: FlowGraph) -> None:
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    rules: RuleTable | None = None
-    for stage, stage_graph in zip(plan.stages, stage_graphs(plan, normalize(graph)), strict=True):
-        rules = prove(stage, stage_graph, rules).rules
+    StagedGraph.of(graph, plan).prove_all()
 
 
 def recost(
@@ -375,15 +369,11 @@ def recost(
     ConfigError
         When there is not one machine for each stage.
     """
+    staged = StagedGraph.of(graph, plan)
     clusters = [cluster] * len(plan.stages) if isinstance(cluster, Cluster) else list(cluster)
     if len(clusters) != len(plan.stages):
         raise ConfigError(f"The plan has {len(plan.stages)} stages; recost was given {len(clusters)} machines.")
-    graphs, rules = stage_graphs(plan, normalize(graph)), RuleTable(clusters[0].mesh) if clusters else None
-    stages = tuple(
-        recost_stage(prove_specs(stage, stage_graph, rules), machine, cost_model).stage
-        for stage, stage_graph, machine in zip(plan.stages, graphs, clusters, strict=True)
-    )
-    return replace(plan, stages=stages)
+    return replace(plan, stages=tuple(proven.stage for proven in staged.recost(clusters, cost_model)))
 
 
 def search_family(

@@ -37,12 +37,13 @@ from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.normalize.storage import with_storages
 from hidet_dist.overlap.planned import resident_bytes
-from hidet_dist.partitioning import Program, stage_graphs
+from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.program import partition_proven
-from hidet_dist.partitioning.proof import ProvenStage, check_conversions, prove, prove_specs
+from hidet_dist.partitioning.proof import ProvenStage, check_conversions
 from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.phases.checks import check_configurations, check_plan
 from hidet_dist.phases.dump import Dump, choices_text, rules_text
+from hidet_dist.phases.staged import StagedGraph
 from hidet_dist.pipeline import stage_cluster
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.planning import Planning, plan_graph, problem_of
@@ -56,7 +57,7 @@ from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Clock
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.pairwise import encode, save_problem
-from hidet_dist.search.recost import check_budget, recost_stage
+from hidet_dist.search.recost import check_budget
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import interface_of, names_of_io
@@ -374,17 +375,15 @@ class Prepared:
         """
         self.traced.check_plan(plan)
         given = Planned(self, plan)
-        proven = []
-        for number, (stage, graph) in enumerate(zip(plan.stages, given.graphs, strict=True)):
-            cluster = given.cluster_of(number)
-            derived = recost_stage(prove_specs(stage, graph, self.rules), cluster)
+        clusters = list(map(given.cluster_of, range(len(plan.stages))))
+        proven = given.staged.recost(clusters)
+        for derived, cluster in zip(proven, clusters, strict=True):
             check_budget(derived.view, derived.stage, cluster, self.mem_budget)
             check_conversions(derived)
-            proven.append(derived)
         stages = tuple(one.stage for one in proven)
         pipeline = None if plan.pipeline is None else replace(plan.pipeline, search=None)
         whole = Plan(stages, None if pipeline is None else with_seconds(pipeline, stages, self.cluster))
-        planned = Planned(self, whole, tuple(proven))
+        planned = Planned(self, whole, proven)
         self.traced.dump("5-plan", planned.__str__)
         return planned
 
@@ -410,17 +409,19 @@ class Planned:
     _proven: tuple[ProvenStage, ...] | None = field(default=None, compare=False)
 
     @cached_property
+    def staged(self) -> StagedGraph:
+        """The graph with the plan alone."""
+        return StagedGraph(self.prepared.graph, self.plan, self.prepared.rules)
+
+    @property
     def graphs(self) -> tuple[NormalGraph, ...]:
         """The graph of each stage. Raises PlanError when the plan is of another graph."""
-        return tuple(stage_graphs(self.plan, self.prepared.graph, self.prepared.rules))
+        return self.staged.graphs
 
     @cached_property
     def proven(self) -> tuple[ProvenStage, ...]:
         """The stages, each proven to compute its graph. Raises PlanError when one is not."""
-        if self._proven is not None:
-            return self._proven
-        rules = self.prepared.rules
-        return tuple(prove(stage, graph, rules) for stage, graph in zip(self.plan.stages, self.graphs, strict=True))
+        return self.staged.prove_all() if self._proven is None else self._proven
 
     def cluster_of(self, number: int) -> Cluster:
         """Return the machine, or the part of it, that a stage is for."""
