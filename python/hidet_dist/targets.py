@@ -36,7 +36,8 @@ class Target:
     computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
         device, which a machine that compiles for GPUs may lack.
     keeps_nan: whether collectives keep NaN in maxima and minima of floats.
-    keeps_states: whether programs keep states from call to call.
+    state_kernels: the header of the native library with the kernels that update states in the target's memory; empty
+        if programs keep no states.
     resolves_locally: whether the rules that resolve operators to kernels look only at an operator, and at those whose
         results it reads.
     """
@@ -57,8 +58,13 @@ class Target:
     overlaps: bool = False
     computes_constants: bool = False
     keeps_nan: bool = False
-    keeps_states: bool = False
+    state_kernels: str = ""
     resolves_locally: bool = False
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether programs keep states from call to call."""
+        return bool(self.state_kernels)
 
 
 KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
@@ -83,7 +89,7 @@ TARGETS: dict[str, Target] = {
             symbolic_pipelines=True,
             computes_constants=True,
             keeps_nan=True,
-            keeps_states=True,
+            state_kernels="hidet_dist/kernels/states.h",
         ),
         Target(
             "cuda",
@@ -99,7 +105,7 @@ TARGETS: dict[str, Target] = {
             quantized_dtypes=("float32", "float16", "bfloat16"),
             unequal_parts=True,
             overlaps=True,
-            keeps_states=True,
+            state_kernels="hidet_dist/kernels/cuda/states.h",
             resolves_locally=True,
         ),
     )

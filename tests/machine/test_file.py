@@ -92,3 +92,18 @@ def test_a_missing_file_and_one_of_other_text_are_refused(tmp_path: Path) -> Non
     (tmp_path / "text.json").write_text("not JSON")
     with pytest.raises(ConfigError, match="Cannot read the machine"):
         load_machine(tmp_path / "text.json", MESH)
+
+
+def test_a_file_may_leave_out_the_multiprocessors_of_a_gpu_that_is_known_by_its_name(tmp_path: Path) -> None:
+    path, cluster = tmp_path / "machine.json", builtin("dgx-h100", DeviceMesh((2,)))
+    save_machine(cluster, path)
+    assert load_machine(path, cluster.mesh) == cluster
+    data = json.loads(path.read_text())
+    assert data["device"].pop("multiprocessors") == 132
+    path.write_text(json.dumps(data))
+    assert load_machine(path, cluster.mesh) == cluster
+    path.write_text(json.dumps({**data, "device": data["device"] | {"name": "another GPU"}}))
+    assert load_machine(path, cluster.mesh).device.multiprocessors == 0
+    path.write_text(json.dumps({**data, "device": data["device"] | {"multiprocessors": 1.5}}))
+    with pytest.raises(ConfigError, match=r"multiprocessors is a whole number of 0 or more; got 1\.5"):
+        load_machine(path, cluster.mesh)

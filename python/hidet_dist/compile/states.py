@@ -22,6 +22,7 @@ from hidet_dist.operators.states import ReplaceStateOp, ShiftStateOp, WriteRowsO
 from hidet_dist.partitioning import Program
 from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import Extent, extents_of
+from hidet_dist.targets import target_of_memory
 from hidet_dist.weights.states import state_mark_of, updates_of
 
 _IN_MEMORY = {0: 0}  # the output is the memory of the first input
@@ -39,7 +40,7 @@ class UpdateInPlaceOp(NativeCallOp):
     """
 
     def __init__(self, update: Operator, inputs: Sequence[Tensor]):
-        name, call = _call_of(update, bool(inputs[0].device.is_cuda()))
+        name, call = _call_of(update, _header(inputs[0]))
         names = ["state", "values", *(f"slots{number}" for number in range(len(inputs) - 2))]
         super().__init__(
             f"hidet_dist_{name}_in_place_abi{native.ABI_VERSION}",
@@ -61,7 +62,7 @@ class KeepOp(NativeCallOp):
     """A tensor in memory: a barrier to fusion between what reads a state before its update and what runs after it."""
 
     def __init__(self, x: Tensor):
-        call = _native("", bool(x.device.is_cuda()))
+        call = _native("", _header(x))
         super().__init__("hidet_dist_keep", {"x": x}, list(extents_of(x)), call, {}, share_map=_IN_MEMORY)
         self.name = "Keep"
 
@@ -71,13 +72,17 @@ class KeepOp(NativeCallOp):
         return outputs
 
 
-def _native(statement: str, on_cuda: bool, values: Mapping[str, Extent] | None = None) -> NativeCall:
-    """Make a call of functions that there are for each kind of memory."""
-    header = f"hidet_dist/kernels/{'cuda/' if on_cuda else ''}states.h"
+def _header(x: Tensor) -> str:
+    """The header with the kernels for the memory that a tensor is in."""
+    return target_of_memory(x.device.kind).state_kernels
+
+
+def _native(statement: str, header: str, values: Mapping[str, Extent] | None = None) -> NativeCall:
+    """Make a call of functions of a header."""
     return NativeCall(statement, (header,), (str(native.include_dir()),), values=dict(values or {}))
 
 
-def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
+def _call_of(update: Operator, header: str) -> tuple[str, NativeCall]:
     """Make the name and the call of an update's kernel. Together with the shapes, the name identifies the call."""
     shape = extents_of(update.inputs[0])
     element, text = int(update.inputs[0].dtype.nbytes), Values()
@@ -88,7 +93,7 @@ def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
 
     if isinstance(update, ReplaceStateOp):
         statement = f"hd::replace({{}}, {{}}, {from_dim(0)});"
-        return "replace_state", _native(statement, on_cuda, text.values)
+        return "replace_state", _native(statement, header, text.values)
     if isinstance(update, ShiftStateOp):
         dim = int(update.attrs["dim"])
         count = text(extents_of(update.inputs[1])[dim])
@@ -96,7 +101,7 @@ def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
             "void *to = {}; const void *from = {}; "
             f"hd::shift(to, from, {text(prod([1, *shape[:dim]]))}, {from_dim(dim)}, {count} * {from_dim(dim + 1)});"
         )
-        return f"shift_state_dim{dim}", _native(statement, on_cuda, text.values)
+        return f"shift_state_dim{dim}", _native(statement, header, text.values)
     assert isinstance(update, WriteRowsOp)
     dims = [int(dim) for dim in update.attrs["dims"]]
     strides = [from_dim(dim + 1) for dim in range(len(shape))]
@@ -114,7 +119,7 @@ def _call_of(update: Operator, on_cuda: bool) -> tuple[str, NativeCall]:
         f"hd::write_rows(to, from, {count}, {strides[max(dims)]}, at, {len(slots)}, outer, {len(outer)});"
     )
     name = "_".join(["write_rows", *(f"dim{dim}" for dim in dims)])
-    return name, _native(statement, on_cuda, text.values)
+    return name, _native(statement, header, text.values)
 
 
 def updates_in_place(program: Program) -> Program:

@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import LIBRARY, Cluster, Device, Link
+from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.machine.protocols import CHAIN, RING, TREE, Protocol
 from hidet_dist.spec import DeviceMesh
@@ -62,25 +63,21 @@ def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str
 
 _A100_PCIE_HALF = 252.9e12
 _UNMEASURED = _A100_PCIE_HALF / 312e12  # the fraction of the peak of half precision where it was not measured
-_A100 = Device("A100-SXM4-80GB", _rates(271.2e12, 19.5e12, 9.7e12, 624e12), 2039 * _GB, 80 * 10**9, _LAUNCH, True)
-_A100_PCIE = Device(
-    "A100-PCIE-80GB", _rates(_A100_PCIE_HALF, 19.5e12, 9.7e12, 624e12), 1935 * _GB, 80 * 10**9, _LAUNCH, True
-)
+
+
+def _gpu(name: str, rates: dict[str, float], bandwidth: float, memory: int) -> Device:
+    return Device(name, rates, bandwidth, memory, _LAUNCH, True, multiprocessors=GPUS[name].multiprocessors)
+
+
+_A100 = _gpu("A100-SXM4-80GB", _rates(271.2e12, 19.5e12, 9.7e12, 624e12), 2039 * _GB, 80 * 10**9)
+_A100_PCIE = _gpu("A100-PCIE-80GB", _rates(_A100_PCIE_HALF, 19.5e12, 9.7e12, 624e12), 1935 * _GB, 80 * 10**9)
 _H100_RATES = {**_rates(783e12, 51.3e12, 34e12, 1979e12), "float16": 761e12}
-_H100 = Device("H100-SXM5-80GB", _H100_RATES, 2949 * _GB, 80 * 10**9, _LAUNCH, True)
-_H100_PCIE = Device(
-    "H100-PCIE-80GB", _rates(756e12 * _UNMEASURED, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True
-)
+_H100 = _gpu("H100-SXM5-80GB", _H100_RATES, 2949 * _GB, 80 * 10**9)
+_H100_PCIE = _gpu("H100-PCIE-80GB", _rates(756e12 * _UNMEASURED, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9)
 _H200_RATES = {**_rates(739e12, 50.8e12, 34e12, 1979e12), "float16": 743e12}
-_H200 = Device("H200-SXM5-141GB", _H200_RATES, 4125 * _GB, 141 * 10**9, _LAUNCH, True)
-_L40S = Device(
-    "L40S-48GB",
-    _rates(362e12 * _UNMEASURED, 91.6e12, 91.6e12 / 64, 733e12),
-    864 * _GB,
-    48 * 10**9,
-    _LAUNCH,
-    True,
-)
+_H200 = _gpu("H200-SXM5-141GB", _H200_RATES, 4125 * _GB, 141 * 10**9)
+_L40S_RATES = _rates(362e12 * _UNMEASURED, 91.6e12, 91.6e12 / 64, 733e12)
+_L40S = _gpu("L40S-48GB", _L40S_RATES, 864 * _GB, 48 * 10**9)
 # The costs of a rank with one core of a 2-core x86-64 (AVX-512) virtual machine: medians of three calibrations with two
 # ranks. The default rate is that of hidet's generic CPU kernel for float64 products. Those of half-precision types are
 # the float32 rate over the measured ratios of CPU time, 1.07 and 1.02, of products of 1024 rows and columns. The memory

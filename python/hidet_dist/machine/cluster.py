@@ -9,7 +9,6 @@ from typing import Any
 
 from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.kernels import PRODUCT, STORED_PRODUCTS, KernelCost, Work, check_kernels, slowest_kernel
 from hidet_dist.machine.protocols import GroupRoute, Protocol
 from hidet_dist.spec import DeviceMesh
@@ -88,6 +87,8 @@ class Device:
         Those in host memory do, because they copy anyway. Where they do not, as in NCCL, ranks exchange partial maxima
         and minima, and reduce them by a kernel, which keeps NaN.
     fusion: how operators share kernels, one of :data:`FUSIONS`: ``library`` for CPUs, ``gpu`` for GPUs.
+    multiprocessors: the streaming multiprocessors of a GPU, by whose number products of one operand are predicted to
+        share a launch; 0 for a device of which this is not predicted.
     """
 
     name: str = _figure(lambda names: " and ".join(dict.fromkeys(names)))
@@ -100,6 +101,7 @@ class Device:
     kernels: Mapping[str, KernelCost] = _figure(_slowest_kernels, default_factory=dict, hash=False)
     places_shards: bool = _figure(all, default=False)
     fusion: str = _figure(lambda each: each[0] if len(set(each)) == 1 else HIDET, default=GPU)
+    multiprocessors: int = _figure(lambda each: each[0] if len(set(each)) == 1 else 0, default=0)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -121,15 +123,13 @@ class Device:
                 raise ConfigError(f"A device's {name} is true or false; got {shown(getattr(self, name))}.")
         if not (is_finite(self.cache_bytes) and self.cache_bytes >= 0):
             raise ConfigError(f"A device needs cache_bytes of 0 or more; got {shown(self.cache_bytes)}.")
+        if not is_whole(self.multiprocessors, 0):
+            raise ConfigError(
+                f"A device's multiprocessors is a whole number of 0 or more; got {shown(self.multiprocessors)}."
+            )
         if not isinstance(self.fusion, str) or self.fusion not in FUSIONS:
             raise ConfigError(f"A device's fusion is one of {', '.join(FUSIONS)}; got {shown(self.fusion)}.")
         check_kernels(self.kernels)
-
-    @property
-    def multiprocessors(self) -> int:
-        """The multiprocessors of a GPU that is known by its name; 0 for other devices."""
-        gpu = GPUS.get(self.name)
-        return 0 if gpu is None else gpu.multiprocessors
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Predict the seconds of one operator by the roofline (Williams et al., CACM 52(4), 2009), plus a launch.

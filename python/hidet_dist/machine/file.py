@@ -12,6 +12,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MACHINE_BYTES
 from hidet_dist.machine.cluster import FUSIONS, Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.gpu import GPUS
 from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.machine.protocols import Protocol
@@ -58,8 +59,9 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """Read the machine of a JSON file, with ``mesh`` on it.
 
     The file has ``device`` (the attributes of :class:`hidet_dist.machine.Device`; those with a default may be left out,
-    but ``fusion`` must not be beside measured kernels) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one
-    per mesh axis, or one for all. A link may have ``protocols`` (name, path, start_seconds, latency_seconds,
+    but ``fusion`` must not be beside measured kernels; ``multiprocessors`` are then those of the GPU of this name, if
+    it is in :data:`hidet_dist.machine.gpu.GPUS`) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per
+    mesh axis, or one for all. A link may have ``protocols`` (name, path, start_seconds, latency_seconds,
     bandwidth_bytes_per_second each).
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
@@ -100,8 +102,10 @@ def _device(data: Any, what: str, path: str | Path) -> Device:
             f"{what} has measured kernels, but no 'fusion', which says how they share operators: add "
             f"'fusion': 'library' for a CPU, 'gpu' for a GPU (of {', '.join(FUSIONS)}), or calibrate again."
         )
+    gpu = GPUS.get(device["name"]) if isinstance(device["name"], str) else None
+    known = {} if gpu is None else {"multiprocessors": gpu.multiprocessors}
     try:
-        return Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
+        return Device(**{**known, **device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:
         raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
 
