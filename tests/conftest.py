@@ -43,6 +43,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()  # modules and tests stay: garbage is collected once they are all there
 
 
+def pytest_report_header() -> str:
+    from tests.seeds import how_to_repeat
+
+    return f"random instances: {how_to_repeat()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say after failures how to repeat them."""
+    from tests.seeds import how_to_repeat
+
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"{how_to_repeat()} repeats the random instances of this run.")
+
+
 def pytest_unconfigure() -> None:
     """Leave what there is out of collections: pytest and Python look through it several times before they end."""
     gc.freeze()

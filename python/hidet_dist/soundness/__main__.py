@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--served", type=int, default=len(STATE_MESHES), help="plans of each graph with states that real ranks serve"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the seed of all random instances")
     parser.add_argument("--only", default="", help="only operator classes and graphs with this in their name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
     options = parser.parse_args(arguments)
@@ -58,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         for key, count in result.counts.items():
             counts[key] += count
         counts["failures"] += len(result.failures)
+    if counts["failures"]:
+        print(f"--seed {options.seed} repeats the random instances of this run.")
     print(json.dumps(counts))
     return 1 if counts["failures"] else 0
 
