@@ -1,10 +1,13 @@
 // The collectives, sends and receives: each checks its arguments, then calls the current communicator's transport.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "blocks.hpp"
 #include "communicator.hpp"
+#include "row_exchange.hpp"
 
 namespace {
 
@@ -19,7 +22,7 @@ struct Call {
   int32_t dtype;
   int32_t reduce_op;
   int32_t group;
-  int32_t root = 0;  // a group rank, like the next two
+  int32_t root = 0;  // a group rank, like the next two; for rows, the checksum of the mask
   int64_t recv_count = 0;
   int32_t to = HIDET_DIST_NOBODY;
   int32_t from = HIDET_DIST_NOBODY;
@@ -27,10 +30,13 @@ struct Call {
   const hidet_dist_blocks *received = nullptr;
   const int64_t *split = nullptr;  // sizes by group rank, in units; null for parts of equal size
   const int64_t *joined = nullptr;
-  int64_t unit = 0;
+  int64_t unit = 0;                 // elements; for rows, those of a row
+  const uint8_t *wanted = nullptr;  // the mask of an exchange of rows
+  int64_t rows = 0;
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
   bool has_parts() const { return split != nullptr || joined != nullptr; }
+  bool has_rows() const { return kind == HIDET_DIST_GATHER_ROWS || kind == HIDET_DIST_REDUCE_SCATTER_ROWS; }
 
   hidet_dist_envelope envelope(int64_t program_call, int64_t elements) const {
     return {program_call,
@@ -80,6 +86,20 @@ std::string count_parts(Call *call, int64_t group_size) {
     if (__builtin_mul_overflow(call->count, sum, &call->count)) return "the parts are too large";
   }
   return "";
+}
+
+// Sets the count of an exchange of rows to that of all rows of the group. Returns the error, or an empty string.
+std::string count_rows(Call *call, const hidet_dist_transport &transport, int64_t group_size) {
+  if (transport.copy != nullptr) return "exchanges of rows are for host memory only";
+  if (call->rows < 0 || call->unit < 0) {
+    return "a negative size: " + std::to_string(call->rows) + " rows of " + std::to_string(call->unit) + " elements";
+  }
+  // Group sizes of -1 are refused later.
+  if (__builtin_mul_overflow(call->rows, call->unit, &call->count) ||
+      __builtin_mul_overflow(call->count, std::max<int64_t>(group_size, 1), &call->count)) {
+    return "the rows are too large";
+  }
+  return call->count > 0 && call->wanted == nullptr ? "null mask" : "";
 }
 
 std::string check_group_ranks(const Call &call, int64_t group_rank, int64_t group_size) {
@@ -163,7 +183,7 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
 }
 
 // A collective on parts of unequal size.
-int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call) {
+int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call, int64_t ranks) {
   void *context = transport.context;
   switch (call.kind) {
     case HIDET_DIST_ALL_GATHER:
@@ -171,22 +191,39 @@ int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call) {
     case HIDET_DIST_REDUCE_SCATTER:
       return transport.reduce_scatter_parts(context, call.send, call.recv, call.split, call.unit, call.dtype,
                                             call.reduce_op, call.group);
-    case HIDET_DIST_ALL_TO_ALL:
-      return transport.all_to_all_parts(context, call.send, call.recv, call.split, call.joined, call.unit, call.dtype,
-                                        call.group);
+    case HIDET_DIST_ALL_TO_ALL: {
+      std::vector<int64_t> counts;
+      for (int64_t from = 0; from < ranks; ++from) {
+        for (int64_t to = 0; to < ranks; ++to) counts.push_back(call.joined[from] * call.split[to]);
+      }
+      return transport.all_to_all_v(context, call.send, call.recv, counts.data(), call.unit, call.dtype, call.group);
+    }
     default:
       return HIDET_DIST_FAILED;
   }
 }
 
+// An exchange of rows, which is known to the other ranks by what is sent of them.
+int32_t run_on_rows(hidet_dist_communicator &communicator, Call call, int64_t ranks, int64_t own) {
+  const hidet_dist::WantedRows wanted{call.wanted, ranks, call.rows};
+  const bool is_empty = call.count == 0;
+  call.count = is_empty ? 0 : wanted.moved() * call.unit;
+  call.root = is_empty ? 0 : wanted.checksum();
+  communicator.begin(call.group, call.envelope(communicator.call(), call.count));
+  if (is_empty) return HIDET_DIST_OK;
+  const auto exchange = call.kind == HIDET_DIST_GATHER_ROWS ? hidet_dist::gather_rows : hidet_dist::reduce_scatter_rows;
+  return exchange(communicator.transport(), wanted, own, call.send, call.recv, call.unit, call.dtype, call.group);
+}
+
 // The collectives that all ranks of the group take part in.
-int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
+int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size, int64_t group_rank) {
+  if (call.has_rows()) return run_on_rows(communicator, call, group_size, group_rank);
   communicator.begin(call.group, call.envelope(communicator.call(), call.count));
   const hidet_dist_transport &transport = communicator.transport();
   if (call.count == 0) return HIDET_DIST_OK;
   if (call.has_blocks()) return run_on_blocks(transport, call, group_size);
   if (group_size == 1) return copy(transport, call);
-  if (call.has_parts()) return run_on_parts(transport, call);
+  if (call.has_parts()) return run_on_parts(transport, call, group_size);
   void *context = transport.context;
   switch (call.kind) {
     case HIDET_DIST_ALL_REDUCE:
@@ -200,7 +237,7 @@ int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, in
       return transport.all_to_all(context, call.send, call.recv, call.count, call.dtype, call.group);
     case HIDET_DIST_BROADCAST:
       return transport.broadcast(context, call.send, call.recv, call.count, call.dtype, call.root, call.group);
-    case HIDET_DIST_MESSAGE:
+    default:
       break;
   }
   return HIDET_DIST_FAILED;
@@ -237,7 +274,9 @@ int32_t run(Call call) {
   }
   const int64_t group_size = communicator->mesh().group_size(call.group);
   const int64_t group_rank = communicator->mesh().group_rank(call.group);
-  std::string problem = call.has_parts() ? count_parts(&call, group_size) : "";
+  std::string problem;
+  if (call.has_parts()) problem = count_parts(&call, group_size);
+  if (call.has_rows()) problem = count_rows(&call, communicator->transport(), group_size);
   if (problem.empty()) problem = check(call, communicator->transport(), group_rank, group_size);
   if (!problem.empty()) {
     // Kernels may ignore the status of a collective, so this error must be recorded on the communicator too.
@@ -246,7 +285,7 @@ int32_t run(Call call) {
     return HIDET_DIST_INVALID_ARGUMENT;
   }
   const int32_t status = call.kind == HIDET_DIST_MESSAGE ? run_between_two(*communicator, call, group_rank)
-                                                         : run_in_group(*communicator, call, group_size);
+                                                         : run_in_group(*communicator, call, group_size, group_rank);
   if (status == HIDET_DIST_OK) {
     communicator->end();
     return HIDET_DIST_OK;
@@ -284,6 +323,15 @@ int32_t run_on_parts(hidet_dist_collective kind, const char *name, const void *s
   call.split = split;
   call.joined = joined;
   call.unit = unit;
+  return run(call);
+}
+
+int32_t run_on_rows(hidet_dist_collective kind, const char *name, const void *send, const uint8_t *wanted, void *recv,
+                    int64_t rows, int64_t row, int32_t dtype, int32_t group) {
+  Call call{kind, name, send, recv, 0, dtype, HIDET_DIST_SUM, group};
+  call.wanted = wanted;
+  call.rows = rows;
+  call.unit = row;
   return run(call);
 }
 
@@ -372,6 +420,17 @@ int32_t hidet_dist_all_to_all_parts(const void *send, void *recv, const int64_t 
                                     int64_t unit, int32_t dtype, int32_t group) {
   return run_on_parts(HIDET_DIST_ALL_TO_ALL, "all_to_all_parts", send, recv, split, joined, unit, dtype, HIDET_DIST_SUM,
                       group);
+}
+
+int32_t hidet_dist_gather_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                               int32_t dtype, int32_t group) {
+  return run_on_rows(HIDET_DIST_GATHER_ROWS, "gather_rows", send, wanted, recv, rows, row, dtype, group);
+}
+
+int32_t hidet_dist_reduce_scatter_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                                       int32_t dtype, int32_t group) {
+  return run_on_rows(HIDET_DIST_REDUCE_SCATTER_ROWS, "reduce_scatter_rows", send, wanted, recv, rows, row, dtype,
+                     group);
 }
 
 int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {

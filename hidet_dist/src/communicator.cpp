@@ -35,10 +35,9 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
 // Whether a table lacks a function that every transport has.
 bool lacks_function(const hidet_dist_transport &table) {
 #define HIDET_DIST_LACKS(name, reduces) table.name == nullptr ||
-#define HIDET_DIST_LACKS_PARTS(name) table.name##_parts == nullptr ||
-  return HIDET_DIST_KINDS(HIDET_DIST_LACKS) HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_LACKS_PARTS)
-             table.send_recv == nullptr;
-#undef HIDET_DIST_LACKS_PARTS
+#define HIDET_DIST_LACKS_FORM(name) HIDET_DIST_LACKS(name, false)
+  return HIDET_DIST_KINDS(HIDET_DIST_LACKS) HIDET_DIST_FORMS(HIDET_DIST_LACKS_FORM) table.send_recv == nullptr;
+#undef HIDET_DIST_LACKS_FORM
 #undef HIDET_DIST_LACKS
 }
 
@@ -50,8 +49,10 @@ std::string in_words(const hidet_dist_envelope &envelope) {
   const auto name = [](auto &names, size_t number) { return number < std::size(names) ? names[number] : "an unknown"; };
 #define HIDET_DIST_NAME(name, reduces) #name,
 #define HIDET_DIST_REDUCES(name, reduces) reduces,
-  static constexpr const char *kKinds[] = {HIDET_DIST_KINDS(HIDET_DIST_NAME) "message"};
-  static constexpr bool kReduces[] = {HIDET_DIST_KINDS(HIDET_DIST_REDUCES) false};
+  static constexpr const char *kKinds[] = {HIDET_DIST_KINDS(HIDET_DIST_NAME)
+                                               HIDET_DIST_KINDS_OF_ROWS(HIDET_DIST_NAME) "message"};
+  static constexpr bool kReduces[] = {HIDET_DIST_KINDS(HIDET_DIST_REDUCES)
+                                          HIDET_DIST_KINDS_OF_ROWS(HIDET_DIST_REDUCES) false};
 #undef HIDET_DIST_REDUCES
 #undef HIDET_DIST_NAME
   static constexpr const char *kTypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
@@ -62,6 +63,9 @@ std::string in_words(const hidet_dist_envelope &envelope) {
     words += std::string(" (") + name(kReduceOps, envelope.reduce_op) + ")";
   }
   if (envelope.kind == HIDET_DIST_BROADCAST) words += " from group rank " + std::to_string(envelope.root);
+  if (envelope.kind == HIDET_DIST_GATHER_ROWS || envelope.kind == HIDET_DIST_REDUCE_SCATTER_ROWS) {
+    words += " by the mask with checksum " + std::to_string(envelope.root);
+  }
   return words + " of " + std::to_string(envelope.count) + " " + name(kTypes, envelope.dtype) + " of call " +
          std::to_string(envelope.call);
 }

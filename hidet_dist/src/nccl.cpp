@@ -275,22 +275,19 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
                     });
   }
 
-  int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined, int64_t unit,
-                           int32_t dtype, int32_t group) override {
+  int32_t all_to_all_v(const void *send, void *recv, const int64_t *counts, int64_t unit, int32_t dtype,
+                       int32_t group) override {
     const Comm comm = comm_of(group);
     if (comm == nullptr) return HIDET_DIST_FAILED;
     const Stream stream = here();
     const DataType type = data_type(dtype);
-    const int64_t own = mesh_.group_rank(group);
-    const auto counts = [&](const int64_t *sizes, int64_t rank, int64_t of_own) {
-      return static_cast<size_t>(sizes[rank] * of_own * unit);
-    };
+    const int64_t own = mesh_.group_rank(group), ranks = mesh_.group_size(group);
     return exchange(comm, kMessages, [&](auto enqueue) {
       size_t sent = 0, received = 0;
-      for (int64_t group_rank = 0; group_rank < mesh_.group_size(group); ++group_rank) {
+      for (int64_t group_rank = 0; group_rank < ranks; ++group_rank) {
         const auto peer = static_cast<int>(group_rank);
-        const size_t out = counts(split, group_rank, joined[own]);
-        const size_t in = counts(joined, group_rank, split[own]);
+        const auto out = static_cast<size_t>(counts[own * ranks + group_rank] * unit);
+        const auto in = static_cast<size_t>(counts[group_rank * ranks + own] * unit);
         if (out > 0) enqueue(library_.send(at(send, sent), out, type.type, peer, comm, stream));
         if (in > 0) enqueue(library_.recv(at(recv, received), in, type.type, peer, comm, stream));
         sent += out * type.bytes;

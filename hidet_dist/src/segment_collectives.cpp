@@ -53,6 +53,43 @@ void write_parts(Segment &segment, const void *send, const std::vector<int64_t> 
   segment.exchange();
 }
 
+// How many rows with each number a rank writes to its slot, of any of the ranks whose rows it has: [rank][row].
+using Written = std::vector<std::vector<int32_t>>;
+
+// The end of the rows from `begin` on of which each rank writes no more than its slot has room for; of the first row
+// it always has.
+int64_t end_of_turn(const Written &written, int64_t begin, int64_t rows, int64_t room) {
+  std::vector<int64_t> sums(written.size(), 0);
+  for (int64_t s = begin; s < rows; ++s) {
+    for (size_t rank = 0; rank < written.size(); ++rank) {
+      sums[rank] += written[rank][static_cast<size_t>(s)];
+      if (sums[rank] > room && s > begin) return s;
+    }
+  }
+  return rows;
+}
+
+// Whether any rank writes one of these rows.
+bool any_written(const Written &written, int64_t begin, int64_t end) {
+  return std::any_of(written.begin(), written.end(), [&](const std::vector<int32_t> &counts) {
+    return std::any_of(counts.begin() + begin, counts.begin() + end, [](int32_t count) { return count > 0; });
+  });
+}
+
+// Visits what is exchanged in one turn each, in the same order on all ranks: pieces of `size` bytes, from `column` on,
+// of the rows `begin` to `end`. `most` are the bytes of a piece at most.
+template <class Visit>
+void turns(const Written &written, int64_t rows, int64_t row_bytes, int64_t most, Visit visit) {
+  for (int64_t column = 0; column < row_bytes; column += most) {
+    const int64_t size = std::min(most, row_bytes - column);
+    for (int64_t begin = 0; begin < rows;) {
+      const int64_t end = end_of_turn(written, begin, rows, Segment::kSlotBytes / size);
+      visit(column, size, begin, end);
+      begin = end;
+    }
+  }
+}
+
 }  // namespace
 
 namespace hidet_dist {
@@ -126,8 +163,8 @@ void reduce_scatter_parts(Segment &segment, const void *send, void *recv, const 
   }
 }
 
-void all_to_all_parts(Segment &segment, const void *send, const std::vector<int64_t> &sent, void *recv,
-                      const std::vector<int64_t> &received, int64_t most) {
+void all_to_all_v(Segment &segment, const void *send, const std::vector<int64_t> &sent, void *recv,
+                  const std::vector<int64_t> &received, int64_t most) {
   const int64_t room = stretch(segment, 1);
   for (int64_t done = 0; done < most; done += room) {
     write_parts(segment, send, sent, done, room);
@@ -135,6 +172,90 @@ void all_to_all_parts(Segment &segment, const void *send, const std::vector<int6
       copy(at(recv, offset), segment.slot(rank) + segment.group_rank() * room, size);
     });
   }
+}
+
+void gather_rows(Segment &segment, const WantedRows &wanted, const void *send, void *recv, int64_t row_bytes) {
+  const auto ranks = static_cast<size_t>(segment.ranks()), own = static_cast<size_t>(segment.group_rank());
+  Written written(ranks, std::vector<int32_t>(static_cast<size_t>(wanted.rows), 0));
+  for (size_t of = 0; of < ranks; ++of) {
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const uint8_t *const flags = wanted.by(static_cast<int64_t>(rank), static_cast<int64_t>(of));
+      for (size_t s = 0; rank != of && s < written[of].size(); ++s) written[of][s] |= flags[s] != 0 ? 1 : 0;
+    }
+  }
+  const auto is_written = [&](size_t of, int64_t s) { return written[of][static_cast<size_t>(s)] != 0; };
+  const int64_t most = std::min(row_bytes, Segment::kSlotBytes);
+  turns(written, wanted.rows, row_bytes, most, [&](int64_t column, int64_t size, int64_t begin, int64_t end) {
+    if (!any_written(written, begin, end)) return;
+    char *slot = segment.begin_turn();
+    for (int64_t s = begin; s < end; ++s) {
+      if (!is_written(own, s)) continue;
+      copy(slot, at(send, s * row_bytes + column), size);
+      slot += size;
+    }
+    segment.exchange();
+    for (size_t of = 0; of < ranks; ++of) {
+      if (of == own) continue;
+      const uint8_t *const flags = wanted.by(static_cast<int64_t>(own), static_cast<int64_t>(of));
+      char *const rows = at(recv, static_cast<int64_t>(of) * wanted.rows * row_bytes + column);
+      const char *source = segment.slot(static_cast<int32_t>(of));
+      for (int64_t s = begin; s < end; ++s) {
+        if (!is_written(of, s)) continue;
+        if (flags[s] != 0) copy(rows + s * row_bytes, source, size);
+        source += size;
+      }
+    }
+  });
+  gather_own_rows(wanted, static_cast<int64_t>(own), send, recv, row_bytes);
+}
+
+void reduce_scatter_rows(Segment &segment, const WantedRows &wanted, const void *send, void *recv, int64_t row,
+                         int32_t dtype) {
+  const int64_t element = hidet_dist_dtype_size(dtype), row_bytes = row * element;
+  const int64_t ranks = segment.ranks(), own = segment.group_rank();
+  Written written(static_cast<size_t>(ranks), std::vector<int32_t>(static_cast<size_t>(wanted.rows), 0));
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    std::vector<int32_t> &counts = written[static_cast<size_t>(rank)];
+    for (int64_t of = 0; of < ranks; ++of) {
+      const uint8_t *const flags = wanted.by(rank, of);
+      for (size_t s = 0; rank != of && s < counts.size(); ++s) counts[s] += flags[s] != 0 ? 1 : 0;
+    }
+  }
+  std::vector<const char *> next(static_cast<size_t>(ranks), nullptr);
+  std::vector<const void *> sources;
+  // A slot has room for a piece for each of the others, so that every sum is of one turn.
+  const int64_t most = std::min(row_bytes, Segment::kSlotBytes / (ranks - 1) / element * element);
+  turns(written, wanted.rows, row_bytes, most, [&](int64_t column, int64_t size, int64_t begin, int64_t end) {
+    if (any_written(written, begin, end)) {
+      char *slot = segment.begin_turn();
+      for (int64_t of = 0; of < ranks; ++of) {
+        const uint8_t *const flags = wanted.by(own, of);
+        for (int64_t s = begin; of != own && s < end; ++s) {
+          if (flags[s] == 0) continue;
+          copy(slot, at(send, (of * wanted.rows + s) * row_bytes + column), size);
+          slot += size;
+        }
+      }
+      segment.exchange();
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const char *source = segment.slot(static_cast<int32_t>(rank));
+        for (int64_t of = 0; of < own; ++of) {
+          if (of != rank) source += wanted.count(rank, of, begin, end) * size;
+        }
+        next[static_cast<size_t>(rank)] = source;
+      }
+    }
+    for (int64_t s = begin; s < end; ++s) {
+      sources.clear();
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        if (wanted.by(rank, own)[s] == 0) continue;
+        const char *&source = next[static_cast<size_t>(rank)];
+        sources.push_back(rank == own ? at(send, (own * wanted.rows + s) * row_bytes + column) : source);
+        if (rank != own) source += size;
+      }
+      add_rows(sources, at(recv, s * row_bytes + column), size / element, dtype);
+    }
+  });
 }
 
 void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, int32_t root) {

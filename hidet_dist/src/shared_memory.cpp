@@ -16,6 +16,7 @@
 #include "communicator.hpp"
 #include "exchange.hpp"
 #include "mailbox.hpp"
+#include "row_exchange.hpp"
 #include "segment.hpp"
 #include "segment_collectives.hpp"
 #include "transport.hpp"
@@ -143,18 +144,47 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
         [&] { return fallback_.reduce_scatter_parts(fallback_.context, send, recv, split, unit, dtype, op, group); });
   }
 
-  int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined, int64_t unit,
-                           int32_t dtype, int32_t group) override {
+  int32_t all_to_all_v(const void *send, void *recv, const int64_t *counts, int64_t unit, int32_t dtype,
+                       int32_t group) override {
     return run(
         group,
         [&](Segment &segment) {
-          const auto own = static_cast<size_t>(segment.group_rank());
-          const auto most = [&](const int64_t *sizes) { return *std::max_element(sizes, sizes + segment.ranks()); };
-          hidet_dist::all_to_all_parts(segment, send, part_bytes(segment, split, joined[own] * unit, dtype), recv,
-                                       part_bytes(segment, joined, split[own] * unit, dtype),
-                                       most(split) * most(joined) * unit * hidet_dist_dtype_size(dtype));
+          const int32_t ranks = segment.ranks(), own = segment.group_rank();
+          std::vector<int64_t> received;
+          for (int32_t rank = 0; rank < ranks; ++rank) received.push_back(counts[rank * ranks + own]);
+          hidet_dist::all_to_all_v(
+              segment, send, part_bytes(segment, counts + own * ranks, unit, dtype), recv,
+              part_bytes(segment, received.data(), unit, dtype),
+              *std::max_element(counts, counts + ranks * ranks) * unit * hidet_dist_dtype_size(dtype));
         },
-        [&] { return fallback_.all_to_all_parts(fallback_.context, send, recv, split, joined, unit, dtype, group); });
+        [&] { return fallback_.all_to_all_v(fallback_.context, send, recv, counts, unit, dtype, group); });
+  }
+
+  int32_t gather_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row, int32_t dtype,
+                      int32_t group) override {
+    return run(
+        group,
+        [&](Segment &segment) {
+          hidet_dist::gather_rows(segment, {wanted, segment.ranks(), rows}, send, recv,
+                                  row * hidet_dist_dtype_size(dtype));
+        },
+        [&] {
+          return hidet_dist::gather_rows(fallback_, {wanted, size_of(group), rows}, hidet_dist_group_rank(group), send,
+                                         recv, row, dtype, group);
+        });
+  }
+
+  int32_t reduce_scatter_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                              int32_t dtype, int32_t group) override {
+    return run(
+        group,
+        [&](Segment &segment) {
+          hidet_dist::reduce_scatter_rows(segment, {wanted, segment.ranks(), rows}, send, recv, row, dtype);
+        },
+        [&] {
+          return hidet_dist::reduce_scatter_rows(fallback_, {wanted, size_of(group), rows},
+                                                 hidet_dist_group_rank(group), send, recv, row, dtype, group);
+        });
   }
 
   int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) override {

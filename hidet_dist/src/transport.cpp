@@ -50,10 +50,10 @@ hidet_dist_transport Transport::table() {
   table.context = this;
   table.send_recv = kEntry<&Transport::send_recv>;
 #define HIDET_DIST_SET(name, reduces) table.name = kEntry<&Transport::name>;
-#define HIDET_DIST_SET_PARTS(name) HIDET_DIST_SET(name##_parts, false)
+#define HIDET_DIST_SET_FORM(name) HIDET_DIST_SET(name, false)
   HIDET_DIST_KINDS(HIDET_DIST_SET)
-  HIDET_DIST_KINDS_OF_PARTS(HIDET_DIST_SET_PARTS)
-#undef HIDET_DIST_SET_PARTS
+  HIDET_DIST_FORMS(HIDET_DIST_SET_FORM)
+#undef HIDET_DIST_SET_FORM
 #undef HIDET_DIST_SET
   return table;
 }
@@ -63,6 +63,8 @@ hidet_dist_transport HostTransport::table() {
   table.all_gather_blocks = kEntry<&HostTransport::all_gather_blocks>;
   table.reduce_scatter_blocks = kEntry<&HostTransport::reduce_scatter_blocks>;
   table.all_to_all_blocks = kEntry<&HostTransport::all_to_all_blocks>;
+  table.gather_rows = kEntry<&HostTransport::gather_rows>;
+  table.reduce_scatter_rows = kEntry<&HostTransport::reduce_scatter_rows>;
   return table;
 }
 

@@ -22,12 +22,14 @@ std::string in_seconds(std::chrono::nanoseconds time);
 // Whether the calling thread's communicator has failed.
 bool failed_meanwhile();
 
-// The kinds of collectives of a group, in the order of hidet_dist_collective, with whether they reduce, and those whose
-// ranks may have parts of unequal size. Tables of functions and names follow from these lists.
+// The kinds of collectives of a group, in the order of hidet_dist_collective, with whether they reduce: first those that
+// every transport has, then those of rows, for which its exchange of parts of any size is enough. The other forms that
+// every transport has follow. Tables of functions and names follow from these lists.
 #define HIDET_DIST_KINDS(each)                                                                      \
   each(all_reduce, true) each(all_gather, false) each(reduce_scatter, true) each(all_to_all, false) \
       each(broadcast, false)
-#define HIDET_DIST_KINDS_OF_PARTS(each) each(all_gather) each(reduce_scatter) each(all_to_all)
+#define HIDET_DIST_KINDS_OF_ROWS(each) each(gather_rows, false) each(reduce_scatter_rows, true)
+#define HIDET_DIST_FORMS(each) each(all_gather_parts) each(reduce_scatter_parts) each(all_to_all_v)
 
 // The implementation of collectives for one rank. Each function gets checked arguments and returns a hidet_dist_status;
 // see hidet_dist_transport, whose functions they are. A new kind of collective is an entry above, a pure virtual
@@ -53,8 +55,8 @@ class Transport {
                                    int32_t group) = 0;
   virtual int32_t reduce_scatter_parts(const void *send, void *recv, const int64_t *split, int64_t unit, int32_t dtype,
                                        int32_t reduce_op, int32_t group) = 0;
-  virtual int32_t all_to_all_parts(const void *send, void *recv, const int64_t *split, const int64_t *joined,
-                                   int64_t unit, int32_t dtype, int32_t group) = 0;
+  virtual int32_t all_to_all_v(const void *send, void *recv, const int64_t *counts, int64_t unit, int32_t dtype,
+                               int32_t group) = 0;
 
   // The table to make a communicator with, whose context is this object.
   virtual hidet_dist_transport table();
@@ -72,7 +74,7 @@ class Transport {
   std::atomic<bool> failed_by_peer_{false};
 };
 
-// A transport for buffers in host memory, which accesses blocks that lie side by side in place.
+// A transport for buffers in host memory, which accesses blocks that lie side by side, and wanted rows, in place.
 class HostTransport : public Transport {
  public:
   using Transport::Transport;
@@ -83,6 +85,10 @@ class HostTransport : public Transport {
                                         int32_t reduce_op, int32_t group) = 0;
   virtual int32_t all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                     const hidet_dist_blocks *received, int32_t dtype, int32_t group) = 0;
+  virtual int32_t gather_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                              int32_t dtype, int32_t group) = 0;
+  virtual int32_t reduce_scatter_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                                      int32_t dtype, int32_t group) = 0;
 
   hidet_dist_transport table() override;
 };

@@ -175,6 +175,36 @@ void run_rank(int rank) {
       const int64_t there = begins[static_cast<size_t>(group_rank)] * unit + i;
       require(scattered[static_cast<size_t>(i)] == total(there), "reduce_scatter_parts's result");
     }
+    // Rows that some ranks want, at random; the mask is the same on all ranks.
+    const int64_t rows = 1 + count / 64, row = 64;
+    std::vector<uint8_t> wanted(static_cast<size_t>(size * size * rows));
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      wanted[i] = static_cast<int>(value(group, static_cast<int64_t>(i), round)) % 3 == 0 ? 1 : 0;
+    }
+    std::vector<float> all(static_cast<size_t>(size * rows * row)), few(static_cast<size_t>(rows * row));
+    std::vector<float> sent(all.size());
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = value(rank, static_cast<int64_t>(i), round);
+    require(hidet_dist_gather_rows(sent.data(), wanted.data(), all.data(), rows, row, HIDET_DIST_F32, group) == 0,
+            "gather_rows");
+    require(hidet_dist_reduce_scatter_rows(sent.data(), wanted.data(), few.data(), rows, row, HIDET_DIST_F32, group) ==
+                0,
+            "reduce_scatter_rows");
+    const auto is_wanted = [&](int64_t by, int64_t number) {
+      return wanted[static_cast<size_t>(by * size * rows + number)] != 0;
+    };
+    for (int64_t i = 0; i < size * rows * row; ++i) {
+      const int other = ranks[static_cast<size_t>(i / (rows * row))];
+      const float expected = is_wanted(group_rank, i / row) ? value(other, i % (rows * row), round) : 0;
+      require(all[static_cast<size_t>(i)] == expected, "gather_rows's result");
+    }
+    for (int64_t i = 0; i < rows * row; ++i) {
+      const int64_t there = group_rank * rows * row + i;
+      float sum = 0;
+      for (int64_t p = 0; p < size; ++p) {
+        if (is_wanted(p, there / row)) sum += value(ranks[static_cast<size_t>(p)], there, round);
+      }
+      require(few[static_cast<size_t>(i)] == sum, "reduce_scatter_rows's result");
+    }
     const auto root = static_cast<int32_t>(random() % static_cast<size_t>(size));
     require(hidet_dist_broadcast(send.data(), recv.data(), count, HIDET_DIST_F32, root, group) == 0, "broadcast");
     for (int64_t i = 0; i < count; ++i) {

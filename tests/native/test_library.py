@@ -98,7 +98,13 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
     np.testing.assert_array_equal(recv, send)
     assert native.all_reduce(address(send), address(send), 4, F32, SUM, group) == native.OK
     assert native.all_reduce(0, 0, 0, F32, SUM, group) == native.OK
-    assert native.sequence(alone) == 9
+    wanted = np.array([1, 0], np.uint8)
+    for exchange_rows in (native.gather_rows, native.reduce_scatter_rows):
+        recv = np.ones_like(send)
+        assert exchange_rows(address(send), address(wanted), address(recv), 2, 2, F32, group) == native.OK
+        np.testing.assert_array_equal(recv, [0, 1, 0, 0])
+    assert native.gather_rows(0, 0, 0, 0, 2, F32, group) == native.OK
+    assert native.sequence(alone) == 12
     assert native.error(alone) is None
 
 
@@ -146,6 +152,11 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
             "different sizes",
         ),
         (lambda: native.all_to_all_blocks(1, None, 1, None, F32, 1), "null blocks"),
+        (lambda: native.gather_rows(1, 1, 1, -2, 3, F32, 1), "negative size: -2 rows of 3 elements"),
+        (lambda: native.gather_rows(1, 0, 1, 2, 3, F32, 1), "null mask"),
+        (lambda: native.gather_rows(0, 1, 1, 2, 3, F32, 1), "null buffer"),
+        (lambda: native.reduce_scatter_rows(1, 1, 1, 2**40, 2**40, F32, 1), "the rows are too large"),
+        (lambda: native.reduce_scatter_rows(1, 1, 1, 2, 3, F32, 2), "group mask 2"),
         (lambda: native.all_gather_blocks(0, 1, native.Blocks(1, 1, 2), F32, 1), "null buffer"),
     ],
 )

@@ -71,6 +71,7 @@ class Checked:
             self.moves(dtype, count=5)
             if self.host:
                 self.blocks(dtype)
+                self.rows(dtype, rows=3, row=5)
             self.parts(dtype)
             self.messages(dtype, count=5)
 
@@ -181,6 +182,26 @@ class Checked:
             recv = torch.zeros(max(1, len(expected)), dtype=send.dtype)
             self.call(native.all_to_all_parts, address(send), address(recv), split, joined, step, code)
             self.expect(recv[: len(expected)], expected, "all_to_all_parts", dtype)
+
+    def rows(self, dtype: str, rows: int, row: int) -> None:
+        """Rows that none wants, some, or all; what a rank has in place of those it does not want must not be read."""
+        code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank
+        for share in (0.0, 0.4, 1.0):
+            wanted = (np.random.default_rng(size).random((size, size * rows)) < share).astype(np.uint8)
+            mask = torch.from_numpy(wanted != 0).unsqueeze(2)
+            shards = [as_dtype(inputs(rank, rows * row, dtype), dtype).reshape(rows, row) for rank in self.ranks]
+            whole = torch.cat(shards)
+            recv = torch.ones_like(whole)
+            self.call(native.gather_rows, address(shards[group_rank]), address(wanted), address(recv), rows, row, code)
+            self.expect(recv, torch.where(mask[group_rank], whole, whole.new_zeros(())), "gather_rows", dtype, share)
+            stack = np.stack([inputs(rank, size * rows * row, dtype) for rank in self.ranks])
+            masked = stack.reshape(size, size * rows, row) * wanted[:, :, None]
+            sums = as_dtype(reduced(masked, dtype, "sum"), dtype)[group_rank * rows : (group_rank + 1) * rows]
+            send = as_dtype(masked[group_rank], dtype)
+            send[~mask[group_rank, :, 0]] = float("nan") if send.dtype.is_floating_point else 1
+            recv = torch.ones((rows, row), dtype=send.dtype)
+            self.call(native.reduce_scatter_rows, address(send), address(wanted), address(recv), rows, row, code)
+            self.expect(recv, sums, "reduce_scatter_rows", dtype, share)
 
     def messages(self, dtype: str, count: int) -> None:
         code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank

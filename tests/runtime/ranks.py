@@ -100,6 +100,15 @@ def large(mesh: list[int], count: int) -> bool:
         return True
 
 
+def exchanges_of_rows(mesh: list[int], dtype: str, rows: int, row: int) -> bool:
+    """Exchanges of as many wanted rows over the whole mesh, against NumPy."""
+    with session.communicator_for(tuple(mesh)) as comm:
+        comm.bind()
+        Checked(comm, tuple(mesh), (1 << len(mesh)) - 1).rows(dtype, rows, row)
+        comm.check()
+        return True
+
+
 def routes(mesh: list[int]) -> list[list[int]]:
     """The groups that share memory, after one collective over each group of the mesh."""
     with session.communicator_for(tuple(mesh)) as comm:
@@ -235,6 +244,23 @@ def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
     return 0.0
 
 
+def rows_with_a_bad_rank(how: str, who: int) -> float:
+    """One rank fails the others in an exchange of rows, of which each wants those of the other."""
+    comm = session.communicator_for((2,), timeout_seconds=SHORT_SECONDS if how == "stops" else LONG_SECONDS)
+    comm.bind()
+    rows, row = 8, 1 << 16  # 4 MiB: more than the ranks exchange at a time
+    own, all_rows = np.zeros((rows, row), np.float32), np.zeros((2 * rows, row), np.float32)
+    wanted = np.ones((2, 2 * rows), np.uint8)
+    for turn in range(2):
+        native.gather_rows(address(own), address(wanted), address(all_rows), rows, row, 0, 1)
+        if comm.rank == who and turn == 1:
+            _misbehave(comm, how)
+            return 0.0
+        native.reduce_scatter_rows(address(all_rows), address(wanted), address(own), rows, row, 0, 1)
+        comm.check()
+    return 0.0
+
+
 def chain(who: int) -> float:
     """A message goes from rank to rank; one comes later than all wait. The others have started unlike numbers."""
     comm = session.communicator_for((4,), timeout_seconds=SHORT_SECONDS)
@@ -289,6 +315,11 @@ def out_of_step(what: str) -> float:
     elif what in ("count", "large count"):
         count = {"count": 3, "large count": size}[what] if first else 8
         native.all_gather(address(secret), address(received), count, 0, 1)
+    elif what == "mask":  # the ranks send as many rows, but others
+        wanted = np.array([[0, 0, 1, 0], [1, 0, 0, 0]], np.uint8)
+        if first:
+            wanted[0] = [0, 0, 0, 1]
+        native.gather_rows(address(secret), address(wanted), address(received), 2, 8, 0, 1)
     elif what == "root":
         native.broadcast(address(secret), address(received), 8, 0, comm.rank, 1)
     else:
@@ -449,6 +480,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
     for function in (
         collectives,
         large,
+        exchanges_of_rows,
         routes,
         answer_after_a_stop,
         listens,
@@ -457,6 +489,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         late,
         messages_to_a_bad_rank,
         broadcasts_with_a_bad_rank,
+        rows_with_a_bad_rank,
         chain,
         wrong_length,
         out_of_step,

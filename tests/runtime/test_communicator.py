@@ -54,6 +54,26 @@ def test_large_collectives_agree_with_numpy(run_ranks: RunRanks, world_size: int
     assert all(results(run_ranks("large", world_size, environment=environment, mesh=[world_size], count=300_001)))
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("world_size", "dtype", "rows", "row"),
+    [
+        (2, "float32", 150, 4096),  # some rows at a time
+        (3, "bfloat16", 70, 5000),
+        (3, "int32", 2, 100_001),  # rows in pieces
+        (2, "uint8", 100_000, 1),
+    ],
+)
+def test_exchanges_of_many_rows_and_of_long_ones(
+    run_ranks: RunRanks, world_size: int, dtype: str, rows: int, row: int, transport: str
+) -> None:
+    environment = chosen(transport, world_size)
+    answers = run_ranks(
+        "exchanges_of_rows", world_size, environment=environment, mesh=[world_size], dtype=dtype, rows=rows, row=row
+    )
+    assert all(results(answers))
+
+
 def test_ranks_of_one_host_share_memory_and_leave_nothing_behind(run_ranks: RunRanks) -> None:
     before = set(os.listdir("/dev/shm"))
     answers = results(run_ranks("routes", 4, mesh=[2, 2]))
@@ -143,6 +163,17 @@ def test_a_rank_that_fails_a_broadcast_is_named(run_ranks: RunRanks, how: str, w
     assert_blamed(answers[1 - who], [who])
 
 
+@pytest.mark.parametrize(
+    ("how", "who", "transport"),
+    [("dies", 0, "auto"), ("stops", 1, "auto"), ("closes", 1, "auto"), ("dies", 1, "gloo")],
+)
+def test_a_rank_that_fails_an_exchange_of_rows_is_named(
+    run_ranks: RunRanks, how: str, who: int, transport: str
+) -> None:
+    answers = run_ranks("rows_with_a_bad_rank", 2, environment=chosen(transport, 2), how=how, who=who)
+    assert_blamed(answers[1 - who], [who])
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_late_rank_is_named_by_those_that_wait_for_a_rank_that_waits_for_it(run_ranks: RunRanks, who: int) -> None:
     for answer in run_ranks("chain", 4, who=who):
@@ -158,7 +189,7 @@ def test_a_message_of_another_length_is_refused(run_ranks: RunRanks, transport: 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    "what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "call", "message's call"]
+    "what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "mask", "call", "message's call"]
 )
 def test_ranks_in_different_collectives_refuse_each_others_data(run_ranks: RunRanks, what: str, transport: str) -> None:
     answers = run_ranks("out_of_step", 2, environment=chosen(transport, 2), what=what)

@@ -2,7 +2,8 @@
  * The collectives that compiled kernels call, and the communicators that carry them out.
  *
  * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather, hidet_dist_reduce_scatter, hidet_dist_all_to_all,
- * hidet_dist_broadcast, hidet_dist_send, hidet_dist_recv or hidet_dist_send_recv. They act on the calling thread's
+ * hidet_dist_gather_rows, hidet_dist_reduce_scatter_rows, hidet_dist_broadcast, hidet_dist_send, hidet_dist_recv or
+ * hidet_dist_send_recv. They act on the calling thread's
  * current communicator, which the process sets with hidet_dist_bind before it launches the kernel. How the data travels
  * is up to the communicator's transport, a table of functions: this library does not depend on any communication
  * library.
@@ -27,7 +28,7 @@
 #include "hidet_dist/visibility.h"
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 6
+#define HIDET_DIST_ABI_VERSION 7
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
@@ -82,7 +83,9 @@ enum hidet_dist_collective {
   HIDET_DIST_REDUCE_SCATTER = 2,
   HIDET_DIST_ALL_TO_ALL = 3,
   HIDET_DIST_BROADCAST = 4,
-  HIDET_DIST_MESSAGE = 5  /* a send, a receive or both */
+  HIDET_DIST_GATHER_ROWS = 5,
+  HIDET_DIST_REDUCE_SCATTER_ROWS = 6,
+  HIDET_DIST_MESSAGE = 7  /* a send, a receive or both */
 };
 
 /*
@@ -92,8 +95,8 @@ enum hidet_dist_collective {
  */
 typedef struct hidet_dist_envelope {
   int64_t call;       /* of the program; see hidet_dist_communicator_begin_call */
-  int64_t count;      /* elements: those given to the collective, or of a message */
-  int32_t root;       /* group rank of a broadcast's root, else 0 */
+  int64_t count;      /* elements: those given to the collective, of a message, or of all rows that are sent */
+  int32_t root;       /* group rank of a broadcast's root, or a checksum of the mask of wanted rows; else 0 */
   uint8_t kind;       /* hidet_dist_collective */
   uint8_t dtype;      /* hidet_dist_dtype */
   uint8_t reduce_op;  /* hidet_dist_reduce_op, HIDET_DIST_SUM where nothing is reduced */
@@ -137,8 +140,10 @@ typedef struct hidet_dist_transport {
                               int32_t dtype, int32_t group);
   int32_t (*reduce_scatter_parts)(void *context, const void *send, void *recv, const int64_t *split, int64_t unit,
                                   int32_t dtype, int32_t reduce_op, int32_t group);
-  int32_t (*all_to_all_parts)(void *context, const void *send, void *recv, const int64_t *split, const int64_t *joined,
-                              int64_t unit, int32_t dtype, int32_t group);
+  /* An exchange of parts of any size, one after the other in group order. `counts` is the same on all ranks: group rank
+   * p sends counts[p * group size + q] * unit elements to group rank q. One of them at least is positive. */
+  int32_t (*all_to_all_v)(void *context, const void *send, void *recv, const int64_t *counts, int64_t unit,
+                          int32_t dtype, int32_t group);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
   /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are then copied to contiguous
@@ -149,6 +154,12 @@ typedef struct hidet_dist_transport {
                                    int32_t dtype, int32_t reduce_op, int32_t group);
   int32_t (*all_to_all_blocks)(void *context, const void *send, const hidet_dist_blocks *sent, void *recv,
                                const hidet_dist_blocks *received, int32_t dtype, int32_t group);
+  /* Exchanges of wanted rows, in host memory; a rank wants one of another rank at least. May be null: the rows are then
+   * packed for all_to_all_v. */
+  int32_t (*gather_rows)(void *context, const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                         int32_t dtype, int32_t group);
+  int32_t (*reduce_scatter_rows)(void *context, const void *send, const uint8_t *wanted, void *recv, int64_t rows,
+                                 int64_t row, int32_t dtype, int32_t group);
 } hidet_dist_transport;
 
 /* ---- Called by compiled kernels. Counts are in elements. ---- */
@@ -192,6 +203,23 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter_parts(const void *send, void *r
                                                        int32_t dtype, int32_t reduce_op, int32_t group);
 HIDET_DIST_API int32_t hidet_dist_all_to_all_parts(const void *send, void *recv, const int64_t *split,
                                                    const int64_t *joined, int64_t unit, int32_t dtype, int32_t group);
+
+/*
+ * Exchanges of the rows that ranks want. In host memory only. Each of the p ranks has `rows` rows of `row` elements, and
+ * row i of all p * rows is row i % rows of group rank i / rows. Group rank d wants it where wanted[d * p * rows + i] is
+ * not 0; all ranks must have the same mask. The buffers do not overlap.
+ *
+ * hidet_dist_gather_rows writes the rows that the rank wants to their places among all p * rows of `recv`, and zeros to
+ * the others. It is an all-gather that sends wanted rows only.
+ *
+ * hidet_dist_reduce_scatter_rows writes to each of the rank's rows the sum over the ranks that want it, in group order,
+ * of what these have in its place among all p * rows of `send`. Nothing else of `send` is read. It is a reduce-scatter of
+ * sums that sends wanted rows only.
+ */
+HIDET_DIST_API int32_t hidet_dist_gather_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows,
+                                              int64_t row, int32_t dtype, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_reduce_scatter_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows,
+                                                      int64_t row, int32_t dtype, int32_t group);
 
 /* Sends the `count` elements at `send` of group rank `root` to every rank of the group; the others' `send` is not read
  * and may be null. `send` and `recv` may be the same buffer. */

@@ -16,7 +16,7 @@ from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck, StateSignature
 from hidet_dist.compile.backend import Backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.partitioning import Program
-from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.partitioning.collective_op import CollectiveOp
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
 from hidet_dist.weights import StoredLayout
@@ -134,7 +134,7 @@ def _written(local: Tensor) -> tuple[int | str, ...]:
 
 def _launch(node: Operator, kernel: int) -> KernelLaunch:
     outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
-    return KernelLaunch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+    return KernelLaunch(kernel, ", ".join(outputs), node.description if isinstance(node, CollectiveOp) else "")
 
 
 def _layout(dtype: str, shape: Sequence[Extent]) -> StoredLayout:

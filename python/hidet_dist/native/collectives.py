@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 
 from hidet_dist.native.library import library
-from hidet_dist.native.signatures import Blocks
+from hidet_dist.native.signatures import Blocks, MaskPointer
 from hidet_dist.spec.collectives import Collective
 
 
@@ -81,6 +81,23 @@ def all_to_all_parts(
 ) -> int:
     """Send ``joined[p] * split[q] * unit`` elements from each group rank p to each q."""
     return int(library().hidet_dist_all_to_all_parts(send, recv, _sizes(split), _sizes(joined), unit, dtype, group))
+
+
+def gather_rows(send: int, wanted: int, recv: int, rows: int, row: int, dtype: int, group: int) -> int:
+    """Gather the rows that this rank wants of all ranks' ``rows`` rows of ``row`` elements, beside zeros for others.
+
+    ``wanted`` is the address of the mask, uint8[p, p * rows] for a group of p ranks.
+    """
+    return int(library().hidet_dist_gather_rows(send, _mask(wanted), recv, rows, row, dtype, group))
+
+
+def reduce_scatter_rows(send: int, wanted: int, recv: int, rows: int, row: int, dtype: int, group: int) -> int:
+    """Add up what the ranks that want this rank's ``rows`` rows of ``row`` elements have in their places."""
+    return int(library().hidet_dist_reduce_scatter_rows(send, _mask(wanted), recv, rows, row, dtype, group))
+
+
+def _mask(address: int) -> ctypes._Pointer[ctypes.c_uint8]:
+    return ctypes.cast(address, MaskPointer)
 
 
 def _sizes(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

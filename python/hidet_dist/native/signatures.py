@@ -57,6 +57,9 @@ _SIZES = POINTER(c_int64)
 _GATHER_PARTS = (c_void_p, c_void_p, _SIZES, c_int64, c_int32, c_int32)
 _SCATTER_PARTS = (c_void_p, c_void_p, _SIZES, c_int64, c_int32, c_int32, c_int32)
 _EXCHANGE_PARTS = (c_void_p, c_void_p, _SIZES, _SIZES, c_int64, c_int32, c_int32)
+_EXCHANGE_COUNTS = (c_void_p, c_void_p, _SIZES, c_int64, c_int32, c_int32)
+MaskPointer = POINTER(c_uint8)
+_EXCHANGE_ROWS = (c_void_p, MaskPointer, c_void_p, c_int64, c_int64, c_int32, c_int32)
 
 
 def _method(*arguments: Any) -> Any:
@@ -72,7 +75,7 @@ class _Forms(NamedTuple):
     blocks: tuple[Any, ...] | None = None  # side by side in host memory
 
 
-# The collectives of a group, in the order of their codes in hidet_dist_collective.
+# The collectives of a group that every transport has, in the order of their codes in hidet_dist_collective.
 _KINDS = {
     "all_reduce": _Forms(_REDUCE),
     "all_gather": _Forms(_GATHER, _GATHER_PARTS, _GATHER_BLOCKS),
@@ -83,6 +86,8 @@ _KINDS = {
 _PLAIN = {name: forms.plain for name, forms in _KINDS.items()}
 _PARTS = {f"{name}_parts": forms.parts for name, forms in _KINDS.items() if forms.parts}
 _BLOCKS = {f"{name}_blocks": forms.blocks for name, forms in _KINDS.items() if forms.blocks}
+_ROWS = {"gather_rows": _EXCHANGE_ROWS, "reduce_scatter_rows": _EXCHANGE_ROWS}
+_CODES = (*_KINDS, *_ROWS, "message")  # in the order of hidet_dist_collective
 
 
 def _methods(arguments: Mapping[str, tuple[Any, ...]]) -> tuple[tuple[str, Any], ...]:
@@ -96,15 +101,17 @@ class TransportTable(ctypes.Structure):
         ("context", c_void_p),
         *_methods(_PLAIN),
         ("send_recv", _method(c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32)),
-        *_methods(_PARTS),
+        *_methods({name: each for name, each in _PARTS.items() if name != "all_to_all_parts"}),
+        ("all_to_all_v", _method(*_EXCHANGE_COUNTS)),
         ("copy", _method(c_void_p, c_void_p, c_int64)),
         *_methods(_BLOCKS),
+        *_methods(_ROWS),
     )
 
 
 COLLECTIVES = Header(
     functions={
-        **{name: Signature(c_int32, each) for name, each in {**_PLAIN, **_PARTS, **_BLOCKS}.items()},
+        **{name: Signature(c_int32, each) for name, each in {**_PLAIN, **_PARTS, **_BLOCKS, **_ROWS}.items()},
         "send": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "send_recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)),
@@ -128,7 +135,7 @@ COLLECTIVES = Header(
     },
     structures={"blocks": Blocks, "envelope": Envelope, "transport": TransportTable},
     constants={
-        "ABI_VERSION": 6,
+        "ABI_VERSION": 7,
         "MAX_MESH_AXES": 16,
         "NOBODY": -1,
         # hidet_dist_status
@@ -147,8 +154,7 @@ COLLECTIVES = Header(
         "U8": 7,
         "BOOL": 8,
         # hidet_dist_collective
-        **{name.upper(): code for code, name in enumerate(_KINDS)},
-        "MESSAGE": len(_KINDS),
+        **{name.upper(): code for code, name in enumerate(_CODES)},
         # hidet_dist_reduce_op
         "SUM": 0,
         "MAX": 1,

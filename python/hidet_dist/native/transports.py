@@ -8,7 +8,11 @@ from typing import Any
 from hidet_dist.native.signatures import TransportTable
 
 _FIELDS: dict[str, Any] = {name: kind for name, kind, *_ in TransportTable._fields_ if name != "context"}
-_OPTIONAL = ("copy", "all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks")
+_OPTIONAL = (
+    "copy",
+    *("all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks"),
+    *("gather_rows", "reduce_scatter_rows"),
+)
 
 TRANSPORT_FUNCTIONS = tuple(name for name in _FIELDS if name not in _OPTIONAL)
 """The names of the functions that every transport has."""
@@ -21,7 +25,7 @@ def make_transport(functions: Mapping[str, TransportFunction]) -> TransportTable
     """Make a transport for host memory from Python functions, which must not raise. A null address is ``None``.
 
     ``functions`` has exactly those of ``TRANSPORT_FUNCTIONS``; otherwise ``ValueError`` is raised. The native library
-    copies blocks that lie side by side, so that these functions see contiguous blocks.
+    copies blocks that lie side by side, and wanted rows, so that these functions see contiguous ones.
     """
     if functions.keys() != set(TRANSPORT_FUNCTIONS):
         raise ValueError(f"a transport has {', '.join(TRANSPORT_FUNCTIONS)}, not {', '.join(functions)}")

@@ -16,6 +16,7 @@ from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, StreamTask, schedule
+from hidet_dist.partitioning.collective_op import CollectiveOp
 from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 from hidet_dist.spec.buffers import buffer_nbytes
 
@@ -120,7 +121,7 @@ def _tasks(
             aliases = number.get(source)
         written = [] if node.share_map else [y for y in node.outputs if y not in outputs]
         nbytes = sum(buffer_nbytes(local_nbytes(y, sizes)) for y in written)
-        communicates = isinstance(node, CommunicationOp)
+        communicates = isinstance(node, CollectiveOp) and node.can_start
         tasks.append(StreamTask(model.seconds(node), communicates, reads, nbytes, aliases))
     return tasks
 
@@ -137,14 +138,8 @@ class _ProgramCost:
         """Predict the seconds of an operator or a collective."""
         if node.share_map:
             return 0.0
-        if isinstance(node, CommunicationOp):
-            sent = local_nbytes(node.inputs[0], self.sizes)
-            whole = node.collective.whole(sent, node.group_size)
-            if node.parts is not None:
-                joined = node.parts.joined
-                whole = node.collective.even_nbytes(
-                    sent * sum(joined) // max(joined) if joined else sent, node.parts.split, joined
-                )
+        if isinstance(node, CollectiveOp):
+            whole = node.whole_nbytes(local_nbytes(node.inputs[0], self.sizes))
             return self.cluster.collective_seconds(node.collective, whole, node.mesh_axes)
         key = str(node.task), tuple(x.storage is not None for x in node.inputs)
         if key not in self.known:

@@ -7,15 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import hidet
 import numpy as np
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
-from hidet.ir.dtypes import int64
 from hidet.ir.expr import if_then_else, is_constant
 
 from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.partitioning.collective_op import CollectiveOp, Reduce, product_of
 from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.spec.collectives import COLLECTIVES, REDUCED_DTYPES
 from hidet_dist.spec.extents import Extent, extents_of
@@ -52,8 +51,8 @@ class GroupParts:
         return np.concatenate([part.reshape(-1) for part in parts])
 
 
-class CommunicationOp(NativeCallOp):
-    """A collective over the ranks that differ only along ``mesh_axes``; a barrier to fusion.
+class CommunicationOp(CollectiveOp):
+    """A collective over the ranks that differ only along ``mesh_axes``.
 
     Parameters
     ----------
@@ -85,6 +84,8 @@ class CommunicationOp(NativeCallOp):
     ValueError
         When the dim that a reduce-scatter or all-to-all divides among the ranks does not fit the group size.
     """
+
+    can_start = True
 
     def __init__(
         self,
@@ -181,34 +182,50 @@ class CommunicationOp(NativeCallOp):
         if self.parts is not None:
             sizes = {name: of for name, of in (("split", self.parts.split), ("joined", self.parts.joined)) if of}
             declared = "".join(f"const int64_t {name}[] = {{{{ {str(of)[1:-1]} }}}}; " for name, of in sizes.items())
-            return declared, [*memory, *sizes, "unit"], {"unit": _product([self.parts.unit, *unit])}, "parts"
+            return declared, [*memory, *sizes, "unit"], {"unit": product_of([self.parts.unit, *unit])}, "parts"
         if self.sent is None and self.received is None:
-            return "", [*memory, "count"], {"count": _product([*block, *unit])}, ""
+            return "", [*memory, "count"], {"count": product_of([*block, *unit])}, ""
         values: dict[str, Extent] = {}
         declared = ""
         for name, place in (("sent", self.sent), ("received", self.received)):
             if place is not None:
                 dim = place[0]
                 whole = extents[dim] if name == "sent" else place[1]
-                values[f"{name}_rows"] = _product(block[:dim])
-                values[f"{name}_row"] = _product([*block[dim:], *unit])
-                values[f"{name}_whole"] = _product([whole, *block[dim + 1 :], *unit])
+                values[f"{name}_rows"] = product_of(block[:dim])
+                values[f"{name}_row"] = product_of([*block[dim:], *unit])
+                values[f"{name}_whole"] = product_of([whole, *block[dim + 1 :], *unit])
                 declared += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
         blocks = ("&sent" if self.sent else "nullptr", "&received" if self.received else "nullptr")
         return declared, list(self.collective.arguments(*memory, *blocks)), values, "blocks"
 
-    def run(self) -> list[Tensor]:
-        """Never communicate while a graph is built, not even constants, which hidet would compute at once."""
-        outputs: list[Tensor] = self.symbolic_run()
-        return outputs
+    def whole_nbytes(self, sent_nbytes: int) -> int:
+        """Count the bytes of the whole tensor within the group; see :class:`CollectiveOp`."""
+        if self.parts is None:
+            return self.collective.whole(sent_nbytes, self.group_size)
+        joined = self.parts.joined
+        most = sent_nbytes * sum(joined) // max(joined) if joined else sent_nbytes
+        return self.collective.even_nbytes(most, self.parts.split, joined)
 
-    @property
-    def description(self) -> str:
-        """Describe the communication in one line of text."""
-        reduction = f"{self.reduce_op}, " if self.reduce_op else ""
-        shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
-        axes = "".join(map(str, self.mesh_axes))
-        return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
+    def result(self, inputs: Sequence[Sequence[np.ndarray]], group_rank: int, reduce: Reduce) -> np.ndarray:
+        """Compute what one rank of the group receives; see :meth:`CollectiveOp.result`."""
+        return self.collective.result([x for (x,) in inputs], group_rank, reduce, self._cut, self._join)
+
+    def _cut(self, x: np.ndarray) -> Sequence[np.ndarray]:
+        """Cut what a rank sends into the blocks of the ranks, by group rank."""
+        if self.parts is not None:
+            return self.parts.cut(x)
+        return list(x) if self.sent is None else np.split(x, self.group_size, axis=self.sent[0])
+
+    def _join(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
+        """Join the blocks that a rank receives, without padding."""
+        if self.parts is not None:
+            return self.parts.join(blocks)
+        if self.received is None:
+            return np.stack(blocks)
+        dim, _ = self.received
+        whole = np.concatenate(blocks, axis=dim)
+        extent = self.outputs[0].shape[dim]
+        return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
 
 
 def _word(sizes: Sequence[int]) -> str:
@@ -230,11 +247,6 @@ def _block(kind: str, shape: list[Extent], group_size: int, sent: Placement | No
 
 def _with_extent(shape: list[Extent], dim: int, extent: Extent) -> list[Extent]:
     return [*shape[:dim], extent, *shape[dim + 1 :]]
-
-
-def _product(extents: Sequence[Extent]) -> Extent:
-    product: Extent = hidet.utils.prod([int64(1), *map(int64, extents)])
-    return product
 
 
 class WaitOp(NativeCallOp):

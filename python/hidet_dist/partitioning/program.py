@@ -17,6 +17,7 @@ from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.operators.reductions import amax, amin
+from hidet_dist.partitioning.collective_op import CollectiveOp
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
     CommunicationOp,
@@ -157,9 +158,9 @@ class Program:
         return data
 
 
-def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
+def communication_operators(graph: FlowGraph) -> list[CollectiveOp]:
     """List the communication operators of a graph, in execution order."""
-    return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
+    return [node for node in graph.nodes if isinstance(node, CollectiveOp)]
 
 
 class ProgramTarget(Protocol):

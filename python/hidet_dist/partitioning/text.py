@@ -9,7 +9,8 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import Expr
 from hidet.ir.type import DataType
 
-from hidet_dist.partitioning.operators import CommunicationOp, SplitOrder
+from hidet_dist.partitioning.collective_op import CollectiveOp
+from hidet_dist.partitioning.operators import SplitOrder
 from hidet_dist.spec.parts import Split, axes_text
 
 
@@ -39,11 +40,11 @@ def _type(x: Tensor) -> str:
 
 
 def _name(op: Operator) -> str:
-    return op.kind if isinstance(op, CommunicationOp) and not op.only_starts else str(op.name)
+    return op.kind if isinstance(op, CollectiveOp) and not op.only_starts else str(op.name)
 
 
 def _attributes(op: Operator) -> list[str]:
-    if isinstance(op, CommunicationOp):
+    if isinstance(op, CollectiveOp):
         return [*filter(None, [op.reduce_op]), f"axes={''.join(map(str, op.mesh_axes))}"]
     # An expression has no truth value.
     given = {name: value for name, value in op.attrs.items() if isinstance(value, Expr) or value}

@@ -18,7 +18,7 @@ from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile.blocks import BlockOp
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.errors import InputError, PartitionError
-from hidet_dist.partitioning import CommunicationOp, Program, WaitOp
+from hidet_dist.partitioning import CollectiveOp, Program, WaitOp
 from hidet_dist.spec import DeviceMesh, TensorPlan
 
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
@@ -157,11 +157,11 @@ def simulate_shards(
     with cpu_target():  # hidet's own flags take it that nothing is infinite or NaN
         precompile_headers()
         graph._build_nodes()
-        kernels = {node: node.compiled_task for node in graph.nodes if not isinstance(node, CommunicationOp | WaitOp)}
+        kernels = {node: node.compiled_task for node in graph.nodes if not isinstance(node, CollectiveOp | WaitOp)}
     for node in graph.nodes:
         arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
-        if isinstance(node, CommunicationOp):
-            results = [[y] for y in _communicate(mesh, node, [_as_array(a[0]) for a in arguments])]
+        if isinstance(node, CollectiveOp):
+            results = [[y] for y in _communicate(mesh, node, [[_as_array(x) for x in own] for own in arguments])]
         elif isinstance(node, WaitOp):  # the simulated collective has ended already
             results = [a[:1] for a in arguments]
         else:
@@ -195,38 +195,16 @@ def _given_values(
     return local
 
 
-def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) -> list[Tensor]:
+def _communicate(mesh: DeviceMesh, op: CollectiveOp, inputs: Sequence[Sequence[np.ndarray]]) -> list[Tensor]:
+    """Compute what each rank receives, from the inputs of all ranks."""
     received = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, op.mesh_axes)
-        y = op.collective.result(
-            [sent[peer] for peer in peers],
-            peers.index(rank),
-            lambda parts: fold(_REDUCE[op.reduce_op], parts),
-            lambda part: _split_blocks(part, op),
-            lambda blocks: _join_blocks(blocks, op),
+        y = op.result(
+            [inputs[peer] for peer in peers], peers.index(rank), lambda parts: fold(_REDUCE[op.reduce_op], parts)
         )
         received.append(_as_tensor(y, op.outputs[0].dtype.name))
     return received
-
-
-def _split_blocks(x: np.ndarray, op: CommunicationOp) -> Sequence[np.ndarray]:
-    """Split a tensor into the blocks that a collective sends, one per group rank."""
-    if op.parts is not None:
-        return op.parts.cut(x)
-    return list(x) if op.sent is None else np.split(x, op.group_size, axis=op.sent[0])
-
-
-def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarray:
-    """Join the blocks that a collective receives, without padding."""
-    if op.parts is not None:
-        return op.parts.join(blocks)
-    if op.received is None:
-        return np.stack(blocks)
-    dim, _ = op.received
-    whole = np.concatenate(blocks, axis=dim)
-    extent = op.outputs[0].shape[dim]
-    return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
 
 
 def split(plan: TensorPlan, mesh: DeviceMesh, whole: np.ndarray) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from hidet.ir.expr import SymbolVar
 
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.partitioning import CommunicationOp, Program, partition_graph
+from hidet_dist.partitioning import CollectiveOp, Program, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import NO_PARTS, OfferedParts, RuleTable
@@ -211,10 +211,9 @@ def evaluate_shards(
     for rank_values in values:
         rank_values.update({x: same(value) for x, value in rank_values.items()})
     for node in program.graph.nodes:
-        if isinstance(node, CommunicationOp):
-            results = [
-                [same(y)] for y in _communicate(mesh, node, [rank_values[node.inputs[0]] for rank_values in values])
-            ]
+        if isinstance(node, CollectiveOp):
+            given = [[rank_values[x] for x in node.inputs] for rank_values in values]
+            results = [[same(y)] for y in _communicate(mesh, node, given)]
         else:
             task = definition_of(node)
             # Ranks with the same inputs and parts compute the same.
@@ -241,19 +240,12 @@ class _Same:
         return self._known.setdefault((x.shape, x.dtype.str, x.tobytes()), x)
 
 
-def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
+def _communicate(mesh: DeviceMesh, op: CollectiveOp, inputs: Sequence[Sequence[Array]]) -> list[Array]:
     received = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, op.mesh_axes)
-        parts = [sent[peer] for peer in peers]
-        y = op.collective.result(
-            parts,
-            peers.index(rank),
-            lambda parts: reduced(op.reduce_op, parts),
-            list if op.parts is None else op.parts.cut,
-            np.stack if op.parts is None else op.parts.join,
-        )
-        received.append(np.asarray(y).astype(sent[rank].dtype))
+        y = op.result([inputs[peer] for peer in peers], peers.index(rank), lambda parts: reduced(op.reduce_op, parts))
+        received.append(np.asarray(y).astype(inputs[rank][0].dtype))
     return received
 
 

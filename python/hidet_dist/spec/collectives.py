@@ -21,6 +21,9 @@ A new kind therefore needs an entry here, a function in ``collectives.h`` with i
 list of ``transport.hpp``, and a function in each transport. ``tests/spec/test_collectives.py`` checks that no layer
 lacks a kind.
 
+Exchanges of the rows that ranks want, whose counts are known when they run, are no kinds of this table:
+``partitioning.row_exchange`` has their operators.
+
 A kind that these properties do not distinguish from the others, such as one with a root, needs a new field of
 ``Collective``, and code for it in ``CommunicationOp`` and ``native.run``.
 """

@@ -197,15 +197,14 @@ class GlooTransport(Blocking):
 
         return self._setup.failures.record(run)
 
-    def _all_to_all_parts(
-        self, send: int, recv: int, split: _Sizes, joined: _Sizes, unit: int, dtype: int, group: int
-    ) -> int:
+    def _all_to_all_v(self, send: int, recv: int, counts: _Sizes, unit: int, dtype: int, group: int) -> int:
         def run() -> None:
             peers = self._group(group)
-            own = peers.group_rank
-            sent = _bytes_of(split, peers, unit * joined[own], dtype)
-            received = _bytes_of(joined, peers, unit * split[own], dtype)
-            most = max(_bytes_of(split, peers, unit * max(joined[: peers.size]), dtype))
+            own, ranks = peers.group_rank, peers.size
+            counted = counts[: ranks * ranks]
+            sent = _bytes_of(counted[own * ranks :], peers, unit, dtype)
+            received = _bytes_of(counted[own::ranks], peers, unit, dtype)
+            most = max(counted) * unit * native.dtype_size(dtype)
             source, result = _tensor(send, sum(sent), torch.uint8), _tensor(recv, sum(received), torch.uint8)
             self._exchange_parts(peers, result, received, source, sent, most)
 
