@@ -36,7 +36,7 @@ from benchmarks.without import add_without, passed_on
 from hidet_dist.errors import HidetDistError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models, shapes
@@ -103,10 +103,11 @@ def measure(name: str, budget: int | None, seconds: float, without: Sequence[str
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = find_plan(
+            found = search(
                 graph,
                 cluster,
                 mem_budget=budget,
+                refine_mesh=False,
                 report=False,
                 solver_time_limit_seconds=seconds,
                 clock=time.process_time,

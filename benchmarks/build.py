@@ -63,7 +63,7 @@ def _timed(parts: dict[str, float]) -> Iterator[None]:
         return run
 
     with (
-        mock.patch.object(values, "plan_graph", timed("plan", values.plan_graph)),
+        mock.patch.object(values, "find_plans", timed("plan", values.find_plans)),
         mock.patch.object(values.Planned, "partition", timed("partition", values.Planned.partition)),
         mock.patch.object(values, "compile_program", timed("compile", values.compile_program)),
         mock.patch.object(values, "write_weights", timed("weights", values.write_weights)),

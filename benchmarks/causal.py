@@ -67,7 +67,7 @@ SHARED = [
     "hidet_dist.soundness.plans",
     "hidet_dist.frontends.pytorch.module",
     "hidet_dist.phases",
-    "hidet_dist.search.planner",
+    "hidet_dist.search.one_graph",
     "hidet_dist.testing.tiny_configurations",
     "torch._export",
     "torch._dynamo",

@@ -52,7 +52,7 @@ def planned(graph: NormalGraph, devices: int, budget: tuple[float, float], unequ
         mem_budget=int(even * most + beside),
         unequal_parts=unequal,
         solver_time_limit_seconds=TIME_LIMIT_SECONDS,
-    ).stages[0]
+    ).plan.stages[0]
     return {
         "seconds": stage.seconds,
         "planning": time.process_time() - begin,

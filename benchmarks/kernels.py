@@ -144,7 +144,7 @@ def kernel(case: Case, inputs: Sequence[torch.Tensor], like: torch.Tensor) -> tu
     """A call of our kernel, with no launch path around it, and what it writes to."""
     symbols = [hidet.symbol(list(x.shape), str(x.dtype).removeprefix("torch."), "cpu") for x in inputs]
     graph = normalize(hidet.trace_from(case.ours(*symbols), symbols))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     compiled = compile_program(program)
     assert len(compiled.kernels) == 1, compiled.kernel_names
     load_needed(compiled.libraries, Path())

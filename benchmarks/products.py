@@ -95,7 +95,7 @@ class Product:
             graph = with_storages(
                 graph, ("float32",), lambda x, transposed: target.storage(stored, len(x.shape), transposed)
             ).graph
-        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
         compiled = compile_program(program)
         (name,) = compiled.data
         layout = compiled.layouts[name]

@@ -42,7 +42,7 @@ from benchmarks.without import add_without, passed_on
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import Pins
@@ -253,16 +253,16 @@ def measure(name: str, without: Sequence[str]) -> dict[str, Any]:
     view = GraphView(graph)
     budget = cluster.device.memory_bytes
     if case.budget_fraction is not None:
-        free = find_plan(graph, cluster, report=False).plan.stages[0]
+        free = search(graph, cluster, refine_mesh=False, report=False).plan.stages[0]
         budget = int(case.budget_fraction * max(live_bytes(view, free)))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find_plan(graph, cluster, mem_budget=budget, report=False, without=without)
+    found = search(graph, cluster, mem_budget=budget, refine_mesh=False, report=False, without=without)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
     for expert, (weights, allow) in experts(graph, cluster.mesh, case.layer).items():
-        plan = find_plan(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
+        plan = search(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
         if max(live_bytes(view, plan.stages[0])) <= budget:
             fitting.append(plan.seconds)
@@ -291,7 +291,7 @@ def measure_layers(layers: int, without: Sequence[str]) -> float:
     graph = normalize(shapes.llama(replace(shapes.LLAMA3_8B, layers=layers)))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     begin = time.process_time()
-    find_plan(graph, cluster, report=False, without=without)
+    search(graph, cluster, refine_mesh=False, report=False, without=without)
     return round(time.process_time() - begin, 3)
 
 

@@ -314,7 +314,7 @@ def _attention(dtype: str, length: int, capacity: int) -> tuple[Callable[[], Any
     y = RowAttentionOp(*symbols, scale=SIZE**-0.5, page=PAGE).outputs[0]
     graph = normalize(hidet.trace_from(y, symbols))
     declared = {name: SymbolSize(size) for name, size in sizes.items()}
-    plan = search(graph, builtin("cpu", DeviceMesh((1,))), symbols=declared)
+    plan = search(graph, builtin("cpu", DeviceMesh((1,))), symbols=declared).plan
     compiled = compile_program(partition_graph(graph, plan.stages[0]))
     load_needed(compiled.libraries, Path())
     function = ctypes.CDLL(str(compiled.kernels[0])).hidet_launch_0

@@ -72,12 +72,15 @@ LAYERS: tuple[str, ...] = (
 SEARCH_LAYERS: tuple[str, ...] = (
     "__main__",
     "__init__",
-    # Searches, and what they give.
-    "family_shares",
-    "family",
-    "shares",
-    "recost",
+    # Searches, and what they give: the one that is called, and those behind it.
     "planner",
+    "shares",
+    "meshes",
+    "family",
+    "one_graph",
+    "recost",
+    "request",
+    "result",
     "in_time",
     "propagate",
     "overlap",

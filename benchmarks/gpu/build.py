@@ -49,7 +49,7 @@ def as_graph(out: Path, graph: FlowGraph, mesh: dict[str, Any], config: dict[str
 def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
     """Bytes for a rank's share of the weights, beside what a single device would hold of all else."""
     normal = normalize(graph)
-    stage = search(normal, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
+    stage = search(normal, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).plan.stages[0]
     weights = stage.weight_bytes_per_device
     return int(SLACK * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 

@@ -41,7 +41,7 @@ from hidet_dist.pipeline import PipelineOptions, PipelineResult, search_pipeline
 from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import find_units
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.search.limits import Limits
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
@@ -157,7 +157,7 @@ def tensor_parallel(graph: NormalGraph, cluster: Cluster, layer: tuple[int, ...]
     """The seconds of the best plan with Megatron's splits; None where it does not fit the memory."""
     pins, allow = experts(graph, cluster.mesh, layer)["megatron"]
     try:
-        found = find_plan(
+        found = search(
             graph,
             cluster,
             pins=pins,

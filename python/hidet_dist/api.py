@@ -25,11 +25,11 @@ from hidet_dist.phases.budget import build_within_budget
 from hidet_dist.phases.family import CompiledFamily, PlannedFamily, TracedFamily
 from hidet_dist.phases.staged import StagedGraph
 from hidet_dist.pipeline import PipelineOptions
-from hidet_dist.pipeline.planning import Planning, plan_family
+from hidet_dist.pipeline.planning import Planning, find_plans
 from hidet_dist.progress import Progress
 from hidet_dist.report.data import Report
-from hidet_dist.search import SearchOptions
-from hidet_dist.search.family import Family, FamilyMember, Specs
+from hidet_dist.search import FamilyMember, SearchOptions, SearchResult
+from hidet_dist.search.request import Specs
 from hidet_dist.spec import Plan
 from hidet_dist.weights import SafetensorsFiles
 
@@ -389,7 +389,7 @@ def search_family(
     cost_model: CostModel | None = None,
     pipeline: PipelineOptions | None = None,
     **changes: Any,
-) -> Family:
+) -> SearchResult:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
 
     Weights are shared where graphs have the same tensor, or tensors of the same name in ``names``. They are held once.
@@ -454,7 +454,7 @@ def search_family(
             strict=True,
         )
     ]
-    return plan_family(members, Planning(cluster, options, pipeline), cost_model)
+    return find_plans(members, Planning(cluster, options, pipeline), cost_model)
 
 
 def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:

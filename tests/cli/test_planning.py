@@ -24,7 +24,7 @@ from hidet_dist.cli.request import PlanRequest
 from hidet_dist.cli.summary import summarize
 from hidet_dist.report import Report
 from hidet_dist.report.measured import read_traces
-from hidet_dist.search import planner
+from hidet_dist.search import one_graph
 from hidet_dist.search.pairwise import load_problem, solve
 from hidet_dist.spec import Plan
 
@@ -390,7 +390,7 @@ def test_a_search_that_is_interrupted_ends_as_signals_do(
         searching.append(True)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(planner, "optimize", optimize)
+    monkeypatch.setattr(one_graph, "optimize", optimize)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
     try:
         with pytest.raises(SystemExit) as ended:

@@ -276,7 +276,7 @@ def test_products_of_vectors_in_compiled_kernels(kind, left, right):
     graph, x, product = vector_product(kind, left, right)
     whole = ", ".join(["R"] * (len(right) - 1))
     normal = normalize(graph)
-    plan = search(normal, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"})
+    plan = search(normal, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"}).plan
     program = partition_graph(normal, plan.stages[0])
     np.testing.assert_allclose(simulate(program, [x], optimize_program(program))[0], product, atol=1e-5)
 

@@ -64,7 +64,7 @@ def test_planning_is_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     from hidet_dist.machine import builtin
     from hidet_dist.normalize import normalize
     from hidet_dist.rules import rule
-    from hidet_dist.search import find_plan
+    from hidet_dist.search import search
     from hidet_dist.spec import DeviceMesh
 
     seen: list[tuple[Any, Any]] = []
@@ -73,6 +73,6 @@ def test_planning_is_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     x = hidet.symbol([4, 6], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.relu(x + x), [x]))
     assert state() == HIDETS
-    find_plan(graph, builtin("cpu", DeviceMesh((2,))), report=False)
+    search(graph, builtin("cpu", DeviceMesh((2,))), report=False)
     assert seen and HIDETS not in seen
     assert state() == HIDETS

@@ -132,7 +132,7 @@ def test_precompiled_headers_change_no_kernel(tmp_path: Path) -> None:
     kernels = []
     for precompiled in (False, True):
         graph = normalize(hidet.trace_from(ops.softmax(x, -1), [x]))
-        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
         (node,) = optimize_program(program).nodes
         with hidet.option.context():
             cache = tmp_path / f"{precompiled}"

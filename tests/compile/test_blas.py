@@ -34,7 +34,7 @@ def symbol(*shape):
 def optimized(outputs, inputs):
     """The names of the optimized graph's operators, and its largest difference from the graph as it was."""
     graph = normalize(hidet.trace_from(outputs, inputs))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     data = [RNG.standard_normal([int(size) for size in x.shape]).astype(np.float32) for x in inputs]
     compiled = optimize_program(program)
     results = simulate(program, data, compiled)
@@ -101,7 +101,7 @@ def test_a_bias_and_an_activation_are_part_of_the_product():
 def test_other_dtypes_keep_hidets_kernels():
     a, b = (hidet.symbol([4, 4], "float64", "cpu") for _ in range(2))
     graph = normalize(hidet.trace_from(ops.matmul(a, b), [a, b]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     assert [node.name for node in optimize_program(program).nodes] == ["Matmul"]
 
 
@@ -286,6 +286,6 @@ def test_a_product_that_is_computed_twice_is_refused():
     a, b = symbol(4, 8), symbol(8, 8)
     product = ops.matmul(a, b)
     graph = normalize(hidet.trace_from([ops.exp(product), product], [a, b]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     with pytest.raises(CompileError, match="2 products of 1"):
         optimize_program(program, Doubled())

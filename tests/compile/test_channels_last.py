@@ -36,7 +36,7 @@ def constant(*shape: int) -> Tensor:
 def operators_of(y: Tensor | list[Tensor], *inputs: Tensor) -> list[Operator]:
     """The operators that run for a graph on one device, but for those that move no elements."""
     graph = normalize(hidet.trace_from(y, list(inputs)))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     return [node for node in optimize_program(program).nodes if node.name != "Reshape"]
 
 

@@ -24,7 +24,7 @@ def program(tmp_path) -> Iterator[Program]:
         hidet.option.cache_dir(str(tmp_path))
         x = hidet.symbol([3, 5], "float32", "cpu")
         graph = normalize(hidet.trace_from(hidet.ops.exp(x), [x]))
-        yield partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+        yield partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
 
 
 def test_programs_are_compiled_without_an_environment(program, monkeypatch):

@@ -24,7 +24,7 @@ TORCH = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 def optimized(outputs, inputs):
     graph = normalize(hidet.trace_from(outputs, inputs))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     return optimize_program(program)
 
 

@@ -81,7 +81,7 @@ def test_kernels_that_compute_the_same_are_one_unless_memory_is_short() -> None:
     weights = [hidet.asarray(np.full((32, 32), number, np.float32)) for number in range(2)]
     y = ops.matmul(ops.softmax(x, 1), weights[0]) - ops.matmul(ops.softmax(x, 1), weights[1])
     graph, target = normalize(hidet.trace_from(y, [x])), CudaTarget(GPUS["H100-SXM5-80GB"])
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).stages[0]
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).plan.stages[0]
     program = partition_graph(graph, plan, target=target)
     for frugal, count in ((False, 1), (True, 2)):
         fused = names(optimize_program(program, target, frugal=frugal))

@@ -41,7 +41,7 @@ def computed(outputs, inputs, data):
     """The outputs, and the names of the optimized graph's operators but for reshapes."""
     graph = normalize(hidet.trace_from(outputs, inputs))
     names = {symbol.name: SymbolSize(8) for x in inputs for symbol in x.shape if not isinstance(symbol, int)}
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names).plan.stages[0])
     compiled = optimize_program(program)
     assert all(hasattr(node.task, "kernel") or node.share_map for node in compiled.nodes), "hidet's own kernel is left"
     names = [node.name for node in compiled.nodes if not node.share_map]
@@ -284,7 +284,7 @@ def test_operators_that_share_a_task_keep_their_own_inputs():
 def test_options_of_the_user_do_not_change_kernels(tmp_path):
     x = symbol(4, 6)
     graph = normalize(hidet.trace_from(ops.exp(x) + 1.0, [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     with hidet.option.context():
         hidet.option.cache_dir(str(tmp_path))  # which has no such kernel yet
         hidet.option.search_space(2)
@@ -295,7 +295,7 @@ def test_the_same_graph_gives_the_same_kernels():
     def texts():
         x = symbol(4, 6, 64)
         graph = normalize(hidet.trace_from(ops.softmax(ops.transpose(ops.gelu(x), [1, 0, 2]) * 0.5, -1), [x]))
-        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
         return [node.task.kernel.text for node in optimize_program(program).nodes]
 
     assert texts() == texts()
@@ -305,7 +305,7 @@ def test_a_product_by_a_logistic_function_is_one_function(tmp_path):
     x, weight = symbol(40, 64), hidet.asarray(numbers(64, 64))
     y = ops.matmul(x, weight)
     graph = normalize(hidet.trace_from([ops.silu(y), x * ops.sigmoid(x)], [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     with hidet.option.context():
         hidet.option.cache_dir(str(tmp_path))
         compile_program(program)
@@ -322,7 +322,7 @@ def test_halves_that_are_exchanged_are_read_without_divisions():
     y = ops.transpose(heads * 2.0 + turned, [0, 2, 1, 3])
     graph = normalize(hidet.trace_from(y, [x]))
     program = partition_graph(
-        graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols={"tokens": SymbolSize(8)}).stages[0]
+        graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols={"tokens": SymbolSize(8)}).plan.stages[0]
     )
     texts = [node.task.kernel.text for node in optimize_program(program).nodes if not node.share_map]
     assert len(texts) == 1
@@ -400,7 +400,7 @@ def test_tensors_of_one_element(size):
 def test_sums_of_varying_extent_stay_with_hidet():
     x = symbol(4, 9)
     graph = normalize(hidet.trace_from(ops.relu(ops.cumsum(x, dim=1)), [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     compiled = optimize_program(program)
     assert any(not hasattr(node.task, "kernel") for node in compiled.nodes)
     data = numbers(4, 9)
@@ -423,7 +423,7 @@ def _type_inferences(monkeypatch, length):
     for _ in range(length // 2):
         y = ops.tanh(y) * 1.5
     graph = normalize(hidet.trace_from(y, [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     with monkeypatch.context() as patch:
         patch.setattr(TypeInfer, "visit_TensorElement", counted)
         compiled = optimize_program(program)

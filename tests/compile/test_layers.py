@@ -45,7 +45,7 @@ def program(layers: int) -> tuple[Program, np.ndarray, list[np.ndarray]]:
         y = ops.exp(ops.relu(y @ hidet.asarray(weight)) * -1.0) + ops.exp(ops.squeeze(caches[layer : layer + 1], [0]))
         expected = np.exp(-np.maximum(expected @ weight, 0)) + np.exp(cached[layer])
     graph = normalize(hidet.trace_from(y, [x, caches]))
-    plan = search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0]
+    plan = search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0]
     return partition_graph(graph, plan), expected, [given, cached]
 
 

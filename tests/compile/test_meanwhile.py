@@ -32,7 +32,7 @@ def program() -> Program:
     x = hidet.symbol([4, 6], "float32", "cpu")
     y = ops.softmax(x @ hidet.asarray(np.ones((6, 8), np.float32)), 1)
     graph = normalize(hidet.trace_from(y, [x]))
-    return partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    return partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
 
 
 @pytest.mark.usefixtures("empty_cache")

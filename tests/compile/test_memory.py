@@ -32,7 +32,7 @@ def test_shards_of_inner_dims_are_placed_without_buffers() -> None:
         "op:3": "(R, R, R) -> (R, R, R)",
     }
     cluster = builtin("cpu", DeviceMesh((2,)))
-    stage = search(graph, cluster, pins=pins).stages[0]
+    stage = search(graph, cluster, pins=pins).plan.stages[0]
     assert stage.collectives() == {"all_to_all": 2, "all_gather": 1}
     view = GraphView(graph)
     ends = sum(one.spec.local_nbytes(one.shape, 4, stage.mesh) for one in (*stage.inputs, *stage.outputs))
@@ -49,7 +49,7 @@ def test_a_program_over_its_budget_fuses_fewer_operators() -> None:
     scores = ops.matmul(x, v)
     y = ops.exp(scores - ops.max(ops.matmul(x, u), 2, keep_dim=True))
     graph = normalize(hidet.trace_from([ops.max(ops.matmul(y, x), 1), ops.max(scores, 1)], [x, u, v]))
-    stage = search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0]
+    stage = search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0]
     told: list[int] = []
 
     def fits(held_on: HeldOn) -> None:

@@ -52,7 +52,7 @@ def packed_graph(
         graph = with_storages(
             graph, ("float32",), lambda x, transposed: TARGET.storage(precision, len(x.shape), transposed)
         ).graph
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     if precision is not None:
         precisions = {weight.name: precision for weight in program.weights if weight.storage is not None}
     result, weights = TARGET.pack(optimize_program(program, TARGET), program.weight_placeholders, (), precisions)

@@ -97,7 +97,7 @@ class Kernel:
         self.case, self.graph = case, graph_of(case)
         graph = normalize(self.graph)
         symbols = {name: SymbolSize(64) for name in ("tokens", "sequences", "columns")}
-        plan = search(graph, builtin("cpu", DeviceMesh((1,))), symbols=symbols)
+        plan = search(graph, builtin("cpu", DeviceMesh((1,))), symbols=symbols).plan
         compiled = compile_program(partition_graph(graph, plan.stages[0]), CpuTarget(case.arch))
         assert compiled.kernel_names == ["RowAttention"]
         load_needed(compiled.libraries, Path())

@@ -28,7 +28,7 @@ def symbol(*shape):
 
 
 def seconds(y, inputs, cluster=SLOW_MEMORY, **options):
-    return search(normalize(hidet.trace_from(y, inputs)), cluster, **options).seconds
+    return search(normalize(hidet.trace_from(y, inputs)), cluster, **options).plan.seconds
 
 
 def rms(x):

@@ -24,7 +24,7 @@ def test_time_follows_lengths_and_not_the_capacity_of_pools(machine: str) -> Non
         graph = normalize(hidet.trace_from(RowAttentionOp(*inputs, scale=1.0, page=16).outputs[0], inputs))
         sizes = {"tokens": 8, "sequences": 8, "columns": columns}
         symbols = {name: SymbolSize(size) for name, size in sizes.items()}
-        return search(graph, builtin(machine, DeviceMesh((1,))), symbols=symbols).makespan_seconds
+        return search(graph, builtin(machine, DeviceMesh((1,))), symbols=symbols).plan.makespan_seconds
 
     short = seconds(8 * 256, 16)
     assert seconds(8 * 8192, 16) == short

@@ -16,7 +16,7 @@ from hidet_dist.machine import LIBRARY, Cluster, Device, Link
 from hidet_dist.machine.kernels import ATTENTION, KERNEL_CLASSES, KernelCost, Work
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.weights import weight
 
@@ -123,12 +123,12 @@ def test_a_plan_costs_what_its_kernels_were_measured_to() -> None:
     x = symbol(64, 32)
     graph = normalize(hidet.trace_from(ops.matmul(x, weight("w", [32, 16], "float32")), [x]))
     rows = TensorShardSpec(((0,), ()))
-    plan = find_plan(graph, cluster, input_specs=[rows], output_specs=[rows]).plan
+    plan = search(graph, cluster, input_specs=[rows], output_specs=[rows]).plan
     work = Work("matmul", 2 * 32 * 32 * 16, 4 * (32 * 32 + 32 * 16 + 32 * 16), 4 * 32 * 16)
     expected = 1e-6 + work.operations * 1e-9 + 4 * (32 * 32 + 32 * 16) * 1e-12 + 4 * 32 * 16 * 1e-8 + 1e-5
     assert plan.seconds == pytest.approx(expected)
     double = hidet.symbol([64, 32], "float64", "cpu")
     wide = normalize(hidet.trace_from(ops.matmul(double, weight("w", [32, 16], "float64")), [double]))
-    plan = find_plan(wide, cluster, input_specs=[rows], output_specs=[rows]).plan
+    plan = search(wide, cluster, input_specs=[rows], output_specs=[rows]).plan
     moved = 8 * (32 * 32 + 32 * 16 + 32 * 16)
     assert plan.seconds == pytest.approx(1e-6 + max(2 * 32 * 32 * 16 / 1e9, moved / 1e8))

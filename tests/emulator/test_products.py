@@ -40,7 +40,7 @@ def built(
 ) -> tuple[CompiledProgram, dict[Tensor, np.ndarray]]:
     """A compiled program, and the values of its inputs and weights."""
     normal = normalize(graph)
-    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,)))).plan
     program = partition_graph(normal, plan.stages[0], target=target)
     compiled = compile_program(program, target)
     data = program.data_of(0)

@@ -68,7 +68,7 @@ def weight_bytes(graph):
 def budget(graph, ranks):
     """Bytes for 1.2 of an even share of the weights, beside what a single device would hold of all else."""
     normal = normalize(graph)
-    plan = search(normal, builtin("cpu", DeviceMesh((1,))))
+    plan = search(normal, builtin("cpu", DeviceMesh((1,)))).plan
     beside = max(live_bytes(GraphView(normal), plan.stages[0])) - plan.stages[0].weight_bytes_per_device
     return int(weight_bytes(graph) * 1.2 / ranks) + beside
 

@@ -73,7 +73,7 @@ def test_the_simulator_answers_as_one_rank_would(model, ranks):
     _, graph, inputs, expected = model
     plan = search(
         normalize(graph), builtin("cpu", DeviceMesh((ranks,))), mem_budget=budget(graph, ranks), solver_gap=GAP
-    )
+    ).plan
     assert plan.collectives()
     program = hidet.distributed.partition(graph, plan)
     close(simulate(program, inputs), expected)

@@ -149,7 +149,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     if variant == "stages":
         config |= {"objective": "throughput", "stages": STAGES, "micro_batches": MICRO_BATCHES}
     elif ranks > 1:  # so that it is split
-        stage = search(graph, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).stages[0]
+        stage = search(graph, builtin(TARGETS["cuda"].machines[arch], DeviceMesh((1,)))).plan.stages[0]
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SLACK / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
     if variant == "graph":

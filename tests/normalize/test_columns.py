@@ -88,7 +88,7 @@ def test_it_is_not_undone_and_done_once():
     again = pad_columns(padded.graph, 1)
     assert again.graph is padded.graph
     assert normalize(padded.graph) is padded.graph
-    plan = search(padded.graph, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(padded.graph, builtin("dgx-h100", DeviceMesh((1,)))).plan
     program = partition_graph(padded.graph, plan.stages[0])
     assert products(program.graph) == [[2, 3, 104]]
 
@@ -126,7 +126,7 @@ def test_a_language_model_answers_the_same(devices, pins, tmp_path):
     for own, count in ((half, 1), (padded, devices)):
         view = GraphView(own)
         assert (VOCABULARY in {view.shape(w)[-1] for w in view.weights}) == (own is half)
-        plan = search(own, builtin("dgx-h100", DeviceMesh((count,))), pins=pins if own is padded else {})
+        plan = search(own, builtin("dgx-h100", DeviceMesh((count,))), pins=pins if own is padded else {}).plan
         answers += simulate(partition_graph(own, plan.stages[0], files), inputs)
     np.testing.assert_allclose(answers[1], answers[0], atol=2e-2)
     assert answers[1].shape == (1, 8, VOCABULARY)

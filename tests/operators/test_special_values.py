@@ -36,7 +36,7 @@ def on_two_ranks(module: Special, split: dict[str, str], built: bool, dtype: tor
     inputs = module.inputs(values(dtype))
     graph = normalize(hidet_dist.from_torch(module, inputs))
     pins = {f"x{number}": split[layout] for number, layout in enumerate(module.layouts)}
-    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins, mode="propagate")
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins, mode="propagate").plan
     program = partition_graph(graph, plan.stages[0])
     compiled = optimize_program(program) if built else None
     check(module, dtype, simulate(program, [x.numpy() for x in inputs], compiled))

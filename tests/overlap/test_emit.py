@@ -20,7 +20,7 @@ from hidet_dist.partitioning import CommunicationOp, Program, WaitOp, partition_
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import HostMemory
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
 
@@ -39,7 +39,7 @@ def gathered() -> tuple[hidet.FlowGraph, Plan]:
     graph = normalize(hidet.trace_from(y, [x]))
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
+    return graph, search(graph, CLUSTER, pins=pins, report=False).plan
 
 
 def branches() -> tuple[hidet.FlowGraph, Plan]:
@@ -57,7 +57,7 @@ def branches() -> tuple[hidet.FlowGraph, Plan]:
     graph = normalize(hidet.trace_from(ops.matmul(right, left), [x]))
     pins = {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS + 2)}
     pins |= {f"op:Tanh#{number}": "(S0, R) -> (S0, R)" for number in range(LAYERS + 1)}
-    return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
+    return graph, search(graph, CLUSTER, pins=pins, report=False).plan
 
 
 class Double:
@@ -221,7 +221,7 @@ def test_a_program_with_nothing_to_hide_behind_stays_as_it_is() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x]))
     pins = {"w0": "(S0, R)", "op:0": "(R, S0), (S0, R) -> (R, R)"}
-    optimized = optimize_program(partition_graph(graph, find_plan(graph, CLUSTER, pins=pins).plan.stages[0]))
+    optimized = optimize_program(partition_graph(graph, search(graph, CLUSTER, pins=pins).plan.stages[0]))
     nodes = list(optimized.nodes)
     assert any(isinstance(node, CommunicationOp) for node in nodes)
     assert overlap_graph(optimized, CLUSTER) == 0

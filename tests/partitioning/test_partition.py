@@ -312,7 +312,7 @@ def test_outputs_that_alias_inputs_weights_or_each_other_get_separate_memory():
     graph = normalize(
         hidet.trace_from([x, y, hidet.ops.reshape(y, [8, 4]), constant(2, 2), hidet.ops.reshape(x, [32])], [x])
     )
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).plan.stages[0])
     produced = [tensor.op.name for tensor in program.graph.outputs]
     assert produced == ["Copy", "Relu", "Copy", "Copy", "Copy"]
     for result, expected in zip(simulate(program, [X]), evaluate_graph(graph, [X]), strict=True):
@@ -393,7 +393,7 @@ def test_on_gpus_a_kernel_reduces_the_extremes_that_ranks_exchange():
     least = hidet.ops.min(x, [0])
     graph = normalize(hidet.trace_from([least, hidet.ops.max(least, [0], keep_dim=True)], [x]))
     pins = {"op:0": "(S0, R) -> (S0)", "op:1": "(S0) -> (R)"}
-    stage = search(graph, builtin("dgx-h100", mesh), pins=pins).stages[0]
+    stage = search(graph, builtin("dgx-h100", mesh), pins=pins).plan.stages[0]
     program = partition_graph(graph, stage, target=AsOnGpus())
     assert set(program.communications()) == {
         "all_to_all(axes=0) float32[16] -> [(part_of_axis0__3_1 * 8)]",

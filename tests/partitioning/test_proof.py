@@ -44,7 +44,7 @@ def mlp() -> hidet.FlowGraph:
 def planned(mesh: tuple[int, ...]) -> Plan:
     """A plan with reduce functions and conversions: of the input, between operators, and of the output."""
     pins = {**MEGATRON, "x0": "(S0, R)", "y0": "(S0, R)", "op:1": "(R, S0) -> (R, S0)"}
-    plan = search(mlp(), builtin("cpu", DeviceMesh(mesh)), pins=pins)
+    plan = search(mlp(), builtin("cpu", DeviceMesh(mesh)), pins=pins).plan
     assert len(plan.stages[0].communications()) >= 2
     return plan
 

@@ -103,7 +103,7 @@ PINS = {"up": "(R, S0)", "down": "(S0, R)", "op:0": "?, (R, S0) -> ?", "op:2": "
 
 def planned(shares: tuple[int, ...], rates: tuple[float, ...]) -> StagePlan:
     mesh = DeviceMesh((2,), ("gpu",), (shares,))
-    return search(mlp(), machine(mesh, rates), pins=PINS, solver_gap=0.0).stages[0]
+    return search(mlp(), machine(mesh, rates), pins=PINS, solver_gap=0.0).plan.stages[0]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_unequal_parts_are_gathered_and_scattered_as_fast_as_the_busiest_rank_is
 def test_a_program_cuts_its_weights_by_shares_and_says_where_they_are_not_offered() -> None:
     mesh = DeviceMesh((2,), ("gpu",), ((7, 5),))
     graph = mlp()
-    stage = search(graph, machine(mesh, (RATE, RATE)), pins={"up": "(R, S0)"}).stages[0]
+    stage = search(graph, machine(mesh, (RATE, RATE)), pins={"up": "(R, S0)"}).plan.stages[0]
     program = partition_graph(graph, stage)
     assert "up: float32[12, (part_of_gpu__7_5 * 4)]" in program.text().replace("w0", "up")
     attention = normalize(GRAPHS["attention"](np.random.default_rng(0)))
-    notes = [op.note for op in search(attention, machine(mesh, (RATE, RATE))).stages[0].operators]
+    notes = [op.note for op in search(attention, machine(mesh, (RATE, RATE))).plan.stages[0].operators]
     assert "not split by gpu: no factor of it has 12 equal parts" in notes
     assert "[gpu=7:5]" in str(Plan((stage,)).table().title)
 
@@ -166,7 +166,7 @@ def test_the_text_of_a_program_has_the_parts_that_are_cut_moved_and_joined() -> 
     graph, mesh = mlp(), DeviceMesh((2,), ("gpu",), ((3, 1),))
 
     def lines(pins: dict[str, str]) -> dict[str, str]:
-        stage = search(graph, machine(mesh, (RATE, RATE)), pins=pins).stages[0]
+        stage = search(graph, machine(mesh, (RATE, RATE)), pins=pins).plan.stages[0]
         written = [line.partition(" = ")[2] for line in partition_graph(graph, stage).text().splitlines()]
         return {line.partition("(")[0]: line for line in written}
 
@@ -200,7 +200,9 @@ def test_averages_of_equal_parts_are_scattered_into_unequal_ones() -> None:
     x = hidet.symbol([6, 5, 4], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.mean(x, [0]), [x]))
     pins = {"op:0": "(S0, R, R) -> (S0[2,2,1], R)"}
-    stage = search(graph, Cluster(DeviceMesh((3,)), (Link(LATENCY, BANDWIDTH),), device(RATE)), pins=pins).stages[0]
+    stage = search(graph, Cluster(DeviceMesh((3,)), (Link(LATENCY, BANDWIDTH),), device(RATE)), pins=pins).plan.stages[
+        0
+    ]
     assert str(stage.operators[0].spec).endswith("reduce_scatter(average, axes=0[2,2,1], dim=0)")
     inputs = graph_inputs(graph, np.random.default_rng(0))
     assert check_stage(graph, stage, inputs, evaluate_graph(graph, inputs)) == ""
@@ -220,7 +222,7 @@ def test_axes_with_shares_split_all_dims_but_symbolic_ones(text: str, uneven: in
     pins = {"up": f"(R, S{uneven})", "down": f"(S{uneven}, R)", "op:0": f"?, (R, S{uneven}) -> ?"}
     if text == "[node=2, gpu=2:1]":
         pins["op:0"] = "(S0, R), (R, S1) -> (S0, S1)"
-    stage = search(graph, cluster, pins=pins, symbols={"batch": SymbolSize(12, 6)}).stages[0]
+    stage = search(graph, cluster, pins=pins, symbols={"batch": SymbolSize(12, 6)}).plan.stages[0]
     for op in stage.operators:
         for spec in (*op.spec.in_specs[:1], *op.spec.out_specs):
             assert spec.mesh_axes_per_dim[0] in (((), (0,)) if mesh.ndim == 2 and mesh.shape[0] == 2 else ((),))
@@ -241,7 +243,7 @@ def test_specs_that_split_symbolic_dims_by_shares_are_refused() -> None:
 def test_a_plan_for_other_shares_is_not_taken_for_a_proven_one() -> None:
     graph = mlp()
     mesh = DeviceMesh((2,), ("gpu",), ((3, 1),))
-    text = Plan((search(graph, machine(mesh, (RATE, RATE)), pins=PINS).stages[0],)).to_json()
+    text = Plan((search(graph, machine(mesh, (RATE, RATE)), pins=PINS).plan.stages[0],)).to_json()
     stage = Plan.from_json(text).stages[0]
     assert stage.mesh == mesh
     partition_graph(graph, stage)
@@ -258,7 +260,7 @@ def test_compiled_kernels_compute_what_the_whole_graph_does(name: str, mesh: str
     graph = normalize(GRAPHS[name](rng))
     parsed = DeviceMesh.parse(mesh)
     free = [Link(0.0, 1e18)] * parsed.ndim
-    stage = search(graph, Cluster(parsed, tuple(free), device(RATE))).stages[0]
+    stage = search(graph, Cluster(parsed, tuple(free), device(RATE))).plan.stages[0]
     used = {axis for op in stage.operators for spec in op.spec.in_specs for axis in spec.mesh_axes}
     assert used == set(range(parsed.ndim))
     inputs = [x.astype(own.dtype.name) for x, own in zip(graph_inputs(graph, rng), graph.inputs, strict=True)]

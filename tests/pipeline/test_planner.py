@@ -17,7 +17,7 @@ from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.pipeline import PipelineOptions, search_pipeline
 from hidet_dist.pipeline.constraints import StageConstraint
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.formulation.formulate import stored_specs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.view import GraphView
@@ -66,7 +66,7 @@ def exhaustive(
             memory = (sub_cluster(cluster, part).device.memory_bytes if budget is None else budget) - view.nbytes("x0")
         options = SearchOptions(mem_budget=memory, pins=pins, input_specs=[arrival], solver_gap=1e-6)
         try:
-            return find_plan(own, sub_cluster(cluster, part), options, report=False, overlap=False).plan.seconds
+            return search(own, sub_cluster(cluster, part), options, report=False, overlap=False).plan.seconds
         except InfeasibleError:
             return math.inf
 

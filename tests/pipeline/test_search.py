@@ -231,7 +231,7 @@ def test_a_stage_that_cannot_be_planned_in_time_leaves_the_best_plan(
     def out_of_time(*_: Any, **__: Any) -> None:
         raise SolverError("The time limit was reached before there was a plan.")
 
-    monkeypatch.setattr(stages, "find_plan", out_of_time)
+    monkeypatch.setattr(stages, "search", out_of_time)
     found = search_pipeline(normal, CLUSTER, pipeline=options)
     assert len(found.stages) == 1
     assert found.bound_seconds <= best.value

@@ -14,7 +14,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.report import render
 from hidet_dist.report.collect import collect
 from hidet_dist.report.live import serving
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -45,7 +45,7 @@ def report():
     for number, op in enumerate(GraphView(graph).operators):
         if any(str(mark_of(x)).endswith(".gate") for x in op.inputs):
             pins[f"op:{number}"] = "?, (R, S0) -> ?"
-    plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
+    plan = search(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
     return collect(plan.stages[0], graph, cluster, "a small LLaMA")
 
 
@@ -184,10 +184,10 @@ def test_the_latest_pins_are_shown_whatever_order_answers_come_in(chromium):
     y = hidet.ops.relu(x @ weight("up", [64, 256])) @ weight("down", [256, 64])
     graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("cpu", DeviceMesh((2,)))
 
-    def search(pins, clock=time.perf_counter):
-        return collect(find_plan(graph, cluster, pins=pins, clock=clock).plan.stages[0], graph, cluster, "served")
+    def searched(pins, clock=time.perf_counter):
+        return collect(search(graph, cluster, pins=pins, clock=clock).plan.stages[0], graph, cluster, "served")
 
-    with serving(search({}), search) as address:
+    with serving(searched({}), searched) as address:
         chromium.open(address)
         chromium.run(PIN_WEIGHTS)
         chromium.wait("return Boolean(answers[0] && answers[1])")
@@ -203,7 +203,7 @@ def test_names_do_not_break_out(chromium, tmp_path):
     x = hidet.symbol([8, 32])
     graph = normalize(hidet.trace_from(hidet.ops.relu(x @ weight(f"layers.0.{HOSTILE}", [32, 64])), [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
-    made = collect(find_plan(graph, cluster).plan.stages[0], graph, cluster, HOSTILE)
+    made = collect(search(graph, cluster).plan.stages[0], graph, cluster, HOSTILE)
     (tmp_path / "out.html").write_text(render(made))
     chromium.open((tmp_path / "out.html").as_uri())
     assert chromium.run("return document.title") == HOSTILE

@@ -14,7 +14,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.report import Report
 from hidet_dist.report.collect import collect
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
@@ -34,7 +34,7 @@ def graph():
 def planned(request, graph):
     """A plan with collectives of all layers, its machine and its report."""
     cluster = builtin(request.param, DeviceMesh((2,)))
-    plan = find_plan(graph, cluster, mem_budget=BUDGET, pins=SPLIT).plan
+    plan = search(graph, cluster, mem_budget=BUDGET, pins=SPLIT).plan
     return plan, cluster, collect(plan.stages[0], graph, cluster, "small")
 
 
@@ -89,7 +89,7 @@ def test_the_timeline_has_the_plans_time_and_its_streams_do_one_thing_at_a_time(
 
 def test_the_cost_of_another_spec_of_a_weight_is_that_of_the_plan_with_it_pinned(graph):
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
-    plan = find_plan(graph, cluster, solver_gap=0.0, pins={"layers.0.up": "(R, S0)"}, overlap=False).plan
+    plan = search(graph, cluster, solver_gap=0.0, pins={"layers.0.up": "(R, S0)"}, overlap=False).plan
     report = collect(plan.stages[0], graph, cluster)
     weights = [tensor for tensor in report.tensors if tensor.label in ("layers.1.gate", "layers.2.norm1")]
     assert len(weights) == 2
@@ -99,7 +99,7 @@ def test_the_cost_of_another_spec_of_a_weight_is_that_of_the_plan_with_it_pinned
         )
         for choice in weight.alternatives:
             pins = {"layers.0.up": "(R, S0)", weight.label: choice.spec}
-            pinned = find_plan(graph, cluster, solver_gap=0.0, pins=pins, overlap=False, report=False).plan
+            pinned = search(graph, cluster, solver_gap=0.0, pins=pins, overlap=False, report=False).plan
             assert choice.at_least_seconds == pytest.approx(pinned.seconds)
             assert choice.alone_seconds >= choice.at_least_seconds * (1 - 1e-9)
 
@@ -111,7 +111,7 @@ def test_the_alternative_to_a_collective_avoids_it_at_the_predicted_cost(planned
     for one in possible[:2]:
         saving = one.without
         pins = SPLIT | {saving.changed: saving.spec.partition("|")[0]}
-        other = find_plan(graph, cluster, pins=pins, solver_gap=0.0, report=False, overlap=False).plan
+        other = search(graph, cluster, pins=pins, solver_gap=0.0, report=False, overlap=False).plan
         assert saving.at_least_seconds is None or saving.at_least_seconds <= other.seconds * (1 + 1e-9)
         if saving.changed.startswith("op:"):
             assert str(plan.stages[0].operators[int(saving.changed[3:])].spec) != saving.spec
@@ -129,7 +129,7 @@ def test_operators_belong_to_the_modules_that_their_weights_name(planned):
 def test_the_layer_that_differs_is_named_with_its_difference():
     graph, cluster = normalize(shapes.llama(replace(SMALL, layers=4))), builtin("dgx-a100", DeviceMesh((2,)))
     pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("gate", "up")}
-    plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
+    plan = search(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
     (family,) = collect(plan.stages[0], graph, cluster).families
     assert (family.prefix, family.members) == ("layers", (0, 1, 2, 3))
     assert family.usual == (2, 3)

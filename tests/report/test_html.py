@@ -19,7 +19,7 @@ from hidet_dist.report import Report, render
 from hidet_dist.report.collect import collect
 from hidet_dist.report.measured import Trace, read_traces
 from hidet_dist.runtime.profile import OperatorTime, Profile, merge_traces
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.weights import weight
@@ -35,7 +35,7 @@ def report() -> Report:
     up, down = weight(f"layers.0.{HOSTILE}", [32, 64]), weight("layers.1.down", [64, 32])
     graph = normalize(hidet.trace_from(hidet.ops.relu(x @ up) @ down, [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
-    return collect(find_plan(graph, cluster, mem_budget=20_000).plan.stages[0], graph, cluster, HOSTILE)
+    return collect(search(graph, cluster, mem_budget=20_000).plan.stages[0], graph, cluster, HOSTILE)
 
 
 def data_of(page: str) -> dict:
@@ -147,5 +147,5 @@ def test_traces_with_odd_numbers_are_refused(tmp_path, key, value):
 def test_the_page_of_a_model_of_eight_billion_parameters_is_small():
     graph = normalize(shapes.llama(shapes.LLAMA3_8B))
     cluster = builtin("dgx-h100", DeviceMesh((2, 4)))
-    page = render(collect(find_plan(graph, cluster, mem_budget=8 * 2**30).plan.stages[0], graph, cluster, "LLaMA-3-8B"))
+    page = render(collect(search(graph, cluster, mem_budget=8 * 2**30).plan.stages[0], graph, cluster, "LLaMA-3-8B"))
     assert len(page.encode()) < MOST_BYTES

@@ -17,27 +17,27 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.report.collect import collect
 from hidet_dist.report.live import serving
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights import weight
 
 
 @pytest.fixture(scope="module")
-def search():
+def searching():
     x = hidet.symbol([8, 64])
     y = hidet.ops.relu(x @ weight("fc1.weight", [64, 256])) @ weight("fc2.weight", [256, 64])
     graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("cpu", DeviceMesh((2,)))
 
     def searched(pins, clock=time.perf_counter):
-        stage = find_plan(graph, cluster, pins=pins, clock=clock).plan.stages[0]
+        stage = search(graph, cluster, pins=pins, clock=clock).plan.stages[0]
         return collect(stage, graph, cluster, "served")
 
     return searched
 
 
 @pytest.fixture(scope="module")
-def address(search):
-    with serving(search({}), search) as url:
+def address(searching):
+    with serving(searching({}), searching) as url:
         yield urlsplit(url)
 
 
@@ -95,10 +95,10 @@ def test_malformed_pins_are_refused(address, body):
     assert ask(address, "POST", address.path + "plan", body)[0].status == 400
 
 
-def test_pins_that_cannot_be_met_are_answered_with_the_reason(address, search):
+def test_pins_that_cannot_be_met_are_answered_with_the_reason(address, searching):
     wrong = {"fc1.weight": "(S7, R)"}
     with pytest.raises(ConfigError) as error:
-        search(wrong)
+        searching(wrong)
     answer, text = ask(address, "POST", address.path + "plan", json.dumps(wrong))
     assert answer.status == 422
     assert json.loads(text)["error"] == str(error.value)
@@ -124,9 +124,9 @@ def post(url):
     return connection
 
 
-def test_searches_end_once_their_client_has_gone(search):
+def test_searches_end_once_their_client_has_gone(searching):
     endless = Endless()
-    with serving(search({}), endless) as address:
+    with serving(searching({}), endless) as address:
         first, second = (post(urlsplit(address)) for _ in range(2))
         assert endless.began.acquire(timeout=60)
         second.close()  # whichever of the two waits for its turn
@@ -134,9 +134,9 @@ def test_searches_end_once_their_client_has_gone(search):
         assert endless.ended.acquire(timeout=60)
 
 
-def test_the_server_ends_after_its_search(search):
+def test_the_server_ends_after_its_search(searching):
     endless = Endless()
-    with serving(search({}), endless) as address:
+    with serving(searching({}), endless) as address:
         waiting = post(urlsplit(address))
         assert endless.began.acquire(timeout=60)
     assert endless.ended.acquire(blocking=False)

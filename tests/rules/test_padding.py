@@ -17,7 +17,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.rules.rule import RuleTable, derive
-from hidet_dist.search import find_plan, search
+from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness import check_operator, check_specs
 from hidet_dist.soundness.graphs import GRAPHS
@@ -181,7 +181,7 @@ def pinned(graph: FlowGraph, mesh: DeviceMesh, specs: dict[str, str]) -> Plan:
         names = [view.names[x] for x in op.inputs]
         return all(specs.get(name, str(own)) == str(own) for name, own in zip(names, spec.in_specs, strict=True))
 
-    return find_plan(graph, builtin("cpu", mesh), mem_budget=2**40, pins=specs, allow=as_stored).plan
+    return search(graph, builtin("cpu", mesh), mem_budget=2**40, pins=specs, allow=as_stored).plan
 
 
 def test_a_padded_contraction_in_compiled_kernels():
@@ -265,7 +265,7 @@ def test_a_tight_budget_is_met_by_padding():
     graph = normalize(hidet.trace_from(ops.matmul(ops.take(table, x, 0), constant(rng, 3, 101)), [x]))
     mesh = DeviceMesh((2,))
     beside = (5 * 2 + 5 * 101) * 4 + 2 * buffer_nbytes(5 * 3 * 4)  # indices, scores; rows found, their sum
-    plan = search(graph, builtin("cpu", mesh), mem_budget=(101 * 3 + 51 * 3) * 4 + beside)
+    plan = search(graph, builtin("cpu", mesh), mem_budget=(101 * 3 + 51 * 3) * 4 + beside).plan
     assert any(weight.spec.is_padded(weight.shape, mesh) for weight in plan.stages[0].weights)
     assert plan.stages[0].weight_bytes_per_device < 2 * 101 * 3 * 4
     assert equals_the_whole(graph, plan)
@@ -280,8 +280,8 @@ def test_a_padded_head_pays_where_few_tokens_are_decoded():
         tensors = zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True)
         return not any(own.is_padded(x.shape, cluster.mesh) for x, own in tensors)
 
-    plan = find_plan(graph, cluster).plan
-    assert plan.seconds < find_plan(graph, cluster, allow=exact).plan.seconds
+    plan = search(graph, cluster).plan
+    assert plan.seconds < search(graph, cluster, allow=exact).plan.seconds
     (head,) = (weight for weight in plan.stages[0].weights if weight.shape == (768, 50257))
     assert str(head.spec) == "(R, S0)"
     assert head.local_nbytes(cluster.mesh) == 768 * 6283 * 2
@@ -292,7 +292,7 @@ def test_inputs_and_outputs_that_do_not_divide_are_refused():
     uneven = normalize(hidet.trace_from(ops.exp(x := symbol([13])), [x]))
     with pytest.raises(ConfigError, match=r"input 0 does not fit.*does not divide"):
         search(uneven, builtin("cpu", mesh), input_specs=[TensorShardSpec.parse("(S0)")])
-    plan = search(uneven, builtin("cpu", mesh))
+    plan = search(uneven, builtin("cpu", mesh)).plan
     split = dataclasses.replace(plan.stages[0].outputs[0], spec=TensorShardSpec.parse("(S0)"))
     with pytest.raises(PlanError, match=r"spec of t0\.0 does not fit.*does not divide"):
         partition_graph(uneven, dataclasses.replace(plan.stages[0], outputs=(split,)))
@@ -300,7 +300,7 @@ def test_inputs_and_outputs_that_do_not_divide_are_refused():
 
 def test_a_plan_that_pads_what_must_not_be_is_refused():
     graph, mesh = normalize(hidet.trace_from(ops.max(x := symbol([4, 13]), [1]), [x])), DeviceMesh((2,))
-    plan = search(graph, builtin("cpu", mesh))
+    plan = search(graph, builtin("cpu", mesh)).plan
     spec = OpShardSpec.parse("(R, S0) -> (R) | all_reduce(max, axes=0)")
     operator = dataclasses.replace(plan.stages[0].operators[0], spec=spec)
     with pytest.raises(PlanError, match="Operator 0, ReduceMax, cannot run as"):

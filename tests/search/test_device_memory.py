@@ -19,8 +19,7 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, DeviceGroup, builtin
 from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.normalize import NormalGraph, normalize
-from hidet_dist.search import SearchOptions, find_plan, search, search_family
-from hidet_dist.search.family import FamilyMember
+from hidet_dist.search import FamilyMember, SearchOptions, search
 from hidet_dist.search.formulation.devices import held_by_fullest, held_by_ranks, limiting_devices
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
@@ -58,7 +57,7 @@ def test_a_device_of_less_memory_holds_the_lesser_parts() -> None:
     whole, weights = graph(4), 4 * 2 * HIDDEN * INNER * 4
     most, least = int(0.85 * weights), int(0.5 * weights)
     cluster = machine((most, least), (2, 1))
-    plan = search(whole, cluster)
+    plan = search(whole, cluster).plan
     first, second = held(whole, plan, cluster)
     assert least < first <= most
     assert second <= least
@@ -79,7 +78,7 @@ def test_a_refusal_says_by_how_much_all_budgets_must_be_greater() -> None:
     least = refused.value.least_budget
     enough = cluster.with_memory(least)
     assert enough.memory_bytes == (least + 80_000, least)
-    plan = search(whole, enough)
+    plan = search(whole, enough).plan
     room = [nbytes - own for nbytes, own in zip(enough.memory_bytes, held(whole, plan, enough), strict=True)]
     assert min(room) == 0
     with pytest.raises(InfeasibleError):
@@ -116,9 +115,9 @@ def test_the_plan_is_the_best_of_all_that_fit_each_device(
                 best = seconds
     if math.isinf(best):
         with pytest.raises(InfeasibleError):
-            find_plan(whole, cluster, options)
+            search(whole, cluster, options)
         return
-    found = find_plan(whole, cluster, options, solver_gap=GAP, report=False, overlap=False)
+    found = search(whole, cluster, options, solver_gap=GAP, report=False, overlap=False)
     assert found.plan.seconds == pytest.approx(best, rel=2 * GAP)
     assert found.bound_seconds <= best * (1 + GAP)
 
@@ -177,10 +176,10 @@ def test_graphs_that_share_weights_keep_the_budget_of_each_device() -> None:
     weights = 4 * 2 * HIDDEN * INNER * 4
     cluster = machine((int(0.9 * weights), int(0.5 * weights)), (2, 1))
     members = [FamilyMember(one, names=names_of(GraphView(one).tensors.values())) for one in (prefill, decode)]
-    family = search_family(members, cluster)
+    family = search(members, cluster)
     for member, plan in zip((prefill, decode), family.plans, strict=True):
         first, second = held(member, plan, cluster)
         assert int(0.5 * weights) < first <= int(0.9 * weights)
         assert second <= int(0.5 * weights)
     with pytest.raises(InfeasibleError):
-        search_family(members, cluster.with_memory(int(0.3 * weights)))
+        search(members, cluster.with_memory(int(0.3 * weights)))

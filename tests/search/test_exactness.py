@@ -14,7 +14,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.elimination.eliminate import Tables, eliminate
 from hidet_dist.search.elimination.instance import EliminationInstance
@@ -120,13 +120,13 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     graph, cluster = build(), builtin("dgx-a100", DeviceMesh(mesh))
     assert len(GraphView(graph).operators) <= 12
     problem = stated(graph, cluster)
-    found = find_plan(graph, cluster, solver_gap=GAP, report=False, overlap=False)
+    found = search(graph, cluster, solver_gap=GAP, report=False, overlap=False)
     assert found.plan.seconds == pytest.approx(least_of_all(problem, found.plan.seconds), rel=GAP)
     # One byte less than this plan holds at its worst moment; what it holds throughout is less than that.
     budget = max(live_bytes(GraphView(graph), found.plan.stages[0])) - 1
     assert found.plan.stages[0].weight_bytes_per_device < budget
     # The least sum, not the least makespan.
-    tight = find_plan(graph, cluster, mem_budget=budget, solver_gap=GAP, report=False, overlap=False)
+    tight = search(graph, cluster, mem_budget=budget, solver_gap=GAP, report=False, overlap=False)
     assert max(live_bytes(GraphView(graph), tight.plan.stages[0])) <= budget
     assert tight.plan.seconds > found.plan.seconds
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
@@ -163,7 +163,7 @@ def test_no_expert_is_better_in_the_memory_it_takes(expert: str) -> None:
     else:
         first = "S0" if expert == "fsdp" else "R"
         pins = {name: f"({', '.join([first, *['R'] * (len(view.shape(name)) - 1)])})" for name in view.weights}
-    theirs = find_plan(graph, cluster, solver_gap=GAP, pins=pins, report=False).plan
+    theirs = search(graph, cluster, solver_gap=GAP, pins=pins, report=False).plan
     budget = max(live_bytes(view, theirs.stages[0]))
-    ours = find_plan(graph, cluster, mem_budget=budget, report=False)
+    ours = search(graph, cluster, mem_budget=budget, report=False)
     assert ours.bound_seconds <= ours.plan.seconds <= theirs.seconds * (1 + 1e-3)

@@ -15,7 +15,7 @@ from hidet_dist.api import search_family
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
@@ -60,7 +60,7 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     def seconds(pins: dict[str, TensorShardSpec]) -> float:
         try:
             plans = [
-                find_plan(g, cluster, mem_budget=budget, solver_gap=1e-6, pins=pins, names=block.weights, report=False)
+                search(g, cluster, mem_budget=budget, solver_gap=1e-6, pins=pins, names=block.weights, report=False)
                 for g in graphs
             ]
         except InfeasibleError:
@@ -72,7 +72,7 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     assert family.seconds == pytest.approx(sum(w * p.seconds for w, p in zip(weights, family.plans, strict=True)))
     assert family.plans[0].param_specs == family.plans[1].param_specs == family.param_specs
     for graph in graphs:
-        own = find_plan(
+        own = search(
             graph, cluster, mem_budget=budget, solver_gap=1e-6, names=block.weights, report=False
         ).plan.param_specs
         assert family.seconds <= seconds(own) * (1 + 1e-6)

@@ -26,7 +26,7 @@ from hidet_dist.pipeline import PipelineOptions, PipelineResult
 from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.rules import rule
 from hidet_dist.rules.rule import RuleTable, signature_of
-from hidet_dist.search import SearchOptions, find_plan, search, tuning
+from hidet_dist.search import SearchOptions, search, tuning
 from hidet_dist.search.budget.least_memory import least_memory
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
@@ -121,7 +121,7 @@ def llama() -> hidet.FlowGraph:
 def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
     """A layer of a LLaMA, two devices, and a budget that binds."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2,)))
-    most = max(live_bytes(GraphView(graph), find_plan(graph, cluster, report=False).plan.stages[0]))
+    most = max(live_bytes(GraphView(graph), search(graph, cluster, report=False).plan.stages[0]))
     return graph, cluster, int(0.8 * most)
 
 
@@ -184,14 +184,14 @@ def test_at_any_deadline_there_is_a_plan_that_fits_and_no_more_work(
     graph, cluster, budget = tight
     clock = Clock()
     options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=FOREVER, clock=clock)
-    whole = find_plan(graph, cluster, options)
+    whole = search(graph, cluster, options)
     assert not whole.time_limit_reached
     assert whole.plan.stages[0].report is not None
     assert not whole.plan.stages[0].report.time_limit_reached
     for deadline in cut_off_points(clock.now, 4):
         clock = Clock()
         own = replace(options, solver_time_limit_seconds=float(deadline), clock=clock)
-        found = warned(lambda own=own: find_plan(graph, cluster, own))
+        found = warned(lambda own=own: search(graph, cluster, own))
         assert found.time_limit_reached
         assert max(live_bytes(GraphView(graph), found.plan.stages[0])) <= budget
         assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.solver_gap)
@@ -218,7 +218,7 @@ def test_a_search_has_a_plan_at_any_deadline(mesh: tuple[int, ...], least: int |
     for deadline in (1, 3):
         clock = Clock()
         options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=float(deadline), clock=clock)
-        plan = warned(lambda own=options: search(graph, cluster, own))
+        plan = warned(lambda own=options: search(graph, cluster, own).plan)
         report = plan.stages[0].report
         assert report is not None
         assert report.time_limit_reached
@@ -238,7 +238,7 @@ def test_at_any_deadline_there_is_a_plan_at_the_least_budget(mesh: tuple[int, ..
     graph, cluster = llama(), builtin("cpu", DeviceMesh(mesh))
     clock = Clock()
     options = SearchOptions(mem_budget=least, solver_time_limit_seconds=float(deadline), clock=clock)
-    plan = warned(lambda: search(graph, cluster, options))
+    plan = warned(lambda: search(graph, cluster, options).plan)
     assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
     assert clock.now <= deadline + 2 * GRACE
 
@@ -248,7 +248,7 @@ def test_at_any_deadline_axes_that_cannot_split_heads_split_something_else() -> 
     graph = normalize(shapes.gpt(shapes.GPTConfig(2, 48, heads=6, vocabulary=101, batch=4, sequence=16)))
     cluster, least = builtin("cpu", DeviceMesh((4, 4))), 30_148  # the bytes that a search of this mesh names
     options = SearchOptions(mem_budget=least, solver_time_limit_seconds=1.0, clock=Clock())
-    plan = warned(lambda: find_plan(graph, cluster, options, report=False)).plan
+    plan = warned(lambda: search(graph, cluster, options, report=False)).plan
     assert max(live_bytes(GraphView(graph), plan.stages[0], cluster.device.places_shards)) <= least
 
 
@@ -261,7 +261,7 @@ def test_at_a_short_deadline_a_plan_of_few_choices_is_the_best_of_them(deadline:
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2, 2)))
 
     def seconds(**limit: Any) -> float:
-        return find_plan(graph, cluster, SearchOptions(**limit), report=False).plan.seconds
+        return search(graph, cluster, SearchOptions(**limit), report=False).plan.seconds
 
     best = seconds(solver_time_limit_seconds=None)
     short = warned(lambda: seconds(solver_time_limit_seconds=deadline, clock=Clock(step)))
@@ -279,7 +279,7 @@ def test_where_all_choices_may_take_too_long_a_plan_of_replicated_operators_come
         options = SearchOptions(
             solver_time_limit_seconds=deadline, clock=clock, on_incumbent=lambda seconds, _: told.append(seconds)
         )
-        plan = find_plan(graph, cluster, options, report=False).plan
+        plan = search(graph, cluster, options, report=False).plan
         assert told[-1] == pytest.approx(plan.seconds)
         return plan
 
@@ -295,7 +295,7 @@ def test_few_choices_are_proven_where_a_plan_takes_them() -> None:
 
     def operators(rules: RuleTable) -> list[OperatorPlan]:
         options = SearchOptions(solver_time_limit_seconds=0.25, clock=Clock(1e-3))
-        found = warned(lambda: find_plan(graph, cluster, options, report=False, rules=rules))
+        found = warned(lambda: search(graph, cluster, options, report=False, rules=rules))
         return list(found.plan.stages[0].operators)
 
     taken = operators(RuleTable(cluster.mesh))
@@ -325,7 +325,7 @@ def test_at_a_short_deadline_more_memory_makes_no_plan_slower(factors: tuple[int
 
     def seconds(budget: int) -> float:
         options = SearchOptions(mem_budget=budget, solver_time_limit_seconds=0.3, clock=Clock(1e-3))
-        return warned(lambda: search(graph, cluster, options)).seconds
+        return warned(lambda: search(graph, cluster, options).plan).seconds
 
     tight = int(1.1 * 63_072)
     assert max(seconds(factor * tight) for factor in factors) <= seconds(tight)
@@ -337,25 +337,25 @@ def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hi
     weights = sum(GraphView(graph).nbytes(name) for name in GraphView(graph).weights)
     options = SearchOptions(mem_budget=int(0.55 * weights), solver_time_limit_seconds=FOREVER, clock=clock)
     with pytest.raises(InfeasibleError, match="Give at least"):
-        find_plan(graph, cluster, options)
+        search(graph, cluster, options)
     for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         with pytest.raises((InfeasibleError, SolverError), match=r"Give at least|solver_time_limit_seconds"):
-            find_plan(graph, cluster, options, solver_time_limit_seconds=float(deadline), clock=clock)
+            search(graph, cluster, options, solver_time_limit_seconds=float(deadline), clock=clock)
         assert clock.now <= deadline + GRACE
 
 
 def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
     """Two heads of keys and values on four devices: two searches, one limit."""
     graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
-    whole = search(graph, cluster, solver_time_limit_seconds=FOREVER, clock=clock)
+    whole = search(graph, cluster, solver_time_limit_seconds=FOREVER, clock=clock).plan
     assert whole.stages[0].mesh.ndim == 2
     plans = 0
     for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         try:
             plan = warned(
-                lambda d=deadline, c=clock: search(graph, cluster, solver_time_limit_seconds=float(d), clock=c)
+                lambda d=deadline, c=clock: search(graph, cluster, solver_time_limit_seconds=float(d), clock=c).plan
             )
         except SolverError:
             pass
@@ -368,7 +368,7 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
 
 def test_a_propagated_plan_that_takes_too_long_is_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
     with pytest.raises(SolverError, match=r"within the time limit of 2.0 s"):
-        find_plan(mlp, toy(), mode="propagate", solver_time_limit_seconds=2.0, clock=Clock())
+        search(mlp, toy(), mode="propagate", solver_time_limit_seconds=2.0, clock=Clock())
 
 
 @pytest.fixture(scope="module", params=["latency", "throughput"])
@@ -516,9 +516,9 @@ def test_a_plan_of_which_nothing_is_known_is_compared_with_one_of_few_choices(be
 
 
 def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
-    whole = find_plan(mlp, toy(), solver_time_limit_seconds=None, clock=Clock())
+    whole = search(mlp, toy(), solver_time_limit_seconds=None, clock=Clock())
     assert not whole.time_limit_reached
-    assert whole.plan.to_json() == find_plan(mlp, toy(), solver_time_limit_seconds=FOREVER).plan.to_json()
+    assert whole.plan.to_json() == search(mlp, toy(), solver_time_limit_seconds=FOREVER).plan.to_json()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -598,8 +598,8 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
     with pytest.raises(SolverError, match=r"least memory so far holds 750 bytes.*solver_memory_limit_bytes"):
         optimize(narrow, SolveOptions(limits=Limits(nbytes=1000)))
     assert peak(narrow, optimize(narrow).choices) == 5
-    found = find_plan(mlp, toy(), solver_memory_limit_bytes=1000, report=False)
-    best = find_plan(mlp, toy(), report=False)
+    found = search(mlp, toy(), solver_memory_limit_bytes=1000, report=False)
+    best = search(mlp, toy(), report=False)
     assert found.bound_seconds <= best.plan.seconds <= found.plan.seconds
     assert found.gap == pytest.approx(1 - found.bound_seconds / found.plan.seconds)
 

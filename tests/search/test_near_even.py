@@ -15,7 +15,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.search import FamilyMember, search, search_family
+from hidet_dist.search import FamilyMember, search
 from hidet_dist.search.formulation.parts import heads_of
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.graphs import GRAPHS
@@ -67,20 +67,20 @@ def test_heads_that_devices_do_not_divide_are_split_nearly_evenly(shape: tuple[i
     rng = np.random.default_rng(0)
     graph = normalize(GRAPHS["attention"](rng))
     cluster = builtin("cpu", DeviceMesh(shape))
-    stage = search(graph, cluster, refine_mesh=False).stages[0]
+    stage = search(graph, cluster, refine_mesh=False).plan.stages[0]
     text = " ".join(str(op.spec) for op in stage.operators)
     assert not stage.has_equal_shards
     assert f"S{parts}" in text
     inputs = graph_inputs(graph, rng)
     assert check_stage(graph, stage, inputs, evaluate_graph(graph, inputs)) == ""
-    even = search(graph, cluster, refine_mesh=False, unequal_parts=False).stages[0]
+    even = search(graph, cluster, refine_mesh=False, unequal_parts=False).plan.stages[0]
     assert even.has_equal_shards
     assert stage.seconds <= even.seconds * (1 + 1e-9)
 
 
 def test_devices_that_divide_the_heads_have_equal_parts() -> None:
-    assert search(normalize(block()), machine(2)).stages[0].has_equal_shards
-    assert search(normalize(block()), machine(4)).stages[0].has_equal_shards
+    assert search(normalize(block()), machine(2)).plan.stages[0].has_equal_shards
+    assert search(normalize(block()), machine(4)).plan.stages[0].has_equal_shards
 
 
 def test_pins_name_parts_and_two_weights_may_have_unlike_ones() -> None:
@@ -91,7 +91,7 @@ def test_pins_name_parts_and_two_weights_may_have_unlike_ones() -> None:
         "down": "(S0, R)",
         "op:Matmul#0": "?, (R, S0[3,1]) -> (R, S0[3,1])",
     }
-    stage = search(normalize(block()), machine(2), pins=pins).stages[0]
+    stage = search(normalize(block()), machine(2), pins=pins).plan.stages[0]
     assert weights_of(stage)["query"] == "(R, S0[3,1])"
     assert weights_of(stage)["up"] == "(R, S0)"
     assert [stage.weight_bytes_of(rank) for rank in range(2)] == [
@@ -150,7 +150,7 @@ def test_rows_of_few_bits_are_split_in_groups(ranks: int, inner: int, group: int
 def test_symbolic_dims_are_split_equally_beside_heads_in_parts() -> None:
     symbols = {"batch": SymbolSize(8, 4)}
     pins = {"query": "(R, S0[3,1])", "op:Matmul#0": "?, (R, S0[3,1]) -> (R, S0[3,1])"}
-    stage = search(normalize(block("batch")), machine(2), pins=pins, symbols=symbols).stages[0]
+    stage = search(normalize(block("batch")), machine(2), pins=pins, symbols=symbols).plan.stages[0]
     assert weights_of(stage)["query"] == "(R, S0[3,1])"
     for name in ("x0", "y0"):
         with pytest.raises(ConfigError, match="splits the symbolic dim batch into unequal parts"):
@@ -166,7 +166,7 @@ def test_states_are_split_in_parts_of_heads_alike_in_all_graphs() -> None:
         FamilyMember(graph, pins={name: "(R, S0[2,1,1], R)"}, symbols={"tokens": SymbolSize(tokens)})
         for tokens, name in ((4, "keys"), (64, "values"))
     ]
-    stages = [plan.stages[0] for plan in search_family(members, machine(3)).plans]
+    stages = [plan.stages[0] for plan in search(members, machine(3)).plans]
     for stage in stages:
         assert [str(state.spec) for state in stage.states] == ["(R, S0[2,1,1], R)"] * 2
         assert [weight.spec for weight in stage.weights] == [weight.spec for weight in stages[0].weights]
@@ -180,7 +180,7 @@ def test_states_are_split_in_parts_of_heads_alike_in_all_graphs() -> None:
 def test_compiled_kernels_compute_what_the_whole_graph_does(name: str, devices: int) -> None:
     rng = np.random.default_rng(0)
     graph = normalize(GRAPHS[name](rng))
-    stage = search(graph, builtin("cpu", DeviceMesh((devices,)))).stages[0]
+    stage = search(graph, builtin("cpu", DeviceMesh((devices,)))).plan.stages[0]
     assert not stage.has_equal_shards
     inputs = [x.astype(own.dtype.name) for x, own in zip(graph_inputs(graph, rng), graph.inputs, strict=True)]
     doubles = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]

@@ -17,7 +17,7 @@ from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
-from hidet_dist.search import find_plan, tuning
+from hidet_dist.search import search, tuning
 from hidet_dist.search.formulation.formulate import formulate
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import Pins
@@ -59,8 +59,8 @@ def weights_gathered(plan: Plan) -> list[str]:
 
 
 def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothing_does() -> None:
-    serial = find_plan(chain(), machine(overlaps=False), mem_budget=BUDGET, solver_gap=1e-6).plan
-    beside = find_plan(chain(), machine(), mem_budget=BUDGET, solver_gap=1e-6).plan
+    serial = search(chain(), machine(overlaps=False), mem_budget=BUDGET, solver_gap=1e-6).plan
+    beside = search(chain(), machine(), mem_budget=BUDGET, solver_gap=1e-6).plan
     # One after the other, the activations are what is cheaper to send.
     assert serial.stages[0].overlap is None
     assert serial.makespan_seconds == serial.seconds
@@ -88,7 +88,7 @@ def fully_split(graph: hidet.FlowGraph, cluster: Cluster, budget: int | None = N
     """Every device multiplies its rows with weights that are stored split, and gathered."""
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return find_plan(graph, cluster, mem_budget=budget, pins=pins, solver_gap=1e-6).plan
+    return search(graph, cluster, mem_budget=budget, pins=pins, solver_gap=1e-6).plan
 
 
 @pytest.mark.parametrize("flops", [FLOPS, FLOPS * 2])
@@ -131,7 +131,7 @@ def test_a_reduction_between_two_products_is_not_hidden() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     up, down = weight("up", [WIDTH, WIDTH], "float32"), weight("down", [WIDTH, WIDTH], "float32")
     graph = normalize(hidet.trace_from(ops.relu(ops.matmul(ops.matmul(x, up), down)), [x]))
-    plan = find_plan(graph, machine(), pins={"up": "(R, S0)", "down": "(S0, R)", "op:2": "(R, R) -> (R, R)"}).plan
+    plan = search(graph, machine(), pins={"up": "(R, S0)", "down": "(S0, R)", "op:2": "(R, R) -> (R, R)"}).plan
     assert plan.stages[0].overlap is not None
     assert plan.stages[0].overlap.communications
     assert plan.makespan_seconds == pytest.approx(plan.seconds)
@@ -139,14 +139,14 @@ def test_a_reduction_between_two_products_is_not_hidden() -> None:
 
 
 def test_a_plan_is_the_same_every_time_and_comes_back_from_its_file() -> None:
-    one, two = (find_plan(chain(), machine(), mem_budget=BUDGET).plan for _ in range(2))
+    one, two = (search(chain(), machine(), mem_budget=BUDGET).plan for _ in range(2))
     assert one.to_json() == two.to_json()
     assert Plan.from_json(one.to_json()) == one
 
 
 def test_a_plan_that_is_changed_by_hand_is_scheduled_anew() -> None:
     graph, cluster = chain(2), machine()
-    plan = find_plan(graph, cluster, pins={"w0": "(S0, R)", "w1": "(S0, R)"}).plan
+    plan = search(graph, cluster, pins={"w0": "(S0, R)", "w1": "(S0, R)"}).plan
     edited = plan.edit({"w0": "(R, R)", "w1": "(R, R)"})
     assert edited.stages[0].overlap is None
     anew = recost(edited, graph, cluster)
@@ -168,11 +168,11 @@ def blocks(layers: int) -> hidet.FlowGraph:
 def test_no_plan_is_worse_or_larger_for_overlap(mesh: tuple[int, ...], name: str) -> None:
     graph, cluster = blocks(2), builtin(name, DeviceMesh(mesh))
     view = GraphView(graph)
-    least = find_plan(graph, cluster, report=False, overlap=False)
+    least = search(graph, cluster, report=False, overlap=False)
     assert least.plan.stages[0].overlap is None
     for limit in (None, int(0.7 * max(live_bytes(view, least.plan.stages[0])))):
-        found = find_plan(graph, cluster, mem_budget=limit, report=False)
-        plain = least if limit is None else find_plan(graph, cluster, mem_budget=limit, report=False, overlap=False)
+        found = search(graph, cluster, mem_budget=limit, report=False)
+        plain = least if limit is None else search(graph, cluster, mem_budget=limit, report=False, overlap=False)
         overlap = found.plan.stages[0].overlap
         assert overlap is not None
         assert found.plan.makespan_seconds <= plain.plan.seconds
@@ -186,7 +186,7 @@ def test_no_plan_is_worse_or_larger_for_overlap(mesh: tuple[int, ...], name: str
 
 def test_a_plan_whose_conversions_are_costed_for_another_machine_is_refused() -> None:
     graph, cluster = chain(2), machine()
-    plan = find_plan(graph, cluster, pins={"w0": "(S0, R)", "op:0": "(R, R), (R, R) -> (R, R)"}).plan
+    plan = search(graph, cluster, pins={"w0": "(S0, R)", "op:0": "(R, R), (R, R) -> (R, R)"}).plan
     tasks = PlannedTasks(GraphView(graph), replace(cluster, links=(Link(1.0, LINK),)), {})
     with pytest.raises(VerificationError, match="on two streams"):
         overlapped(tasks, plan.stages[0], 2**40)

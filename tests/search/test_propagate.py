@@ -24,7 +24,7 @@ WHOLE = evaluate_graph(LAYER, INPUTS)
 
 
 def test_one_pinned_weight_makes_the_plan_of_megatron(mlp, toy) -> None:
-    stage = search(mlp, toy((4,)), pins={"w0": "(R, S0)"}, mode="propagate").stages[0]
+    stage = search(mlp, toy((4,)), pins={"w0": "(R, S0)"}, mode="propagate").plan.stages[0]
     assert [str(op.spec) for op in stage.operators] == [
         "(R, R), (R, S0) -> (R, S0)",
         "(R, S0) -> (R, S0)",
@@ -35,14 +35,14 @@ def test_one_pinned_weight_makes_the_plan_of_megatron(mlp, toy) -> None:
 
 
 def test_specs_spread_backward_too(mlp, toy) -> None:
-    pinned = search(mlp, toy(), pins={"t2.0": "(S0, R)", "y0": "(S0, R)", "x0": "?"}, mode="propagate")
+    pinned = search(mlp, toy(), pins={"t2.0": "(S0, R)", "y0": "(S0, R)", "x0": "?"}, mode="propagate").plan
     assert pinned.collectives() == {}
     assert str(pinned.stages[0].inputs[0].spec) == "(S0, R)"
     assert all(weight.spec.is_replicated for weight in pinned.stages[0].weights)
 
 
 def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
-    plan = search(mlp, toy((2, 2)), pins={"x0": "(S0, R)", "w0": "(R, S1)", "y0": "(S0, R)"}, mode="propagate")
+    plan = search(mlp, toy((2, 2)), pins={"x0": "(S0, R)", "w0": "(R, S1)", "y0": "(S0, R)"}, mode="propagate").plan
     assert [str(op.spec) for op in plan.stages[0].operators] == [
         "(S0, R), (R, S1) -> (S0, S1)",
         "(S0, S1) -> (S0, S1)",
@@ -51,7 +51,7 @@ def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
 
 
 def test_without_pins_everything_stays_replicated(mlp, toy) -> None:
-    plan = search(mlp, toy(), mode="propagate")
+    plan = search(mlp, toy(), mode="propagate").plan
     assert all(op.spec.is_replicated for op in plan.stages[0].operators)
     assert plan.collectives() == {}
 
@@ -64,15 +64,15 @@ def test_the_smaller_tensor_is_converted_between_conflicting_pins(toy) -> None:
     ):
         x = hidet.symbol([rows, 64], "float32", "cpu")
         graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([64, 64], device="cpu")), [x]))
-        plan = search(graph, toy(), pins={"x0": "(S0, R)", "w0": "(S0, R)"}, mode="propagate")
+        plan = search(graph, toy(), pins={"x0": "(S0, R)", "w0": "(S0, R)"}, mode="propagate").plan
         assert str(plan.stages[0].operators[0].spec) == kept
         assert str(plan.stages[0].weights[0].spec) == "(S0, R)"
 
 
 def test_a_pin_in_part_is_kept(mlp, toy) -> None:
-    plan = search(mlp, toy(), pins={"w0": "(R, ?)", "x0": "(R, S0)"}, mode="propagate")
+    plan = search(mlp, toy(), pins={"w0": "(R, ?)", "x0": "(R, S0)"}, mode="propagate").plan
     assert plan.stages[0].weights[0].spec.mesh_axes_per_dim[0] == ()
-    op = search(mlp, toy(), pins={"op:1": "(R, S0) -> ?"}, mode="propagate").stages[0].operators
+    op = search(mlp, toy(), pins={"op:1": "(R, S0) -> ?"}, mode="propagate").plan.stages[0].operators
     assert str(op[1].spec) == "(R, S0) -> (R, S0)"
     assert str(op[0].spec) == "(R, R), (R, S0) -> (R, S0)"
 
@@ -84,7 +84,7 @@ def test_a_layer_whose_columns_are_pinned_is_sharded_by_heads(mesh: tuple[int, .
     matrices = [view.names[op.inputs[1]] for op in view.operators if op.name == "Matmul"]
     query, key, value, out, gate, up, down = (name for name in matrices if name in view.weights)
     pins = dict.fromkeys((query, key, value, gate, up), f"(R, S{axis})")
-    plan = search(LAYER, builtin("cpu", DeviceMesh(mesh)), pins=pins, mode="propagate")
+    plan = search(LAYER, builtin("cpu", DeviceMesh(mesh)), pins=pins, mode="propagate").plan
     assert plan.collectives() == {"all_reduce": 2}
     assert [str(plan.param_specs[name]) for name in (out, down)] == [f"(S{axis}, R)"] * 2
     assert check_stage(LAYER, plan.stages[0], INPUTS, WHOLE) == ""
@@ -97,7 +97,7 @@ def test_any_pins_make_a_plan_that_computes_the_graph(seed: int, mesh: tuple[int
     view, cluster = GraphView(LAYER), builtin("cpu", DeviceMesh(mesh))
     names = rng.permutation([*view.weights, *view.inputs])[: rng.integers(1, 6)]
     pins = {str(name): random_spec(view.shape(name), cluster.mesh, rng) for name in names}
-    plan = search(LAYER, cluster, pins=pins, mode="propagate")
+    plan = search(LAYER, cluster, pins=pins, mode="propagate").plan
     again = {t.name: t.spec for t in (*plan.stages[0].weights, *plan.stages[0].inputs)}
     assert {name: again[name] for name in pins} == pins
     validate_plan(plan, LAYER)

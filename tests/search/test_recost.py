@@ -25,13 +25,15 @@ MEGATRON = {"op:0": "(R, R), (R, S0) -> (R, S0)", "op:1": "(R, S0) -> (R, S0)", 
 
 def test_an_edited_plan_is_costed_as_the_search_costs_it(mlp, toy) -> None:
     cluster = toy()
-    plan = search(mlp, cluster, pins={"x0": "(S0, R)", "y0": "(S0, R)"})
+    plan = search(mlp, cluster, pins={"x0": "(S0, R)", "y0": "(S0, R)"}).plan
     assert plan.collectives() == {}
     edited = recost(
         plan.edit({**MEGATRON, "w0": "(R, S0)", "w1": "(S0, R)", "x0": "(R, R)", "y0": "(R, R)"}), mlp, cluster
     )
     validate_plan(edited, mlp)
-    pinned = search(mlp, cluster, pins={**{n: s.partition("|")[0] for n, s in MEGATRON.items()}, **edited.param_specs})
+    pinned = search(
+        mlp, cluster, pins={**{n: s.partition("|")[0] for n, s in MEGATRON.items()}, **edited.param_specs}
+    ).plan
     assert edited == pinned
     assert edited.seconds == pinned.seconds
     assert edited.collectives() == {"all_reduce": 1}
@@ -39,7 +41,7 @@ def test_an_edited_plan_is_costed_as_the_search_costs_it(mlp, toy) -> None:
 
 
 def test_a_plan_edited_as_json_is_validated(mlp, toy) -> None:
-    plan = search(mlp, toy())
+    plan = search(mlp, toy()).plan
     data = json.loads(plan.to_json())
     data["stages"][0]["operators"][2]["spec"] = SPLIT
     edited = Plan.from_json(json.dumps(data))
@@ -51,7 +53,7 @@ def test_a_plan_edited_as_json_is_validated(mlp, toy) -> None:
 
 
 def test_recosting_what_was_not_edited_changes_nothing(mlp, toy) -> None:
-    plan = search(mlp, toy((2, 2)), mem_budget=150_000)
+    plan = search(mlp, toy((2, 2)), mem_budget=150_000).plan
     validate_plan(plan, mlp)
     assert recost(plan, mlp, toy((2, 2))).to_json() == plan.to_json()
 
@@ -68,7 +70,7 @@ def test_recosting_what_was_not_edited_changes_nothing(mlp, toy) -> None:
     ],
 )
 def test_specs_that_nothing_proves_are_refused(mlp, toy, changes, says) -> None:
-    plan = search(mlp, toy()).edit(changes)
+    plan = search(mlp, toy()).plan.edit(changes)
     for check in (lambda: validate_plan(plan, mlp), lambda: recost(plan, mlp, toy())):
         with pytest.raises(PlanError, match=says):
             check()
@@ -86,11 +88,11 @@ def test_specs_that_nothing_proves_are_refused(mlp, toy, changes, says) -> None:
 )
 def test_edits_that_name_nothing_are_refused(mlp, toy, changes, says) -> None:
     with pytest.raises(PlanError, match=says):
-        search(mlp, toy()).edit(changes)
+        search(mlp, toy()).plan.edit(changes)
 
 
 def test_a_plan_must_be_of_the_graph_and_the_machine(mlp, toy) -> None:
-    plan = search(mlp, toy())
+    plan = search(mlp, toy()).plan
     x = hidet.symbol([8, 64], "float32", "cpu")
     other = normalize(hidet.trace_from(hidet.ops.relu(x), [x]))
     with pytest.raises(PlanError, match="made for the graph"):
@@ -116,7 +118,7 @@ def test_plans_of_all_kinds_of_operators_are_valid_and_cost_what_they_say(name: 
     widest = max(view.weights, key=view.nbytes)
     ndim = len(view.shape(widest))
     pins = {widest: TensorShardSpec.replicated(ndim).with_dim(ndim - 1, (0,))}
-    plan = search(graph, cluster, pins=pins, mode=mode)
+    plan = search(graph, cluster, pins=pins, mode=mode).plan
     validate_plan(plan, graph)
     again = recost(plan, graph, cluster)
     assert again == plan

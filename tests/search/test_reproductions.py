@@ -12,7 +12,7 @@ from hidet.graph import Operator
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.reshard import Conversion, Step, cheapest_conversion, walk
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.partial import split_of
 
@@ -80,7 +80,7 @@ def test_slapos_two_layer_mlp() -> None:
     down = hidet.distributed.weight("fc2.weight", [4 * hidden, hidden])
     y = hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down)
     cluster = Cluster(DeviceMesh((p,)), (Link(0.0, 1.0),), FREE)
-    found = find_plan(
+    found = search(
         normalize(hidet.trace_from(y, [x])), cluster, cost_model=Slapo(cluster), allow=slapo_choices, solver_gap=1e-9
     )
     assert found.plan.seconds == found.bound_seconds == seq * hidden / p == 131072
@@ -94,7 +94,7 @@ def test_slapos_two_layer_mlp() -> None:
         ({"fc1.weight": "(R, S0)", "op:0": "?, (R, S0) -> ?", "op:2": "?, (S0, R) -> ?"}, seq * hidden),
         ({"op:0": "?, (R, S0) -> ?", "op:2": "?, (R, S0) -> ?"}, (4 * seq * hidden + seq * hidden) / p),
     ):
-        other = find_plan(
+        other = search(
             normalize(hidet.trace_from(y, [x])),
             cluster,
             cost_model=Slapo(cluster),
@@ -172,7 +172,7 @@ def test_alpas_mlp_by_model_parallelism(axis: int) -> None:
     batch, hidden, ways = 32, 256, 4
     cluster, model = alpa((ways, 1) if axis == 0 else (1, ways))
     pins = {f"dense_{n}": f"(R, S{axis})" if n % 2 == 0 else f"(S{axis}, R)" for n in range(LAYERS)}
-    found = find_plan(mlp(LAYERS, batch, hidden), cluster, cost_model=model, solver_gap=1e-9, pins=pins)
+    found = search(mlp(LAYERS, batch, hidden), cluster, cost_model=model, solver_gap=1e-9, pins=pins)
     assert found.plan.collectives() == {"all_reduce": LAYERS // 2}
     assert found.plan.seconds == pytest.approx(LAYERS // 2 * model.all_reduce(batch * hidden * 4, axis))
     for op in found.plan.stages[0].operators:
@@ -186,7 +186,7 @@ def test_alpas_mlp_by_data_parallelism() -> None:
     """Rows of the batch arrive and leave split: every weight is whole, and the forward pass communicates nothing."""
     cluster, model = alpa((4,))
     pins = {"x0": "(S0, R)", "y0": "(S0, R)"}
-    found = find_plan(mlp(LAYERS, 256, 32), cluster, cost_model=model, solver_gap=1e-9, pins=pins)
+    found = search(mlp(LAYERS, 256, 32), cluster, cost_model=model, solver_gap=1e-9, pins=pins)
     assert (found.plan.seconds, found.plan.collectives()) == (0.0, {})
     assert all(weight.spec.is_replicated for weight in found.plan.stages[0].weights)
     assert all(op.spec.in_specs[0] == TensorShardSpec.parse("(S0, R)") for op in found.plan.stages[0].operators)
@@ -201,7 +201,7 @@ def test_alpas_mlp_on_two_mesh_axes() -> None:
     own = model.all_reduce(batch * hidden * 4 / 2, 1)
     # Weights of 4 KiB would be gathered rather than activations of 32 KiB reduced, if the operators were not pinned.
     forced = {f"op:Matmul#{n}": "?, (R, S1) -> ?" if n % 2 == 0 else "?, (S1, R) -> ?" for n in range(LAYERS)}
-    found = find_plan(
+    found = search(
         mlp(LAYERS, batch, hidden), cluster, cost_model=model, solver_gap=1e-9, pins={**pins, **ends, **forced}
     )
     assert found.plan.collectives() == {"all_reduce": LAYERS // 2}

@@ -9,7 +9,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.reshard import cheapest_conversion
-from hidet_dist.search import find_plan, search
+from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.testing import bert, shapes
@@ -63,7 +63,7 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
     # Weights, input and output; the GELU's input and output, or the partial output and the reduced one in the end.
     activations = max(2 * BATCH * INNER // ways, BATCH * HIDDEN) * 4
     held = 2 * HIDDEN * INNER * 4 // ways + 2 * BATCH * HIDDEN * 4 + activations
-    plan = search(graph, cluster, mem_budget=held, solver_gap=1e-6)
+    plan = search(graph, cluster, mem_budget=held, solver_gap=1e-6).plan
     assert max(live_bytes(GraphView(graph), plan.stages[0])) == held
     assert [str(weight.spec) for weight in plan.stages[0].weights] == ["(R, S0)", "(S0, R)"]
     # An all-reduce, or what a ring makes of one, at the same cost.
@@ -80,7 +80,7 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
 
 
 def test_with_room_and_a_slow_network_nothing_is_split() -> None:
-    plan = search(mlp(), toy(latency=1.0))
+    plan = search(mlp(), toy(latency=1.0)).plan
     assert plan.collectives() == {}
     assert all(op.spec.is_replicated or op.communication == () for op in plan.stages[0].operators)
     assert str(plan.stages[0].outputs[0].spec) == "(R, R)"
@@ -89,7 +89,7 @@ def test_with_room_and_a_slow_network_nothing_is_split() -> None:
 @pytest.mark.parametrize("mesh", [(2,), (2, 2), (2, 4)])
 def test_the_reported_time_is_that_of_the_plan_recomputed(mesh: tuple[int, ...]) -> None:
     graph, cluster = mlp(16), builtin("cpu", DeviceMesh(mesh))
-    plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4)
+    plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4).plan
     compute = sum(op.compute_seconds for op in plan.stages[0].operators)
     assert plan.seconds - compute == pytest.approx(recomputed(graph, plan, cluster), rel=1e-9)
 
@@ -100,7 +100,7 @@ def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
         search(graph, cluster, mem_budget=1000)
     least = refused.value.least_budget
     assert f"Give at least {least} bytes" in str(refused.value)
-    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stages[0])) == least
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).plan.stages[0])) == least
     with pytest.raises(InfeasibleError):
         search(graph, cluster, mem_budget=least - 1)
 
@@ -120,7 +120,7 @@ def test_the_least_budget_is_right_for_gigabytes(layers: int) -> None:
     # A device's eighth of the weights, of the input and of the output, and no more than ten times as much.
     shards = (2 * layers * 8192 * 32768 + 2 * 4096 * 8192) * 4 // 8
     assert shards < least < 10 * shards
-    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stages[0])) <= least
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).plan.stages[0])) <= least
     with pytest.raises(InfeasibleError):
         search(graph, cluster, mem_budget=int(0.99 * least))
 
@@ -128,15 +128,15 @@ def test_the_least_budget_is_right_for_gigabytes(layers: int) -> None:
 def test_the_same_graph_gets_the_same_plan() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
     budget = 2 * HIDDEN * INNER * 4
-    first = search(graph, cluster, mem_budget=budget).to_json()
-    assert search(graph, cluster, mem_budget=budget).to_json() == first
-    assert search(mlp(), cluster, mem_budget=budget).to_json() == first
+    first = search(graph, cluster, mem_budget=budget).plan.to_json()
+    assert search(graph, cluster, mem_budget=budget).plan.to_json() == first
+    assert search(mlp(), cluster, mem_budget=budget).plan.to_json() == first
 
 
 def test_both_solvers_give_plans_of_the_same_time() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
     plans = [
-        search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4, solver=name, solver_gap=1e-6)
+        search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4, solver=name, solver_gap=1e-6).plan
         for name in ("highs", "cbc")
     ]
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
@@ -144,7 +144,7 @@ def test_both_solvers_give_plans_of_the_same_time() -> None:
 
 def test_changes_of_the_best_plan_and_the_bound_are_reported() -> None:
     told: list[tuple[float, float]] = []
-    plan = search(mlp(), toy((2, 2)), mem_budget=60_000, on_incumbent=lambda *figures: told.append(figures))
+    plan = search(mlp(), toy((2, 2)), mem_budget=60_000, on_incumbent=lambda *figures: told.append(figures)).plan
     seconds, bounds = zip(*told, strict=True)
     assert list(seconds) == sorted(seconds, reverse=True)
     assert list(bounds) == sorted(bounds)
@@ -154,7 +154,7 @@ def test_changes_of_the_best_plan_and_the_bound_are_reported() -> None:
 
 def test_inputs_arrive_and_outputs_leave_as_asked() -> None:
     split = TensorShardSpec.parse("(S0, R)")
-    plan = search(mlp(), toy(), input_specs=[split], output_specs=[split])
+    plan = search(mlp(), toy(), input_specs=[split], output_specs=[split]).plan
     assert plan.stages[0].inputs[0].spec == plan.stages[0].outputs[0].spec == split
     assert plan.collectives() == {}  # data parallel from end to end
     with pytest.raises(ConfigError, match="1 inputs but 2 input specs"):
@@ -175,30 +175,30 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
     graph = normalize(bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8))
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     budget = int(0.9 * bert.weight_bytes(graph))
-    plan = search(graph, cluster, mem_budget=budget, solver_gap=0.05)
+    plan = search(graph, cluster, mem_budget=budget, solver_gap=0.05).plan
     assert max(live_bytes(GraphView(graph), plan.stages[0])) <= budget
     assert plan.seconds - sum(op.compute_seconds for op in plan.stages[0].operators) == pytest.approx(
         recomputed(graph, plan, cluster), rel=1e-9
     )
     # More memory never makes it slower.
-    assert search(graph, cluster).seconds <= plan.seconds
+    assert search(graph, cluster).plan.seconds <= plan.seconds
 
 
 def test_weights_and_operators_can_be_narrowed_down() -> None:
     graph, cluster = mlp(), toy()
     rows = TensorShardSpec.parse("(S0, R)")
-    found = find_plan(graph, cluster, pins={"w0": rows})
+    found = search(graph, cluster, pins={"w0": rows})
     assert found.plan.stages[0].weights[0].spec == rows
-    free = find_plan(graph, cluster)
+    free = search(graph, cluster)
     assert free.plan.seconds <= found.plan.seconds
     assert free.bound_seconds <= free.plan.seconds
-    whole = find_plan(graph, cluster, allow=lambda op, spec: spec.is_replicated)
+    whole = search(graph, cluster, allow=lambda op, spec: spec.is_replicated)
     assert all(op.spec.is_replicated for op in whole.plan.stages[0].operators)
     assert whole.plan.seconds >= free.plan.seconds
     with pytest.raises(ConfigError, match="nothing called 'w7'"):
-        find_plan(graph, cluster, pins={"w7": rows})
+        search(graph, cluster, pins={"w7": rows})
     with pytest.raises(ConfigError, match=r"The pin w0 = \(S3, R\) does not fit"):
-        find_plan(graph, cluster, pins={"w0": TensorShardSpec.parse("(S3, R)")})
+        search(graph, cluster, pins={"w0": TensorShardSpec.parse("(S3, R)")})
 
 
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
@@ -207,7 +207,7 @@ def test_with_ample_memory_small_weights_are_not_gathered_for_a_few_tokens(mesh:
     config = replace(shapes.LLAMA3_8B, layers=2, sequence=1)
     graph = normalize(shapes.llama(config))
     view = GraphView(graph)
-    plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
+    plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh))).plan
     small = {name for name in view.weights if len(view.shape(name)) == 1}
     assert len(small) == 2 * config.layers + 1
     converted = {c.tensor: c.steps for op in plan.stages[0].operators for c in op.conversions}
@@ -222,4 +222,4 @@ def test_operators_that_read_constants_cost_otherwise_than_equal_ones_that_read_
         y = hidet.ops.exp(hidet.ops.exp(x * constant) * x)
         graph = normalize(hidet.trace_from(hidet.ops.softmax(y, 1), [x]))
     # Their predicted costs differ; the search checks each plan's against the sum over its operators.
-    assert find_plan(graph, builtin("cpu", DeviceMesh((2,)))).plan.seconds > 0
+    assert search(graph, builtin("cpu", DeviceMesh((2,)))).plan.seconds > 0

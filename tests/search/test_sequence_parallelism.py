@@ -16,7 +16,7 @@ from hidet.graph import Operator
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
-from hidet_dist.search import SearchResult, find_plan
+from hidet_dist.search import SearchResult, search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, OpShardSpec
 from hidet_dist.view import GraphView
@@ -57,7 +57,7 @@ def no_scatter(op: Operator, spec: OpShardSpec) -> bool:
 def both(graph: hidet.FlowGraph, machine: Cluster) -> tuple[SearchResult, SearchResult]:
     """The best plan, and the best of those that do not scatter."""
     pins = megatron(graph)
-    return find_plan(graph, machine, pins=pins, solver_gap=0.0), find_plan(
+    return search(graph, machine, pins=pins, solver_gap=0.0), search(
         graph, machine, pins=pins, solver_gap=0.0, allow=no_scatter
     )
 
@@ -100,14 +100,14 @@ def test_the_tokens_are_split_where_only_that_fits() -> None:
     """With memory so fast that norms and residuals cost next to nothing, the budget decides."""
     graph, machine = blocks([TOKENS, HIDDEN], HIDDEN), cluster(bandwidth=1e30)
     view, pins = GraphView(graph), megatron(graph)
-    reduced = find_plan(graph, machine, pins=pins, allow=no_scatter).plan
+    reduced = search(graph, machine, pins=pins, allow=no_scatter).plan
     needed = max(live_bytes(view, reduced.stages[0]))
     with pytest.raises(InfeasibleError) as error:
-        find_plan(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
+        search(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
     budget = error.value.least_budget - 1
     # A whole partial sum and a whole result are held at once when one becomes the other.
     assert budget < needed
-    found = find_plan(graph, machine, mem_budget=budget, pins=pins).plan
+    found = search(graph, machine, mem_budget=budget, pins=pins).plan
     assert found.collectives()["reduce_scatter"] >= 1
     assert max(live_bytes(view, found.stages[0])) <= budget
     # The arithmetic of norms and residuals, on shards, is less.

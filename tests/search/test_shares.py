@@ -15,10 +15,8 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.normalize import normalize
-from hidet_dist.search import SearchOptions, search, search_family, search_shares
-from hidet_dist.search.family import FamilyMember
-from hidet_dist.search.family_shares import search_family_shares
-from hidet_dist.search.shares import DividedGraph, proportional, proposed_meshes
+from hidet_dist.search import FamilyMember, search
+from hidet_dist.search.shares import proportional, proposed_meshes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.weights import weight
@@ -54,22 +52,22 @@ def test_parts_are_divided_so_that_no_move_of_one_shortens_the_longest_time(rate
 
 def test_the_search_takes_shares_in_proportion_to_rates() -> None:
     cluster, graph = machine(3 * RATE, RATE), normalize(traced())
-    assert DeviceMesh((2,), ("gpu",), ((3, 1),)) in proposed_meshes([DividedGraph(graph)], cluster)
-    plan = search_shares(graph, cluster, SearchOptions())
+    assert DeviceMesh((2,), ("gpu",), ((3, 1),)) in proposed_meshes([FamilyMember(graph)], cluster)
+    plan = search(graph, cluster, searches_shares=True).plan
     assert plan.stages[0].mesh == DeviceMesh((2,), ("gpu",), ((3, 1),))
-    even = search(graph, cluster)
+    even = search(graph, cluster).plan
     assert plan.seconds < even.seconds / 1.9  # twice as fast, but for what is sent
 
 
 def test_shares_of_graphs_with_symbolic_dims_are_those_of_their_other_dims() -> None:
     """The rows are planned for 3 * 5 * 7, which more shares than those of 256 divide."""
     cluster, graph, symbols = machine(3 * RATE, RATE), normalize(traced("rows")), {"rows": SymbolSize(105)}
-    proposed = [sum(mesh.shares[0]) for mesh in proposed_meshes([DividedGraph(graph, symbols)], cluster)]
+    proposed = [sum(mesh.shares[0]) for mesh in proposed_meshes([FamilyMember(graph, symbols=symbols)], cluster)]
     assert proposed[0] == 4
     assert all(HIDDEN % parts == 0 for parts in proposed)
-    plan = search_shares(graph, cluster, SearchOptions(symbols=symbols))
+    plan = search(graph, cluster, searches_shares=True, symbols=symbols).plan
     assert str(plan.stages[0].mesh) == "[gpu=3:1]"
-    assert plan.seconds < search(graph, cluster, symbols=symbols).seconds / 1.5
+    assert plan.seconds < search(graph, cluster, symbols=symbols).plan.seconds / 1.5
 
 
 def test_shares_that_divide_the_batch_are_proposed_and_taken_where_messages_are_slow() -> None:
@@ -78,11 +76,11 @@ def test_shares_that_divide_the_batch_are_proposed_and_taken_where_messages_are_
     y = ops.relu(ops.matmul(x, weight("up", [192, 192], "float32")))
     graph = normalize(hidet.trace_from(ops.matmul(y, weight("down", [192, 192], "float32")), [x]))
     quick, slow = machine(2 * RATE, RATE), machine(2 * RATE, RATE, latency=1e-5)
-    proposed = [mesh.shares[0] for mesh in proposed_meshes([DividedGraph(graph)], quick)]
+    proposed = [mesh.shares[0] for mesh in proposed_meshes([FamilyMember(graph)], quick)]
     assert proposed[0] == (2, 1)
     assert [sum(shares) for shares in proposed if 8 % sum(shares) == 0] == [4]
-    assert str(search_shares(graph, quick, SearchOptions()).stages[0].mesh) == "[gpu=2:1]"
-    plan = search_shares(graph, slow, SearchOptions())
+    assert str(search(graph, quick, searches_shares=True).plan.stages[0].mesh) == "[gpu=2:1]"
+    plan = search(graph, slow, searches_shares=True).plan
     assert str(plan.stages[0].mesh) == "[gpu=3:1]"
     assert plan.collectives() == {"all_gather": 1}  # of the outputs
 
@@ -90,10 +88,10 @@ def test_shares_that_divide_the_batch_are_proposed_and_taken_where_messages_are_
 def test_the_even_split_is_kept_where_shares_do_not_pay() -> None:
     graph = normalize(traced())
     for cluster in (machine(RATE, RATE), machine(3 * RATE, RATE, latency=1.0)):
-        assert not search_shares(graph, cluster, SearchOptions()).stages[0].mesh.is_uneven()
-    assert proposed_meshes([DividedGraph(graph)], machine(RATE, RATE)) == []
+        assert not search(graph, cluster, searches_shares=True).plan.stages[0].mesh.is_uneven()
+    assert proposed_meshes([FamilyMember(graph)], machine(RATE, RATE)) == []
     one = Cluster(DeviceMesh((2,)), (Link(0.0, 1e9),), Device("one", {"default": RATE}, 1e9, 1, 0.0))
-    assert proposed_meshes([DividedGraph(graph)], one) == []
+    assert proposed_meshes([FamilyMember(graph)], one) == []
 
 
 def test_shares_are_in_proportion_to_memory_where_equal_parts_of_the_weights_fill_it() -> None:
@@ -108,14 +106,14 @@ def test_shares_are_in_proportion_to_memory_where_equal_parts_of_the_weights_fil
         ]
         return unequal_cluster(cluster.mesh, cluster.links, groups)
 
-    (mesh,) = proposed_meshes([DividedGraph(graph)], of_memory(1.2, 0.4))
+    (mesh,) = proposed_meshes([FamilyMember(graph)], of_memory(1.2, 0.4))
     assert mesh.shares == ((3, 1),)
-    plan = search_shares(graph, of_memory(1.2, 0.4), SearchOptions())
+    plan = search(graph, of_memory(1.2, 0.4), searches_shares=True).plan
     assert plan.stages[0].mesh == mesh
-    assert proposed_meshes([DividedGraph(graph)], of_memory(1.2, 0.4), mem_budget=weights) == []
-    assert proposed_meshes([DividedGraph(graph)], of_memory(1.2, 0.7)) == []
+    assert proposed_meshes([FamilyMember(graph)], of_memory(1.2, 0.4), mem_budget=weights) == []
+    assert proposed_meshes([FamilyMember(graph)], of_memory(1.2, 0.7)) == []
     with pytest.raises(InfeasibleError):
-        search_shares(graph, of_memory(0.7, 0.2), SearchOptions())
+        search(graph, of_memory(0.7, 0.2), searches_shares=True)
 
 
 @pytest.mark.parametrize("frequency", [1.0, 99.0])
@@ -130,20 +128,20 @@ def test_graphs_that_share_weights_have_shares_that_suit_all_of_them(frequency: 
         return FamilyMember(normalize(hidet.trace_from(y, [x])), frequency if rows == 1 else 1.0, names)
 
     members = [of_rows(ROWS), of_rows(1)]
-    family = search_family_shares(members, cluster, SearchOptions())
-    even = search_family(members, cluster)
+    family = search(members, cluster, searches_shares=True)
+    even = search(members, cluster)
     assert family.seconds < even.seconds / 1.7
     (mesh,) = {plan.stages[0].mesh for plan in family.plans}
     assert mesh.shares == ((3, 1),)
-    stated = search_family(members, replace(cluster, mesh=mesh))
+    stated = search(members, replace(cluster, mesh=mesh))
     assert stated.plans == family.plans
-    equal = search_family_shares(members, machine(RATE, RATE), SearchOptions())
+    equal = search(members, machine(RATE, RATE), searches_shares=True)
     assert not equal.plans[0].stages[0].mesh.is_uneven()
 
 
 def test_only_the_first_axis_gets_shares() -> None:
     cluster = machine(2 * RATE, RATE, shape=(2, 2))
-    meshes = proposed_meshes([DividedGraph(normalize(traced()))], cluster)
+    meshes = proposed_meshes([FamilyMember(normalize(traced()))], cluster)
     assert meshes
     assert all(mesh.shares[0] and not mesh.shares[1] for mesh in meshes)
 

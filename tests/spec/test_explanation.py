@@ -17,7 +17,7 @@ import hidet_dist  # noqa: F401
 from hidet_dist.codec import encode
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan, search
+from hidet_dist.search import search
 from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.spec.report import SearchReport
@@ -44,7 +44,7 @@ MEGATRON = {"fc1.weight": "(R, S1)", "fc2.weight": "(S1, R)", "op:0": "?, (R, S1
 def planned(**more):
     graph, names = block()
     cluster = builtin("dgx-a100", DeviceMesh((2, 2), ("node", "gpu")))
-    return graph, find_plan(graph, cluster, names=names, **more).plan
+    return graph, search(graph, cluster, names=names, **more).plan
 
 
 def test_the_figures_add_up() -> None:
@@ -74,7 +74,7 @@ def test_the_runner_up_is_the_next_best_choice() -> None:
         assert runner_up.spec != str(op.spec)
         assert plan.seconds <= runner_up.at_least_seconds * (1 + 1e-9)
         assert runner_up.at_least_seconds <= runner_up.alone_seconds * (1 + 1e-9)
-        pinned = search(graph, cluster, solver_gap=0.0, pins={f"op:{op.index}": runner_up.spec.partition("|")[0]})
+        pinned = search(graph, cluster, solver_gap=0.0, pins={f"op:{op.index}": runner_up.spec.partition("|")[0]}).plan
         assert pinned.seconds <= runner_up.at_least_seconds * (1 + 1e-9)
         forced = plan.edit({f"op:{op.index}": runner_up.spec})
         assert hidet.distributed.recost(forced, graph, cluster).seconds == pytest.approx(runner_up.alone_seconds)
@@ -119,7 +119,7 @@ def test_schedule_lines_are_what_a_person_would_write() -> None:
     graph, names = block()
     plan = search(
         graph, builtin("cpu", DeviceMesh((2,))), names=names, pins={"fc1.weight": "(R, S0)"}, mode="propagate"
-    )
+    ).plan
     assert plan.explain().schedule == [
         'shard("fc1.weight", dim=1)',
         'shard("fc1.bias", dim=0)',
@@ -187,4 +187,4 @@ def test_the_explanation_says_what_is_hidden_of_each_collective() -> None:
     assert "With overlap: " in text
     assert "Collectives beside computation" in text
     alone = builtin("cpu", plan.stages[0].mesh)
-    assert find_plan(block()[0], alone).plan.explain().to_data()["overlap"] is None
+    assert search(block()[0], alone).plan.explain().to_data()["overlap"] is None

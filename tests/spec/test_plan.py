@@ -17,7 +17,7 @@ from hidet_dist.testing import models
 
 def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
     graph = normalize(models.gpt2()[0])
-    plan = search(graph, builtin("cpu", DeviceMesh((2,), ("gpu",))), mem_budget=300_000)
+    plan = search(graph, builtin("cpu", DeviceMesh((2,), ("gpu",))), mem_budget=300_000).plan
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again == plan
@@ -40,7 +40,7 @@ def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
 def test_operators_without_a_rule_have_a_note():
     x = hidet.symbol([4, 6], "float32", "cpu")
     graph = normalize(hidet.trace_from(TransferOp(hidet.ops.exp(x), x.device).outputs[0], [x]))
-    exp, transfer = search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0].operators
+    exp, transfer = search(graph, builtin("cpu", DeviceMesh((2,)))).plan.stages[0].operators
     assert exp.note == ""
     assert transfer.spec.is_replicated
     assert transfer.note == "replicated: it moves data between devices"

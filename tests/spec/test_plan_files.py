@@ -34,7 +34,7 @@ def planned() -> Plan:
         builtin("dgx-a100", DeviceMesh((2, 2))),
         symbols={"n": SymbolSize(8, 4)},
         pins={"op:2": "(R, S0), (S0, R) -> ?", "x0": "(S1, R)", "y0": "(S1, R)"},
-    )
+    ).plan
 
 
 def say_all(plan: Plan) -> None:

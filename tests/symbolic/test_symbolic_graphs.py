@@ -40,7 +40,7 @@ def encoder_plan(mesh: DeviceMesh, batch: SymbolSize, specs=(None, None), output
     graph = normalize(models.encoder_block("batch", "seq"))
     pins = {} if specs[0] else {f"w{number}": "(R, S0)" for number in range(3)}  # by heads
     symbols = {"batch": batch, "seq": SymbolSize(128)}
-    return search(graph, builtin("cpu", mesh), input_specs=specs, output_specs=outputs, pins=pins, symbols=symbols)
+    return search(graph, builtin("cpu", mesh), input_specs=specs, output_specs=outputs, pins=pins, symbols=symbols).plan
 
 
 @pytest.mark.parametrize("mesh", [pytest.param((2,), marks=pytest.mark.slow), (2, 2)], ids=str)
@@ -205,7 +205,7 @@ def test_a_gathered_result_of_symbolic_dims_is_packed_at_the_most():
     x = symbol("rows", 16)
     graph = normalize(hidet.trace_from(ops.relu(ops.matmul(x, weight(16, 4096))), [x]))
     cluster = builtin("dgx-h100", DeviceMesh((2,)))
-    plan = search(graph, cluster, pins={"w0": "(R, S0)"}, symbols={"rows": SymbolSize(16)})
+    plan = search(graph, cluster, pins={"w0": "(R, S0)"}, symbols={"rows": SymbolSize(16)}).plan
     held = max(live_bytes(planning_view(graph, {"rows": SymbolSize(16)}, cluster.mesh), plan.stages[0]))
     result, shard = 16 * 4096 * 4, 16 * 2048 * 4
     # The weight's shard, the input, the result, its shard before, and what is received of both before it is joined.
@@ -252,7 +252,7 @@ def test_symbols_that_do_not_fit_the_graph_are_refused(symbols, message):
 def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
     graph, mesh = normalize(flattened()), DeviceMesh((2,))
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
-    plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared)
+    plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared).plan
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
@@ -266,7 +266,7 @@ def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
 def test_a_plan_that_splits_what_is_not_declared_is_refused():
     graph, mesh = normalize(flattened()), DeviceMesh((2,))
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
-    plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared)
+    plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared).plan
     text = plan.to_json().replace('"multiple_of": 2', '"multiple_of": 1')
     with pytest.raises(PlanError, match="splits dim 0"):
         hidet.distributed.validate_plan(Plan.from_json(text), graph)
@@ -300,7 +300,7 @@ def test_graphs_of_fixed_and_symbolic_sizes_share_a_layout_of_weights():
 def test_the_simulator_takes_sizes_from_the_inputs():
     graph, cases = simulated([(2, 3), (4, 5)])
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
-    plan = search(graph, builtin("cpu", DeviceMesh((2,))), input_specs=[S3], symbols=declared)
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), input_specs=[S3], symbols=declared).plan
     program = partition_graph(graph, plan.stages[0])
     for inputs in cases:
         np.testing.assert_allclose(simulate(program, inputs)[0], evaluate_graph(graph, inputs)[0], atol=1e-5)
@@ -311,6 +311,6 @@ def test_the_simulator_takes_sizes_from_the_inputs():
 def test_two_inputs_that_disagree_are_refused():
     graph = normalize(pooled())
     declared = {"batch": SymbolSize(8), "seq": SymbolSize(8)}
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,))), symbols=declared).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,))), symbols=declared).plan.stages[0])
     with pytest.raises(InputError, match=r"seq must be the same everywhere; dim 1 of input 1 says seq = 4, but dim 1"):
         simulate(program, [np.zeros((2, 3, 8), np.float32), np.zeros((2, 4, 1), np.float32)])

@@ -7,7 +7,7 @@ import hidet
 
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -26,7 +26,7 @@ def test_planning_does_not_touch_the_weights() -> None:
     graph = normalize(shapes.gpt(dataclasses.replace(shapes.GPT3_175B, layers=2)))
     assert weight_bytes(graph) > 9e9
     before = resident_bytes()
-    plan = find_plan(graph, builtin("dgx-a100", DeviceMesh((8,)))).plan
+    plan = search(graph, builtin("dgx-a100", DeviceMesh((8,)))).plan
     assert sum(weight.nbytes for weight in plan.stages[0].weights) == weight_bytes(graph)
     assert resident_bytes() - before < 2**29
 

@@ -105,7 +105,7 @@ def test_a_fused_projection_reads_its_parts_from_the_whole_weight(tmp_path: Path
     names = names_of(GraphView(graph).tensors.values())
     assert {name for name in names if "qkv" in name} == {"qkv[:, 0:4]", "qkv[:, 4:8]", "qkv[:, 8:12]"}
     pins = {"qkv[:, 4:8]": "(R, S0)", "bias[8:12]": "(S0)"}
-    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins)
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins).plan
     program = partition_graph(graph, plan.stages[0], SafetensorsFiles.open(tmp_path))
     expected = np.exp(x @ w + b)
     for results in evaluate_program(program, [x]):
@@ -122,7 +122,7 @@ def test_weights_made_from_files_need_no_configuration(tmp_path: Path) -> None:
     }
     x = hidet.symbol([4, 8], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, weights["w"]), [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).plan.stages[0])
     assert all((data == 2).all() for name, data in program.data_of(1).items() if name == "w0")
 
 
@@ -183,7 +183,7 @@ def test_tensors_that_cannot_be_weights_are_refused() -> None:
 
 def refused(graph: FlowGraph, weights: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by auto_parallel before anything is planned or written."""
-    monkeypatch.setattr("hidet_dist.phases.values.plan_graph", lambda *_: pytest.fail("planned"))
+    monkeypatch.setattr("hidet_dist.phases.values.find_plans", lambda *_, **__: pytest.fail("planned"))
     config = {} if weights is None else {"weights": weights}
     with pytest.raises((WeightsError, ConfigError), match=says):
         dist.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / "out")
@@ -209,7 +209,7 @@ def test_weights_that_do_not_fit_are_refused_before_planning(tmp_path: Path, mon
 
 def test_a_program_without_data_names_the_missing_weights() -> None:
     graph = traced()
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).plan.stages[0])
     with pytest.raises(WeightsError, match="'w' has no data"):
         program.data_of(0)
 

@@ -21,7 +21,7 @@ from hidet_dist.machine.kernels import ATTENTION, Work, product_class
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
@@ -151,9 +151,7 @@ def build_kernels(mesh: DeviceMesh, file: Path) -> None:
     """Compile all probes as one program that every rank of the mesh runs whole, and save the list of its kernels."""
     traced = [probe.trace() for probe in KERNEL_PROBES]
     graph = normalize(hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs]))
-    plan = find_plan(
-        graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
-    ).plan
+    plan = search(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
     compiled = compile_program(partition_graph(graph, plan.stages[0]))
     parts = zip(KERNEL_PROBES, compiled.graph.outputs, strict=True)
     save_kernels(file, [_calls(probe.title, y, compiled) for probe, y in parts])

@@ -15,7 +15,7 @@ from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
 _FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns of products: for OpenBLAS, and for hidet's generic kernels
@@ -79,9 +79,7 @@ def probes(dtypes: Sequence[str]) -> list[Probe]:
 def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     """Build artifacts of a probe that every rank of the mesh runs whole."""
     graph = normalize(probe.build())
-    plan = find_plan(
-        graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
-    ).plan
+    plan = search(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
     program = partition_graph(graph, plan.stages[0])
     folder.mkdir()
     write_artifacts(folder, {MAIN: BuiltProgram(plan, [(program, compile_program(program))])})

@@ -21,10 +21,10 @@ from hidet_dist.machine import Cluster
 from hidet_dist.normalize.storage import storable_weights, tables_of
 from hidet_dist.partitioning import Program
 from hidet_dist.phases.values import Compiled, Partitioned, Planned, Prepared, Traced
-from hidet_dist.pipeline.planning import Planning, plan_family
+from hidet_dist.pipeline.planning import Planning, find_plans
 from hidet_dist.progress import Progress
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import Family, FamilyMember
+from hidet_dist.search import FamilyMember, SearchResult
 from hidet_dist.search.family import held_keys
 from hidet_dist.search.formulation.labels import tensor_labels
 from hidet_dist.spec.extents import extents_of, symbols_in
@@ -245,15 +245,20 @@ class PreparedFamily:
         """
         members, optimization = list(self.members.items()), self.first.traced.optimization
         options = replace(
-            self.first.traced.search_options(), names=None, pins=None, input_specs=None, output_specs=None, symbols={}
+            self.first.traced.search_options(),
+            names=None,
+            pins=None,
+            input_specs=None,
+            output_specs=None,
+            symbols={},
+            searches_shares=self.first.traced.distributed.searches_shares,
         )
         stages = optimization.pipeline_options() if optimization.given_stages is None else optimization.given_stages
-        searches_shares = self.first.traced.distributed.searches_shares
         for _, prepared in members:
             prepared.write_rules()
-        found = plan_family(
+        found = find_plans(
             [self._member(name, prepared) for name, prepared in members],
-            Planning(self.cluster, options, stages, searches_shares=searches_shares),
+            Planning(self.cluster, options, stages),
             rules=self.first.rules,
         )
         plans = zip(members, found.plans, strict=True)
@@ -286,7 +291,7 @@ class PlannedFamily:
 
     prepared: PreparedFamily
     members: Mapping[str, Planned]
-    found: Family
+    found: SearchResult
 
     @property
     def predicted_seconds(self) -> float:

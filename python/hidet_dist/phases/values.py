@@ -46,7 +46,7 @@ from hidet_dist.phases.dump import Dump, choices_text, rules_text
 from hidet_dist.phases.staged import StagedGraph
 from hidet_dist.pipeline import stage_cluster
 from hidet_dist.pipeline.given import with_seconds
-from hidet_dist.pipeline.planning import Planning, plan_graph, problem_of
+from hidet_dist.pipeline.planning import Planning, find_plans, problem_of
 from hidet_dist.progress import Progress, ProgressBar
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
@@ -314,7 +314,7 @@ class Prepared:
             options = replace(planning.options, clock=clock, on_incumbent=show, without=without)
             planning = replace(planning, options=options)
             self.write_rules()
-            return self.with_plan(plan_graph(self.graph, planning, self.rules))
+            return self.with_plan(find_plans(self.graph, planning, rules=self.rules).plan)
 
     def write_rules(self) -> None:
         """Write the rules of the operators and their choices, if the environment asks for it."""
@@ -356,11 +356,10 @@ class Prepared:
             given = tuple(replace(one, searches_shares=not one.mesh.is_uneven()) for one in given)
         return Planning(
             self.cluster,
-            replace(self.traced.search_options(), names=self.names),
+            replace(self.traced.search_options(), names=self.names, searches_shares=distributed.searches_shares),
             optimization.pipeline_options() if given is None else given,
             optimization.micro_batches or 1,
             optimization.outputs,
-            distributed.searches_shares,
         )
 
     def take(self, plan: Plan) -> Planned:

@@ -26,7 +26,7 @@ from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StageMessag
 from hidet_dist.pipeline.tables import stage_rules
 from hidet_dist.rules.rule import RuleTable, signature_of
 from hidet_dist.search.formulation.formulate import stored_specs
-from hidet_dist.search.planner import SearchResult
+from hidet_dist.search.result import SearchResult
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView

@@ -2,7 +2,7 @@
 
 The bounds of all stages (:mod:`hidet_dist.pipeline.tables`) and a dynamic program over them
 (:mod:`hidet_dist.pipeline.chain`) give a pipeline and a lower bound of all pipelines. Its stages are then planned, each
-as a separate graph under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all equal stages
+as a separate graph under its memory budget (:func:`hidet_dist.search.search`), and the bounds of all equal stages
 are raised to the proven bounds of these plans. This is repeated until the best planned pipeline is within the gap of
 the bound.
 """
@@ -50,7 +50,7 @@ from hidet_dist.search.formulation.memory import live_bytes
 from hidet_dist.search.formulation.pins import parse_pins
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import SearchResult
+from hidet_dist.search.result import SearchResult
 from hidet_dist.search.tuning import FORMULATION_FRACTION
 from hidet_dist.spec import TensorShardSpec
 

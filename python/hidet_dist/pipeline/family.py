@@ -5,7 +5,7 @@ given by weights: the operators that read a shared weight are in the same stage 
 
 The best pipeline of each graph alone gives a lower bound, and a candidate for the cut. With each candidate, the other
 graphs are searched for their specs at the boundaries, and then the graphs' parts of each stage are planned together, as
-a family of one stage (:func:`hidet_dist.search.search_family`). One stage on the whole machine is a candidate, too.
+a family of one stage (:func:`hidet_dist.search.search`). One stage on the whole machine is a candidate, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from hidet_dist.pipeline.planner import search_pipeline
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart, pipeline_of
 from hidet_dist.pipeline.tables import offered_to_stages
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import Family, FamilyMember, SearchOptions, search_family
+from hidet_dist.search import FamilyMember, SearchOptions, SearchResult, search
 from hidet_dist.search.family import held_keys, shared_weights
 from hidet_dist.search.formulation.devices import memory_budget, with_budget
 from hidet_dist.search.formulation.labels import parse_names
 from hidet_dist.search.formulation.pins import parse_pins
-from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import warn_of_limit
+from hidet_dist.search.limits import Limits, warn_of_limit
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -41,7 +40,7 @@ def search_pipeline_family(
     options: SearchOptions | None = None,
     pipeline: PipelineOptions | None = None,
     rules: RuleTable | None = None,
-) -> Family:
+) -> SearchResult:
     """Find pipelines of several graphs with one cut and one layout of the weights that they share.
 
     The result's seconds are the weighted sum of the objective's values. Its bound is that of all pipelines, those with
@@ -49,7 +48,7 @@ def search_pipeline_family(
 
     Parameters
     ----------
-    members: the graphs, and their constraints; see :func:`hidet_dist.search.search_family`.
+    members: the graphs, and their constraints; see :class:`hidet_dist.search.FamilyMember`.
     cluster: the machine.
     options: the options of a search, without names, pins and specs, which the members have. The memory budget is each
         device's, for the weights of all graphs together.
@@ -156,14 +155,14 @@ class _FamilySearch:
         self.everywhere = {place for group, place in number.items() if len({g for g, _ in group}) > 1}
         self.errors: list[ConfigError | InfeasibleError | SolverError] = []
 
-    def run(self) -> Family:
+    def run(self) -> SearchResult:
         """Find the best candidate."""
         count = len(self.members)  # what follows has as much time as one of the graphs
         alone = [self._search(g, self.pipeline, self.limits.part(1 / (count - g + 1))) for g in range(count)]
         bound = math.fsum(
             member.frequency * result.bound_seconds for member, result in zip(self.members, alone, strict=True)
         )
-        best: Family | None = None
+        best: SearchResult | None = None
         for candidate in self._candidates(alone):
             if best is not None and (self.limits.expired() or best.seconds * (1 - self.options.solver_gap) <= bound):
                 break
@@ -245,7 +244,7 @@ class _FamilySearch:
         )
         return self._search(g, replace(self.pipeline, stages=stages), self.limits)
 
-    def _family(self, candidate: _Candidate, bound: float) -> Family:
+    def _family(self, candidate: _Candidate, bound: float) -> SearchResult:
         """Plan all graphs with one cut."""
         results = [self._constrained(g, candidate) for g in range(len(self.members))]
         planned: list[list[PlannedStage]] = [[] for _ in results]
@@ -268,9 +267,10 @@ class _FamilySearch:
         seconds = math.fsum(member.frequency * one.value for member, one in zip(self.members, made, strict=True))
         gap = max(0.0, 1 - bound / seconds) if seconds else 0.0
         plans = tuple(one.plan(self.cluster, self.pipeline) for one in made)
-        return Family(plans, seconds, gap, min(bound, seconds), specs, self.limits.time_reached)
+        least = min(bound, seconds)
+        return SearchResult(plans, seconds, gap, least, self.limits.time_reached, param_specs=specs)
 
-    def _stage(self, micros: Sequence[MicroBatchGraph], stages: Sequence[PlannedStage]) -> Family:
+    def _stage(self, micros: Sequence[MicroBatchGraph], stages: Sequence[PlannedStage]) -> SearchResult:
         """Plan the graphs' parts of one stage together, with what enters in the specs of each graph's plan."""
         cluster = stages[0].cluster
         members = []
@@ -316,4 +316,4 @@ class _FamilySearch:
         options = replace(self.options, mem_budget=given_budget)
         views = [GraphView(micro.graph) for micro in micros]
         offered = offered_to_stages(views, cluster.mesh, options.unequal_parts, self.rules)
-        return search_family(members, within, options, rules=self.rules, limits=self.limits, offered=offered)
+        return search(members, within, options, rules=self.rules, limits=self.limits, offered=offered)

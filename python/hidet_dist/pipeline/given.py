@@ -10,7 +10,7 @@ from typing import Any
 from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, SpecError
-from hidet_dist.machine import Cluster
+from hidet_dist.machine import Cluster, DeviceGroup
 from hidet_dist.machine.groups import slowest
 from hidet_dist.machine.slices import (
     MeshSlice,
@@ -25,10 +25,9 @@ from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import SearchOptions, SearchResult, search
 from hidet_dist.search.formulation.pins import parse_pins
-from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import search
-from hidet_dist.search.shares import AUTO, parse_shares, search_shares
+from hidet_dist.search.shares import AUTO, parse_shares
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, Pipeline, Port
 from hidet_dist.transfer import MeshLayout, plan_transfer
@@ -142,8 +141,8 @@ def plan_given(
     batch_dims: Sequence[int | None] | None = None,
     results: str = ALL,
     rules: RuleTable | None = None,
-) -> Plan:
-    """Plan a pipeline of given stages, with a search for each.
+) -> SearchResult:
+    """Plan a pipeline of given stages, with a search for each. Nothing is proven of the pipeline's seconds.
 
     Parameters
     ----------
@@ -185,23 +184,23 @@ def plan_given(
     batch = micro_batch(graph, micro_batches, batch_dims, symbols, rules)
     options = replace(options, symbols=batch.declared)
     cut = cut_graph(batch, [stage.operators for stage in stages])
-    planned = []
+    results_of_stages: list[SearchResult] = []
     for number, (stage, stage_graph) in enumerate(zip(stages, cut.graphs, strict=True)):
         try:
             part = stage_cluster(cluster, stage.mesh, ranks[number])
-            changed = replace(options, pins=dict(stage.pins) or None)
             if stage.searches_shares:
                 along = devices_along(cluster, stage.mesh, ranks[number].start)
-                plan_of_stage = search_shares(stage_graph, part, changed, along, rules)
-            else:
-                plan_of_stage = search(stage_graph, part, changed, rules=rules)
+                part = replace(part, groups=tuple(DeviceGroup(1, device) for device in along))
+            own = replace(options, pins=dict(stage.pins) or None, searches_shares=stage.searches_shares)
+            results_of_stages.append(search(stage_graph, part, own, rules=rules))
         except ConfigError as error:
             raise ConfigError(f"Stage {number}: {error}") from error
-        planned.append(plan_of_stage.stages[0])
+    planned = [result.plan.stages[0] for result in results_of_stages]
     pipeline = cut.pipeline([stage.operators for stage in stages], ranks, results)
     plan = Plan(tuple(planned), with_seconds(pipeline, planned, cluster))
     plan.check_pipeline()
-    return plan
+    late = any(result.time_limit_reached for result in results_of_stages)
+    return SearchResult((plan,), plan.makespan_seconds, 1.0, 0.0, late)
 
 
 def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Cluster) -> Pipeline:

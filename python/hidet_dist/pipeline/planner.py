@@ -23,10 +23,8 @@ from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stage_search import StageSearch
 from hidet_dist.pipeline.stages import PipelineResult, PlannedStage
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions
-from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import search_result, warn_of_limit
-from hidet_dist.search.shares import shares_result
+from hidet_dist.search import SearchOptions, search
+from hidet_dist.search.limits import Limits, warn_of_limit
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import graph_symbols
 
@@ -176,7 +174,8 @@ class _Candidates:
     def proven_best(self) -> PipelineResult:
         """Return the best pipeline with the bound of all; raises the error that tells most where there is none."""
         if self.best is not None:
-            return replace(self.best, bound_seconds=min(self.bound, self.best.value))
+            bound, late = min(self.bound, self.best.value), self._limits.time_reached
+            return replace(self.best, bound_seconds=bound, time_limit_reached=late)
         unsolved = [error for error in self._errors if isinstance(error, SolverError)]
         if unsolved:  # what it might have found is not known to be over the budget
             raise unsolved[0]
@@ -275,11 +274,8 @@ def _one_stage(
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_FRACTION) if several else limits
-    changed = replace(options, symbols=micro.declared)
-    if pipeline.searches_shares:
-        result = shares_result(micro.graph, cluster, changed, part, rules=rules)
-    else:
-        result = search_result(micro.graph, cluster, changed, part, rules).reported(part)
+    changed = replace(options, symbols=micro.declared, searches_shares=pipeline.searches_shares)
+    result = search(micro.graph, cluster, changed, rules=rules, limits=part)
     stage = result.plan.stages[0]
     whole = MeshSlice(0, cluster.mesh.size)
     return PipelineResult(

@@ -22,10 +22,10 @@ from hidet_dist.pipeline.stages import (
     pipeline_of,
 )
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions
+from hidet_dist.search import FamilyMember, SearchOptions
 from hidet_dist.search.limits import Limits, OutOfTimeError
-from hidet_dist.search.planner import SearchResult
-from hidet_dist.search.shares import DividedGraph, proposed_shares
+from hidet_dist.search.result import SearchResult
+from hidet_dist.search.shares import proposed_shares
 from hidet_dist.symbolic.planning import planning_view
 
 
@@ -67,11 +67,12 @@ class StageSearch(ABC):
         if not self.pipeline.searches_shares:
             return slices
         known: dict[tuple[Device, ...], list[tuple[int, ...]]] = {}
+        member = FamilyMember(self.micro.graph, symbols=self.micro.declared)
         for rank, parts in slices.items():
             for part in list(parts):
                 devices = tuple(devices_along(self.cluster, sub_cluster(self.cluster, part).mesh, part.start))
                 if devices not in known:
-                    known[devices] = proposed_shares([DividedGraph(self.micro.graph, self.micro.declared)], devices)
+                    known[devices] = proposed_shares([member], devices)
                 slices[rank] += [replace(part, shares=shares) for shares in known[devices]]
         return slices
 

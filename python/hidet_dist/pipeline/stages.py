@@ -18,10 +18,9 @@ from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import part_names
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions, SearchResult, search
 from hidet_dist.search.formulation.devices import memory_budget, with_budget
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.objectives import Objective
 from hidet_dist.spec.pipeline import PipelineSearch
@@ -79,16 +78,8 @@ class StagePart:
         changed = self.options(cluster, options, buffered)
         within, left = with_budget(cluster, options.mem_budget, memory_budget(cluster, changed.mem_budget))
         try:
-            return find_plan(
-                self.graph,
-                within,
-                replace(changed, mem_budget=left),
-                report=False,
-                overlap=False,
-                rules=rules,
-                limits=limits,
-                offered=rules.offered,
-            )
+            own = replace(changed, mem_budget=left, report=False, overlap=False)
+            return search(self.graph, within, own, rules=rules, limits=limits, offered=rules.offered)
         except InfeasibleError as error:
             raise InfeasibleError(str(error), error.least_budget + buffers, error.bound_bytes + buffers) from error
 
@@ -171,6 +162,7 @@ class PipelineResult:
     delivery_seconds: predicted, to send the outputs from the last stage to the ranks of all others.
     value: the objective's value, in seconds.
     bound_seconds: a lower bound of the value of all candidates; 0 if the time limit left candidates out.
+    time_limit_reached: whether the time limit cut the search short.
     """
 
     micro: MicroBatchGraph
@@ -179,6 +171,7 @@ class PipelineResult:
     delivery_seconds: float
     value: float
     bound_seconds: float
+    time_limit_reached: bool = False
 
     @property
     def gap(self) -> float:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import hidet
 
-from hidet_dist.compat.quick import quick_hidet
-from hidet_dist.cost.model import CostModel, PredictedCost
+from hidet_dist.cost.model import PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
-from hidet_dist.machine import Cluster
-from hidet_dist.normalize import NormalGraph
-from hidet_dist.rules.rule import OfferedParts, RuleTable
+from hidet_dist.frugal import collector_paused
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.choice_sets import ChoiceSet
@@ -26,91 +23,26 @@ from hidet_dist.search.formulation.parts import offered_parts
 from hidet_dist.search.formulation.pins import Pins, parse_pins
 from hidet_dist.search.formulation.solution import StageCosts, write_stage
 from hidet_dist.search.in_time import plan_in_time
-from hidet_dist.search.limits import Limits
+from hidet_dist.search.limits import Limits, limits_as_errors
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.planner import collector_paused, limits_as_errors, warn_of_limit
 from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem, Solution, restricted
 from hidet_dist.search.problem.devices import DeviceMemory, on_devices
+from hidet_dist.search.request import FamilyMember, SearchRequest
+from hidet_dist.search.result import SearchResult
 from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
-from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view, rule_table
-from hidet_dist.view import GraphView, graph_symbols
-
-Specs = Sequence[TensorShardSpec | None] | None
+from hidet_dist.view import GraphView
 
 
-@dataclass(frozen=True)
-class Family:
-    """Plans of several graphs in which shared weights and states have the same specs.
+def search_members(members: Sequence[FamilyMember], request: SearchRequest, limits: Limits) -> SearchResult:
+    """Search for graphs that share weights and states, on one mesh.
 
-    Attributes
-    ----------
-    plans: the plan of each graph.
-    seconds: the weighted sum of the plans' predicted times.
-    gap: the relative gap between ``seconds`` and ``bound_seconds``.
-    bound_seconds: the lower bound of that sum.
-    param_specs: the layouts of all weights and states, by the user's names, or else by graph and weight (``0:w3``).
-    time_limit_reached: whether the time limit cut the search short.
+    Names, pins and specs come from the members; the options must have none. Raises as
+    :func:`hidet_dist.search.search` does.
     """
-
-    plans: tuple[Plan, ...]
-    seconds: float
-    gap: float
-    bound_seconds: float
-    param_specs: dict[str, TensorShardSpec]
-    time_limit_reached: bool = False
-
-
-@dataclass(frozen=True)
-class FamilyMember:
-    """A graph of a family, and what its plan must satisfy.
-
-    Attributes
-    ----------
-    graph: the graph in normal form.
-    frequency: the factor of its predicted time in the sum, above 0.
-    names: the user's names of its tensors: a hidet Module, or a mapping of names to tensors.
-    pins, input_specs, output_specs: as for :func:`hidet_dist.search.search`.
-    same: weights of the graph that are equal to weights of other members, by tensor; see
-        :func:`hidet_dist.weights.equality.equal_weights`. A weight that is the same tensor in both need not be there.
-    symbols: the declared sizes of its symbolic dims, by name; those of the options when not given.
-    """
-
-    graph: NormalGraph
-    frequency: float = 1.0
-    names: Any = None
-    pins: Mapping[str, Any] | None = None
-    input_specs: Specs = None
-    output_specs: Specs = None
-    same: Mapping[hidet.Tensor, hidet.Tensor] = field(default_factory=dict)
-    symbols: Mapping[str, SymbolSize] | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.frequency > 0 and math.isfinite(self.frequency)):
-            raise ConfigError(f"The frequency of a graph must be a number above 0; got {self.frequency!r}.")
-
-
-@quick_hidet()
-def search_family(
-    members: Sequence[FamilyMember],
-    cluster: Cluster,
-    options: SearchOptions | None = None,
-    cost_model: CostModel | None = None,
-    rules: RuleTable | None = None,
-    limits: Limits | None = None,
-    offered: OfferedParts | None = None,
-) -> Family:
-    """Plan graphs that share weights and states, as :func:`hidet_dist.api.search_family` describes.
-
-    Names, pins and specs come from the members; ``options`` must have none. Rules and proofs are shared with the table
-    ``rules``, and among the members. ``limits`` are what is left to a search of which this one is a part, instead of
-    the limits of the options; there is no warning then. ``offered`` are the parts in which axes may split, if they are
-    not those of :func:`hidet_dist.search.formulation.parts.offered_parts` for the members.
-    """
-    options = SearchOptions() if options is None else options
-    _check_given(members, options)
-    warns, limits = limits is None, options.limits() if limits is None else limits.part(1.0)
-    model = PredictedCost(cluster) if cost_model is None else cost_model
+    cluster, options, offered = request.cluster, request.options, request.offered
+    _check_given(members, request)
+    model = PredictedCost(cluster) if request.cost_model is None else request.cost_model
     named = [parse_names(member.names) for member in members]
     labelled = [(names, member.same) for names, member in zip(named, members, strict=True)]
     views = [_view_of(member, options, cluster.mesh) for member in members]
@@ -118,7 +50,7 @@ def search_family(
         Pins(view, cluster.mesh, parse_pins(member.pins), tensors)
         for view, member, tensors in zip(views, members, named, strict=True)
     ]
-    rules = RuleTable(cluster.mesh) if rules is None else rules
+    rules = RuleTable(cluster.mesh) if request.rules is None else request.rules
     with collector_paused(), limits_as_errors(limits):
         if offered is None:
             offered = offered_parts(pinned, rules, options.unequal_parts, options.mode == "search")
@@ -154,16 +86,17 @@ def search_family(
             stages.append(label_stage(view, stage, tensors))
     specs = _specs_of(stages)
     seconds = math.fsum(member.frequency * stage.seconds for member, stage in zip(members, stages, strict=True))
-    if warns:
-        warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)
-    return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
+    bound = seconds * (1 - solution.gap)
+    return SearchResult(plans, seconds, solution.gap, bound, limits.time_reached, param_specs=specs)
 
 
-def _check_given(members: Sequence[FamilyMember], options: SearchOptions) -> None:
-    """Raise ConfigError without members, or for options that are each member's own."""
+def _check_given(members: Sequence[FamilyMember], request: SearchRequest) -> None:
+    """Raise ConfigError without members, or for what is each member's own, or is not offered for several graphs."""
+    if request.allow is not None:
+        raise ConfigError("A search for several graphs takes pins for each of them: leave allow out.")
     for key in ("names", "pins", "input_specs", "output_specs"):
-        if getattr(options, key) is not None:
+        if getattr(request.options, key) is not None:
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
     if not members:
         raise ConfigError("search_family needs at least one graph.")
@@ -171,9 +104,7 @@ def _check_given(members: Sequence[FamilyMember], options: SearchOptions) -> Non
 
 def _view_of(member: FamilyMember, options: SearchOptions, mesh: DeviceMesh) -> GraphView:
     """Make the view of a member's graph to plan for. Raises as :func:`check_specs` for specs that do not fit it."""
-    declared = options.symbols if member.symbols is None else member.symbols
-    symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
-    view = planning_view(member.graph, symbols, mesh)
+    view = planning_view(member.graph, member.declared(options), mesh)
     check_specs(view, mesh, "input", view.inputs, member.input_specs)
     check_specs(view, mesh, "output", view.outputs, member.output_specs)
     return view

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from hidet_dist.errors import SearchLimitWarning, SolverError
 from hidet_dist.options.planning import MEMORY_LIMIT_BYTES
 from hidet_dist.search import tuning
 
@@ -117,3 +120,31 @@ class Limits:
         limits = Limits(seconds, self.nbytes, self._clock)
         limits._is_part, limits.given_seconds = True, self.given_seconds
         return limits
+
+
+@contextmanager
+def limits_as_errors(limits: Limits) -> Iterator[None]:
+    """Turn a time limit reached without a plan, and a lack of memory, into SolverError."""
+    try:
+        yield
+    except OutOfTimeError:
+        raise SolverError(
+            f"No plan was found within the time limit of {limits.given_seconds} s. Allow more time "
+            "(solver_time_limit_seconds), pin specs, or derive the plan from pins (mode 'propagate')."
+        ) from None
+    except MemoryError as error:
+        raise SolverError(
+            f"Planning ran out of memory. It may take {limits.nbytes} bytes; allow less (solver_memory_limit_bytes), "
+            "so that the graph is planned by coarser means."
+        ) from error
+
+
+def warn_of_limit(limits: Limits, gap: float) -> None:
+    """Issue a SearchLimitWarning at the caller's caller if the time limit was reached; ``gap`` is the plan's."""
+    if limits.time_reached:
+        warnings.warn(
+            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one until then, the "
+            f"gap to the lower bound is {gap:.2%}, and another run may find another plan.",
+            SearchLimitWarning,
+            stacklevel=3,
+        )

@@ -53,12 +53,23 @@ class SearchOptions(PlanningOptions):
         :data:`hidet_dist.search.steps.STEPS`.
     unequal_parts: bool
         Whether devices may have unequal parts of a dim besides the mesh's shares, where the target compiles them.
+    searches_shares: bool
+        Whether shares of the mesh's first axis are searched, in proportion to its devices' rates or memory, beside the
+        even split.
+    overlap: bool
+        Whether to look for plans that hide more communication behind computation (:mod:`hidet_dist.search.overlap`),
+        on a machine that overlaps them, and to report what is hidden.
+    report: bool
+        Whether to make the report that ``plan.explain()`` shows. There is none for several graphs.
     """
 
     on_incumbent: OnBetter | None = None
     clock: Clock = time.perf_counter
     without: Collection[str] = ()
     unequal_parts: bool = True
+    searches_shares: bool = False
+    overlap: bool = True
+    report: bool = True
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hidet.graph import Operator
@@ -20,16 +20,16 @@ from hidet.graph import Operator
 from hidet_dist.checks import is_list, shown
 from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import Rule, RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.options import SearchOptions
-from hidet_dist.search.planner import Found, SearchResult, best_search, makespan_of, search_result, warn_of_limit
-from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.search.meshes import best_search
+from hidet_dist.search.request import FamilyMember, SearchRequest
+from hidet_dist.search.result import SearchResult
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import extents_of
-from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import given_operator, planning_view, rule_table
 from hidet_dist.view import GraphView
 
@@ -37,15 +37,6 @@ AUTO = "auto"
 """The value of ``shares`` for which shares are searched."""
 
 _NO_LINK = Link(0.0, 1.0)  # of a mesh of one device, over which nothing is sent
-
-
-@dataclass(frozen=True)
-class DividedGraph:
-    """A graph whose work is divided: with the sizes of its symbolic dims, and its frequency, the factor of its time."""
-
-    graph: NormalGraph
-    symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
-    frequency: float = 1.0
 
 
 def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ...], ...]:
@@ -63,66 +54,24 @@ def parse_shares(given: Any, mesh: DeviceMesh, what: str) -> tuple[tuple[int, ..
     return tuple(tuple(given.get(name, ())) for name in mesh.axis_names)
 
 
-def search_shares(
-    graph: NormalGraph,
-    cluster: Cluster,
-    options: SearchOptions,
-    devices: Sequence[Device] | None = None,
-    rules: RuleTable | None = None,
-) -> Plan:
-    """Find the plan of least predicted time for the even mesh and for the proposed shares of its first axis.
-
-    ``devices`` are those along the axis; by default, those of the machine's groups. Raises and warns as
-    :func:`hidet_dist.search.search` does. A mesh for which there is no plan within the budget or the limits is left
-    out, unless that is so for all.
-    """
-    limits = options.limits()
-    best = shares_result(graph, cluster, options, limits, devices, rules)
-    warn_of_limit(limits, best.gap)
-    return best.plan
-
-
-def shares_result(
-    graph: NormalGraph,
-    cluster: Cluster,
-    options: SearchOptions,
-    limits: Limits,
-    devices: Sequence[Device] | None = None,
-    rules: RuleTable | None = None,
-) -> SearchResult:
-    """Find a plan as :func:`search_shares` does, with the bound that was proven, and without a warning."""
-    if devices is not None:
-        cluster = replace(cluster, groups=tuple(DeviceGroup(1, device) for device in devices))
-    divided = [DividedGraph(graph, options.symbols)]
-
-    def search_on(on: Cluster, part: Limits) -> SearchResult:
-        return search_result(graph, on, options, part, rules)
-
-    return best_of_shares(divided, cluster, options, limits, rules, search_on, makespan_of).reported(limits)
-
-
 def best_of_shares(
-    graphs: Sequence[DividedGraph],
-    cluster: Cluster,
-    options: SearchOptions,
-    limits: Limits,
-    rules: RuleTable | None,
-    search_on: Callable[[Cluster, Limits], Found],
-    seconds: Callable[[Found], float],
-) -> Found:
-    """Search on the even mesh and on those with proposed shares, and return the result of the least ``seconds``.
+    request: SearchRequest, limits: Limits, search_on: Callable[[SearchRequest, Limits], SearchResult]
+) -> SearchResult:
+    """Search on the even mesh and on those with proposed shares of its first axis, and return the best result.
 
     Each search has an equal part of the limits. Within the gap the even mesh wins. Raises as
-    :func:`hidet_dist.search.planner.best_search` does.
+    :func:`hidet_dist.search.meshes.best_search` does, and ConfigError for given costs, which are of one mesh.
     """
-    proposed = proposed_meshes(graphs, cluster, rules, options.mem_budget)
-    clusters = [cluster, *(replace(cluster, mesh=mesh) for mesh in proposed)]
-    searches = [(1 / (len(clusters) - number), functools.partial(search_on, on)) for number, on in enumerate(clusters)]
-    return best_search(searches, limits, options.solver_gap, seconds)
+    if request.cost_model is not None:
+        raise ConfigError("A search for shares has the predicted costs: leave out cost_model, or give the shares.")
+    proposed = proposed_meshes(request.members, request.cluster, request.rules, request.options.mem_budget)
+    every = [request, *(request.on(replace(request.cluster, mesh=mesh)) for mesh in proposed)]
+    searches = [(1 / (len(every) - number), functools.partial(search_on, one)) for number, one in enumerate(every)]
+    return best_search(searches, limits, request.options.solver_gap)
 
 
 def proposed_meshes(
-    graphs: Sequence[DividedGraph], cluster: Cluster, rules: RuleTable | None = None, mem_budget: int | None = None
+    graphs: Sequence[FamilyMember], cluster: Cluster, rules: RuleTable | None = None, mem_budget: int | None = None
 ) -> list[DeviceMesh]:
     """Propose meshes with shares of the first axis in proportion to the rates of its devices, the best estimates first.
 
@@ -143,7 +92,7 @@ def proposed_meshes(
 
 
 def proposed_shares(
-    graphs: Sequence[DividedGraph],
+    graphs: Sequence[FamilyMember],
     devices: Sequence[Device],
     rules: RuleTable | None = None,
     memory: Sequence[int] | None = None,
@@ -157,7 +106,7 @@ def proposed_shares(
     if all(device == devices[0] for device in devices):
         return []
     mesh = DeviceMesh((1,))
-    views = [planning_view(one.graph, one.symbols, mesh) for one in graphs]
+    views = [planning_view(one.graph, one.symbols or {}, mesh) for one in graphs]
     tables = [rule_table(view, mesh, rules) for view in views]
     weighted = list(zip(views, tables, (one.frequency for one in graphs), strict=True))
     rates = [

@@ -57,7 +57,7 @@ def nvcc():
 def budget(graph, ranks):
     """Bytes for 1.3 of an even share of the weights, beside what a single device would hold of all else."""
     normal = normalize(graph)
-    stage = search(normal, builtin("dgx-h100", DeviceMesh((1,)))).stages[0]
+    stage = search(normal, builtin("dgx-h100", DeviceMesh((1,)))).plan.stages[0]
     weights = stage.weight_bytes_per_device
     return int(weights * 1.3 / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 

@@ -52,7 +52,7 @@ def multiply(product, a, b):
 
 def product_in(graph):
     """The product among the kernels of a program for a GPU, which none is built of."""
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).plan
     program = partition_graph(graph, plan.stages[0], target=H100)
     (found,) = (node.task for node in optimize_program(program, H100).nodes if product_of(node.task) is not None)
     return found
@@ -103,7 +103,7 @@ def test_one_cublas_candidate_replaces_hidets_calls(toolkit, dtype):
 def test_products_of_one_launch_have_one_candidate_by_cublas(toolkit, dtype):
     x, *weights = (hidet.symbol(shape, dtype, "cpu") for shape in ([16, 64], [64, 64], [64, 32]))
     graph = normalize(hidet.trace_from([hidet.ops.matmul(x, w) for w in weights], [x, *weights]))
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).plan
     nodes = optimize_program(partition_graph(graph, plan.stages[0], target=H100), H100).nodes
     (node,) = (node for node in nodes if node.name.startswith("Joint"))
     assert H100.calls_cublas(node)

@@ -74,7 +74,7 @@ def bits(x: torch.Tensor) -> np.ndarray:
 
 
 def built(graph: FlowGraph, dtype: torch.dtype) -> Product:
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"tokens": SymbolSize(64)})
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"tokens": SymbolSize(64)}).plan
     compiled = compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
     assert [node.name for node in compiled.graph.nodes] == ["ExpertProduct"]
 

@@ -30,7 +30,7 @@ H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 def launched(graph, ranks=1, **options):
     """The operators that launch a kernel: not those that only rename memory."""
     normal = normalize(graph)
-    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options).plan
     program = partition_graph(normal, plan.stages[0], target=H100)
     return [node for node in optimize_program(program, H100).nodes if not node.share_map]
 
@@ -144,7 +144,7 @@ def test_the_kernels_are_as_many_however_many_ranks_there_are():
 
 def test_the_same_program_for_the_cpu_is_on_the_cpu():
     graph = normalize(mlp())
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((2,)))).plan
     for target, kind in ((None, "cpu"), (CpuTarget(), "cpu"), (H100, "cuda")):
         program = partition_graph(graph, plan.stages[0], target=target)
         tensors = [*program.graph.inputs, *program.graph.outputs, *(y for n in program.graph.nodes for y in n.outputs)]
@@ -161,7 +161,8 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
     assert {node.build_target for node in nodes} == {"cuda"}
-    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], target=CpuTarget()).graph
+    stage = search(graph, builtin("cpu", DeviceMesh((2,)))).plan.stages[0]
+    on_cpu = partition_graph(graph, stage, target=CpuTarget()).graph
     assert {node.build_target for node in on_cpu.nodes} == {"cpu"}
 
 

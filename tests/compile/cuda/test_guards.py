@@ -22,7 +22,7 @@ TABLE = np.random.default_rng(0).standard_normal((11, 6)).astype(np.float32)
 def compiled(function, *arrays):
     inputs = [hidet.symbol(list(x.shape), str(x.dtype), "cpu") for x in arrays]
     graph = normalize(hidet.trace_from(function(*inputs), inputs))
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).plan
     return compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
 
 

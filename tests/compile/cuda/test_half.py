@@ -47,7 +47,7 @@ def test_products_weights_and_communication_are_in_half_precision(nvcc, tmp_path
 def test_the_plan_costs_half_precision_and_less(name):
     graph = MODELS[name]()
     graphs = (graph, in_precision(graph, "float16").graph)
-    whole, half = (search(normalize(own), builtin("dgx-h100", DeviceMesh((1,)))) for own in graphs)
+    whole, half = (search(normalize(own), builtin("dgx-h100", DeviceMesh((1,)))).plan for own in graphs)
     assert half.stages[0].weight_bytes_per_device < 0.6 * whole.stages[0].weight_bytes_per_device
 
 

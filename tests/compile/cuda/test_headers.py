@@ -33,7 +33,7 @@ H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 def kernels_of(graph: FlowGraph, **sizes: int) -> tuple[str, ...]:
     """The names of a graph's kernels, which all have code for the GPU."""
     symbols = {name: SymbolSize(size) for name, size in sizes.items()}
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols)
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols).plan
     compiled = compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
     for library in compiled.kernels:
         assert architectures(library) == {90}

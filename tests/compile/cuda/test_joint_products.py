@@ -59,7 +59,7 @@ def built(graph: FlowGraph, sizes: Mapping[str, int] | None = None) -> tuple[Com
     """A compiled program of one rank, and the values of its weights."""
     normal = normalize(graph)
     symbols = {name: SymbolSize(size) for name, size in (sizes or {}).items()}
-    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols)
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols).plan
     program = partition_graph(normal, plan.stages[0], target=H100)
     compiled = compile_program(program, H100)
     data = program.data_of(0)
@@ -175,7 +175,7 @@ def test_products_by_weights_of_few_bits_are_those_of_the_rounded_weights(name: 
     graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
     storage = partial(H100.storage, precision, 2)
     graph = with_storages(graph, H100.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)}).plan
     program = partition_graph(graph, plan.stages[0], target=H100)
     compiled = compile_program(program, H100)
     assert compiled.kernel_names.count("JointQuantizedMatmul") == 1
@@ -208,7 +208,7 @@ def test_blocks_of_one_tensor_are_not_taken_for_one_another(no_compiler: None) -
     products = [ops.matmul(y, constant(DEPTH, 64, dtype="float32", seed=n)) for n, y in enumerate(rows)]
     graph = hidet.trace_from(products, [x])
     normal = normalize(graph)
-    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,)))).plan
     nodes = optimize_program(partition_graph(normal, plan.stages[0], target=H100), H100).nodes
     assert sum("Matmul" in node.name for node in nodes) == 2
 
@@ -218,7 +218,7 @@ def test_shards_are_joined_and_weights_stay_apart(no_compiler: None, ranks: int)
     """Each rank's part of queries, keys and values is one launch, and nothing else of the program differs."""
     graph = shapes.llama(shapes.LlamaConfig(1, 256, 4, 2, 512, 512, 1, 64, "float32"))
     normal = H100.prepare(normalize(graph), ranks)[0]
-    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))))
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,)))).plan
     program = partition_graph(normal, plan.stages[0], target=H100)
     optimized = optimize_program(program, H100)
     joint = [node for node in optimized.nodes if node.name.startswith("Joint")]

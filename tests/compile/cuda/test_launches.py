@@ -33,7 +33,7 @@ def launches(graph, ranks=1, **options):
     """The predicted launches of a plan, and the launches of its program; both count collectives."""
     normal, _ = H100.prepare(normalize(graph), ranks)
     cluster = builtin("dgx-h100", DeviceMesh((ranks,)))
-    stage = search(normal, cluster, **options).stages[0]
+    stage = search(normal, cluster, **options).plan.stages[0]
     view = GraphView(normal)
     tasks, _, _ = PlannedTasks(view, cluster, PredictedCost(cluster).fused(view)).of(stage)
     predicted = sum(task.seconds > 0 for task in tasks)

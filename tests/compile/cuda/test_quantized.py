@@ -67,7 +67,7 @@ def product(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             graph = normalize(traced if dtype == "float32" else in_precision(traced, dtype).graph)
         storage = partial(SMALL.storage, precision, 2)
         graph = with_storages(graph, SMALL.record.quantized_dtypes, lambda _, transposed: storage(transposed)).graph
-        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)})
+        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols={"rows": SymbolSize(3)}).plan
         program = partition_graph(graph, plan.stages[0], target=SMALL)
         compiled = compile_program(program, SMALL)
         assert "QuantizedMatmul" in compiled.kernel_names

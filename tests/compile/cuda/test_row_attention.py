@@ -59,7 +59,7 @@ def kernels(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
         target = CudaTarget(replace(GPU, multiprocessors=multiprocessors))
         graph = normalize(graph_of(case))
         symbols = {name: SymbolSize(64) for name in ("tokens", "sequences", "columns")}
-        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols)
+        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))), symbols=symbols).plan
         compiled = compile_program(partition_graph(graph, plan.stages[0], target=target), target)
         assert [node.name for node in compiled.graph.nodes] == ["RowAttentionChunks", "RowAttention"]
 

@@ -31,7 +31,7 @@ def run(emulator, monkeypatch):
     def run(function, *arrays, environment=None):
         inputs = [hidet.symbol(list(x.shape), str(x.dtype).removeprefix("torch."), "cpu") for x in arrays]
         graph = normalize(hidet.trace_from(function(*inputs), inputs))
-        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+        plan = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).plan
         program = compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
         values = dict(zip(program.graph.inputs, arrays, strict=True))
         names = []

@@ -24,7 +24,7 @@ from hidet_dist.export.write import BuiltProgram, write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.targets import TARGETS
 
@@ -64,7 +64,7 @@ def test_collectives_run_beside_kernels(stand_ins: Path, tmp_path: Path) -> None
     graph = normalize(hidet.trace_from(y, [x]))
     pins = {f"w{number}": "(S0, R)" for number in range(layers)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(layers)}
-    plan = find_plan(graph, machine, pins=pins, report=False).plan
+    plan = search(graph, machine, pins=pins, report=False).plan
     program = partition_graph(graph, plan.stages[0])
     folder = tmp_path / "artifacts"
     folder.mkdir()
@@ -116,7 +116,7 @@ def test_extremes_of_ranks_keep_nan(stand_ins: Path, tmp_path: Path) -> None:
     scattered, whole = "(S0, R) -> (S0)", "(S0, R) -> (R)"
     pins = {f"op:ReduceMax#{number}": (scattered, whole)[number % 2] for number in range(len(dtypes))}
     pins |= {f"op:ReduceMin#{number}": (whole, scattered)[number % 2] for number in range(len(dtypes))}
-    plan = find_plan(graph, machine, pins=pins, report=False).plan
+    plan = search(graph, machine, pins=pins, report=False).plan
     program = partition_graph(graph, plan.stages[0], target=AsOnGpus())
     folder = tmp_path / "artifacts"
     folder.mkdir()

@@ -12,8 +12,8 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search.budget.least_memory import least_memory
+from hidet_dist.search.one_graph import formulate_problem
 from hidet_dist.search.options import SearchOptions, SolveOptions
-from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import Narrowing
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.states import STATEFUL

@@ -20,8 +20,8 @@ from hidet_dist.search.elimination.eliminate import Tables, eliminate, fix_requi
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.presolve import Presolve
 from hidet_dist.search.ilp import solve
+from hidet_dist.search.one_graph import formulate_problem
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import (
     Activations,
     ConvertedTensor,

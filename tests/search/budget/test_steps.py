@@ -12,7 +12,7 @@ from tests.search.small_problems import all_picks, peak, problems
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, evaluate
@@ -34,9 +34,9 @@ def test_without_some_steps_plans_fit_and_bounds_hold(problem: Problem, without:
 def test_a_report_has_the_steps_with_the_gap_before_and_after(
     mlp: hidet.FlowGraph, toy: Callable[..., Cluster]
 ) -> None:
-    free = find_plan(mlp, toy()).plan.stages[0].report
+    free = search(mlp, toy()).plan.stages[0].report
     assert free is not None
-    tight = find_plan(mlp, toy(), mem_budget=int(0.8 * max(free.live_bytes))).plan.stages[0].report
+    tight = search(mlp, toy(), mem_budget=int(0.8 * max(free.live_bytes))).plan.stages[0].report
     assert tight is not None
     assert [step.name for step in free.steps] == ["elimination", "descent"]
     assert [step.name for step in tight.steps][:2] == ["elimination", "multipliers"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan
+from hidet_dist.search import search
 from hidet_dist.search.budget.optimum import optimize
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.options import SolveOptions
@@ -106,7 +106,7 @@ def test_a_partial_output_is_all_reduced_where_its_halves_cost_the_same(machine:
     x = hidet.symbol([8, 256], "float32", "cpu")
     y = ops.matmul(ops.relu(ops.matmul(x, weight("up", [256, 1024]))), weight("down", [1024, 256]))
     graph = normalize(hidet.trace_from(y, [x]))
-    plan = find_plan(graph, builtin(machine, DeviceMesh((2,))), mem_budget=1_200_000, report=False).plan
+    plan = search(graph, builtin(machine, DeviceMesh((2,))), mem_budget=1_200_000, report=False).plan
     assert plan.collectives() == {"all_reduce": 1}
 
 
@@ -117,6 +117,6 @@ def test_the_halves_are_taken_where_they_save_memory() -> None:
     graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("dgx-h100", DeviceMesh((2,)))
     pins = {"up": "(R, S0)", "down": "(S0, R)", "op:Matmul#1": "?, (S0, R) -> ?", "op:Matmul#0": "?, (R, S0) -> ?"}
     with pytest.raises(InfeasibleError) as error:
-        find_plan(graph, cluster, mem_budget=1, pins=pins, report=False)
-    plan = find_plan(graph, cluster, mem_budget=error.value.least_budget, pins=pins, report=False).plan
+        search(graph, cluster, mem_budget=1, pins=pins, report=False)
+    plan = search(graph, cluster, mem_budget=error.value.least_budget, pins=pins, report=False).plan
     assert "reduce_scatter" in plan.collectives()

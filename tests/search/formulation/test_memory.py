@@ -18,7 +18,7 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
     y = hidet.ops.reshape(b, [8, 4]) + a
     graph = normalize(hidet.trace_from(y, [x]))
     view = GraphView(graph)
-    plan = search(graph, builtin("cpu", DeviceMesh((1,))))
+    plan = search(graph, builtin("cpu", DeviceMesh((1,)))).plan
     size = 8 * 4 * 4
     # The input and the output are there throughout; then a; a and exp(a); the views hold nothing more.
     names = [op.name for op in view.operators]

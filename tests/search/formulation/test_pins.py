@@ -8,7 +8,7 @@ import pytest
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan, search
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 
 HIDDEN, INNER = 64, 256
@@ -20,7 +20,7 @@ def spec(text):
 
 def test_every_kind_of_tensor_and_operator_can_be_pinned(mlp, toy) -> None:
     pins = {"w0": "(R, S0)", "t1.0": "(?, S0)", "op:2": "?, (S0, R) -> (R, R)", "x0": "(S0, R)", "y0": "(R, S0)"}
-    stage = search(mlp, toy(), pins=pins).stages[0]
+    stage = search(mlp, toy(), pins=pins).plan.stages[0]
     assert stage.weights[0].spec == spec("(R, S0)")
     assert stage.operators[1].spec.out_specs[0] == spec("(R, S0)")
     assert str(stage.operators[2].spec) == "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"
@@ -30,25 +30,26 @@ def test_every_kind_of_tensor_and_operator_can_be_pinned(mlp, toy) -> None:
 
 def test_a_pin_in_part_leaves_the_rest_to_the_search(mlp, toy) -> None:
     cluster = toy((2, 2))
-    free = search(mlp, cluster)
+    free = search(mlp, cluster).plan
     for pattern in ("(S0, ?)", "(?, S0)", "(?, S01)", "(R, ?)"):
-        part = search(mlp, cluster, pins={"t1.0": pattern})
+        part = search(mlp, cluster, pins={"t1.0": pattern}).plan
         own = part.stages[0].operators[1].spec.out_specs[0]
         assert SpecPattern.parse(pattern).matches(own)
         assert part.seconds >= free.seconds
         # Pinned whole to what the search chose for the free part, nothing changes.
-        assert search(mlp, cluster, pins={"t1.0": own}).seconds == pytest.approx(part.seconds)
+        assert search(mlp, cluster, pins={"t1.0": own}).plan.seconds == pytest.approx(part.seconds)
     # What is wholly free is no pin for an activation, and frees how an input arrives.
-    assert search(mlp, cluster, pins={"t1.0": "?"}).seconds == free.seconds
-    assert search(mlp, cluster, pins={"x0": "?", "y0": "?"}).seconds <= free.seconds
+    assert search(mlp, cluster, pins={"t1.0": "?"}).plan.seconds == free.seconds
+    assert search(mlp, cluster, pins={"x0": "?", "y0": "?"}).plan.seconds <= free.seconds
 
 
 def test_the_plan_with_pins_is_the_best_of_those_that_have_them(mlp, toy) -> None:
     """Over all specs that a weight can be pinned to, the least is what the search finds by itself."""
     cluster = toy((2,))
-    free = find_plan(mlp, cluster, solver_gap=0.0).plan.seconds
+    free = search(mlp, cluster, solver_gap=0.0).plan.seconds
     each = [
-        search(mlp, cluster, solver_gap=0.0, pins={"w1": text}).seconds for text in ("(R, R)", "(S0, R)", "(R, S0)")
+        search(mlp, cluster, solver_gap=0.0, pins={"w1": text}).plan.seconds
+        for text in ("(R, R)", "(S0, R)", "(R, S0)")
     ]
     assert min(each) == pytest.approx(free)
 
@@ -56,11 +57,11 @@ def test_the_plan_with_pins_is_the_best_of_those_that_have_them(mlp, toy) -> Non
 def test_operators_are_named_by_number_name_and_place(mlp, toy) -> None:
     rows = OpShardSpec.parse("(S0, R), (R, R) -> (S0, R)")
     for name in ("op:2", "op:Matmul#1"):
-        stage = search(mlp, toy(), pins={name: rows}).stages[0]
+        stage = search(mlp, toy(), pins={name: rows}).plan.stages[0]
         assert stage.operators[2].spec == rows
-    assert search(mlp, toy(), pins={"op:Gelu": "(S0, R) -> (S0, R)"}).stages[0].operators[1].spec.in_specs[0] == spec(
-        "(S0, R)"
-    )
+    assert search(mlp, toy(), pins={"op:Gelu": "(S0, R) -> (S0, R)"}).plan.stages[0].operators[1].spec.in_specs[
+        0
+    ] == spec("(S0, R)")
 
 
 def test_the_users_names_stand_in_pins_and_in_the_plan(toy) -> None:
@@ -77,10 +78,10 @@ def test_the_users_names_stand_in_pins_and_in_the_plan(toy) -> None:
     x = hidet.symbol([8, HIDDEN], "float32", "cpu")
     graph = normalize(hidet.trace_from(block(x), [x]))
     names = {**dict(block.named_parameters()), "tokens": x}
-    plan = search(graph, toy(), pins={"fc1": "(?, S0)", "tokens": "(S0, R)"}, names=names)
+    plan = search(graph, toy(), pins={"fc1": "(?, S0)", "tokens": "(S0, R)"}, names=names).plan
     assert plan.param_specs["fc1"].mesh_axes_per_dim[1] == (0,)
     assert [tensor.label for tensor in (*plan.stages[0].weights, *plan.stages[0].inputs)] == ["fc1", "fc2", "tokens"]
-    again = search(graph, toy(), pins=plan.param_specs, names=block)
+    again = search(graph, toy(), pins=plan.param_specs, names=block).plan
     assert again.param_specs == plan.param_specs
     assert str(plan.edit({"fc2": "(S0, R)"}).param_specs["fc2"]) == "(S0, R)"
     with pytest.raises(ConfigError, match="did you mean fc"):
@@ -126,7 +127,7 @@ def test_pins_that_cannot_be_met_are_refused(mlp, toy, pins, says) -> None:
 
 def test_three_pins_can_clash_where_no_two_do(mlp, toy) -> None:
     pins = {"op:0": "(S0, ?), ? -> ?", "op:Matmul#0": "?, (?, S1) -> ?", "t0.0": "(S0, S1)"}
-    assert str(search(mlp, toy((2, 2)), pins=pins).stages[0].operators[0].spec) == "(S0, R), (R, S1) -> (S0, S1)"
+    assert str(search(mlp, toy((2, 2)), pins=pins).plan.stages[0].operators[0].spec) == "(S0, R), (R, S1) -> (S0, S1)"
 
 
 def test_a_pin_that_does_not_divide_says_so(toy) -> None:
@@ -154,8 +155,8 @@ def test_weights_of_one_graph_are_pinned_to_the_layout_of_another(toy) -> None:
         return normalize(hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, up)), down), [x]))
 
     cluster = builtin("dgx-a100", DeviceMesh((4,)))
-    decode = search(graph(1), cluster, mem_budget=2**16, names={"up": up, "down": down})
-    prefill = search(graph(512), cluster, names={"up": up, "down": down}, pins=decode.param_specs)
+    decode = search(graph(1), cluster, mem_budget=2**16, names={"up": up, "down": down}).plan
+    prefill = search(graph(512), cluster, names={"up": up, "down": down}, pins=decode.param_specs).plan
     assert set(decode.param_specs) == {"up", "down"}
     assert prefill.param_specs == decode.param_specs
     assert not all(own.is_replicated for own in prefill.param_specs.values())
