@@ -1,4 +1,4 @@
-"""Parameters that several commands share: they stand in the place of one value that is made of them."""
+"""Parameters that several commands share. A command passes each group of them on as one value."""
 
 from __future__ import annotations
 

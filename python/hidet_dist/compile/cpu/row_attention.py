@@ -1,7 +1,7 @@
 """Attention over rows by a kernel that reads each row once; see ``hidet_dist/kernels/row_attention.h``.
 
-The operator's definition would be computed in passes over the scores of all columns of the table. The kernel takes a
-row that its table does not have, or its pool, for one that is no number, as guarded definitions do.
+The operator's definition would be computed in passes over the scores of all columns of the table. A row number that the
+table or the pool does not have stands for a row of NaN, as in guarded definitions.
 """
 
 from __future__ import annotations
