@@ -1,8 +1,8 @@
 """Coordinate descent: make a known plan better by one entity's choice at a time.
 
 Solvers stop at a gap, and relax tensors that very many operators read. So a single choice may still be worth changing:
-such as that of a table of cosines that is stored in shards and gathered for all layers, though the budget has room for it
-in whole.
+such as that of a table of cosines that is stored in shards and gathered for all layers, though the budget has room for
+it in whole.
 """
 
 from __future__ import annotations

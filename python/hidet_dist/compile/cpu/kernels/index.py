@@ -3,8 +3,9 @@
 hidet writes a reshape as divisions and remainders by the sizes of dims. Here they are resolved: a loop is split where a
 division cuts it, so that the innermost loops contain only products and sums.
 
-The rules have an index form of their own, :class:`hidet_dist.rules.access.IndexForm`: of numbers alone, with digits that
-are equal by value, since proofs compare and hash forms. Here sizes may be symbols, and parts may be read from memory.
+The rules have an index form of their own, :class:`hidet_dist.rules.access.IndexForm`: of numbers alone, with digits
+that are equal by value, since proofs compare and hash forms. Here sizes may be symbols, and parts may be read from
+memory.
 """
 
 from __future__ import annotations
