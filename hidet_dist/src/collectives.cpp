@@ -33,6 +33,7 @@ struct Call {
   int64_t unit = 0;                 // elements; for rows, those of a row
   const uint8_t *wanted = nullptr;  // the mask of an exchange of rows
   int64_t rows = 0;
+  bool is_packed = false;  // whether the buffers have the rows alone that are sent and received
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
   bool has_parts() const { return split != nullptr || joined != nullptr; }
@@ -90,7 +91,7 @@ std::string count_parts(Call *call, int64_t group_size) {
 
 // Sets the count of an exchange of rows to that of all rows of the group. Returns the error, or an empty string.
 std::string count_rows(Call *call, const hidet_dist_transport &transport, int64_t group_size) {
-  if (transport.copy != nullptr) return "exchanges of rows are for host memory only";
+  if (!call->is_packed && transport.copy != nullptr) return "on devices, rows are packed before they are exchanged";
   if (call->rows < 0 || call->unit < 0) {
     return "a negative size: " + std::to_string(call->rows) + " rows of " + std::to_string(call->unit) + " elements";
   }
@@ -205,14 +206,28 @@ int32_t run_on_parts(const hidet_dist_transport &transport, const Call &call, in
 
 // An exchange of rows, which is known to the other ranks by what is sent of them.
 int32_t run_on_rows(hidet_dist_communicator &communicator, Call call, int64_t ranks, int64_t own) {
+  const bool is_empty = call.count == 0 || (call.is_packed && ranks == 1);
+  const hidet_dist_transport &transport = communicator.transport();
+  std::vector<uint8_t> mask;
+  if (!is_empty && transport.read != nullptr) {
+    mask.resize(static_cast<size_t>(ranks * ranks * call.rows));
+    const auto bytes = static_cast<int64_t>(mask.size());
+    const int32_t status = transport.read(transport.context, call.wanted, mask.data(), bytes);
+    if (status != HIDET_DIST_OK) return status;
+    call.wanted = mask.data();
+  }
   const hidet_dist::WantedRows wanted{call.wanted, ranks, call.rows};
-  const bool is_empty = call.count == 0;
   call.count = is_empty ? 0 : wanted.moved() * call.unit;
   call.root = is_empty ? 0 : wanted.checksum();
   communicator.begin(call.group, call.envelope(communicator.call(), call.count));
   if (is_empty) return HIDET_DIST_OK;
-  const auto exchange = call.kind == HIDET_DIST_GATHER_ROWS ? hidet_dist::gather_rows : hidet_dist::reduce_scatter_rows;
-  return exchange(communicator.transport(), wanted, own, call.send, call.recv, call.unit, call.dtype, call.group);
+  const bool gathers = call.kind == HIDET_DIST_GATHER_ROWS;
+  if (call.is_packed) {
+    return hidet_dist::exchange_packed_rows(transport, wanted, !gathers, call.send, call.recv, call.unit, call.dtype,
+                                            call.group);
+  }
+  const auto exchange = gathers ? hidet_dist::gather_rows : hidet_dist::reduce_scatter_rows;
+  return exchange(transport, wanted, own, call.send, call.recv, call.unit, call.dtype, call.group);
 }
 
 // The collectives that all ranks of the group take part in.
@@ -327,8 +342,9 @@ int32_t run_on_parts(hidet_dist_collective kind, const char *name, const void *s
 }
 
 int32_t run_on_rows(hidet_dist_collective kind, const char *name, const void *send, const uint8_t *wanted, void *recv,
-                    int64_t rows, int64_t row, int32_t dtype, int32_t group) {
+                    int64_t rows, int64_t row, int32_t dtype, int32_t group, bool is_packed = false) {
   Call call{kind, name, send, recv, 0, dtype, HIDET_DIST_SUM, group};
+  call.is_packed = is_packed;
   call.wanted = wanted;
   call.rows = rows;
   call.unit = row;
@@ -431,6 +447,17 @@ int32_t hidet_dist_reduce_scatter_rows(const void *send, const uint8_t *wanted, 
                                        int32_t dtype, int32_t group) {
   return run_on_rows(HIDET_DIST_REDUCE_SCATTER_ROWS, "reduce_scatter_rows", send, wanted, recv, rows, row, dtype,
                      group);
+}
+
+int32_t hidet_dist_gather_packed_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows, int64_t row,
+                                      int32_t dtype, int32_t group) {
+  return run_on_rows(HIDET_DIST_GATHER_ROWS, "gather_packed_rows", send, wanted, recv, rows, row, dtype, group, true);
+}
+
+int32_t hidet_dist_reduce_scatter_packed_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows,
+                                              int64_t row, int32_t dtype, int32_t group) {
+  return run_on_rows(HIDET_DIST_REDUCE_SCATTER_ROWS, "reduce_scatter_packed_rows", send, wanted, recv, rows, row, dtype,
+                     group, true);
 }
 
 int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {

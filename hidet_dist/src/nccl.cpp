@@ -103,14 +103,16 @@ void pause(Clock::time_point start) {
 struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
  public:
   hidet_dist_nccl(const Library &library, hidet_dist::Mesh mesh, void *context, int device,
-                  hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect, std::chrono::nanoseconds timeout)
+                  hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect, hidet_dist_nccl_settle settle,
+                  std::chrono::nanoseconds timeout)
       : DeviceTransport(timeout),
         library_(library),
         mesh_(std::move(mesh)),
         context_(context),
         device_(device),
         current_stream_(stream),
-        connect_(connect) {
+        connect_(connect),
+        settle_(settle) {
     for (size_t axis = 0; axis < mesh_.shape.size(); ++axis) {
       if (mesh_.shape[axis] > 1) whole_ |= 1 << axis;
     }
@@ -316,6 +318,20 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
         library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
                                  reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes), here());
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
+  }
+
+  // The process waits first, because it detects failures: the copy would wait for a kernel of NCCL's that hangs.
+  int32_t read(const void *source, void *target, int64_t bytes) override {
+    library_.cu_ctx_set_current(context_);
+    const Stream stream = current_stream_();
+    int capturing = 0;
+    int error = library_.cu_stream_is_capturing(stream, &capturing);
+    if (error != 0) return fail_with_cuda(error, "cuStreamIsCapturing");
+    if (capturing != 0) return fail("the host cannot read what a stream computes while it is captured", false);
+    if (const int32_t status = settle_(); status != HIDET_DIST_OK) return status;
+    error = library_.cu_memcpy_dtoh_async(target, reinterpret_cast<nccl::DevicePointer>(source),
+                                          static_cast<size_t>(bytes), stream);
+    return error == 0 ? settle_() : fail_with_cuda(error, "cuMemcpyDtoHAsync");
   }
 
   // NCCL nests groups: a message within this one is enqueued at its end.
@@ -633,6 +649,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   const int device_;
   const hidet_dist_nccl_stream current_stream_;
   const hidet_dist_nccl_connect connect_;
+  const hidet_dist_nccl_settle settle_;
   int32_t whole_ = 0;  // the group of all ranks, without axes of one device
   std::map<int32_t, std::unique_ptr<Slot>> comms_;
   Slot *pending_ = nullptr;
@@ -719,11 +736,11 @@ int32_t hidet_dist_nccl_unique_id(char *id) {
 
 hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_axes, int64_t rank, int32_t device,
                                         hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect,
-                                        double timeout_seconds) {
+                                        hidet_dist_nccl_settle settle, double timeout_seconds) {
   const Library *library = loaded_library();
   if (library == nullptr) return nullptr;
-  if (stream == nullptr || connect == nullptr || !(timeout_seconds > 0)) {
-    hidet_dist::set_last_error("a transport needs a stream, a way to connect, and a time-out above 0");
+  if (stream == nullptr || connect == nullptr || settle == nullptr || !(timeout_seconds > 0)) {
+    hidet_dist::set_last_error("a transport needs a stream, ways to connect and to wait, and a time-out above 0");
     return nullptr;
   }
   int number = 0;
@@ -734,7 +751,7 @@ hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_
     return nullptr;
   }
   return new hidet_dist_nccl(*library, {std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes), rank}, context,
-                             number, stream, connect, hidet_dist::from_seconds(timeout_seconds));
+                             number, stream, connect, settle, hidet_dist::from_seconds(timeout_seconds));
 }
 
 void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) { *table = transport->table(); }

@@ -99,6 +99,7 @@ int load(const std::string &nccl_path, const std::string &driver_path, std::stri
   driver.find("cuEventRecord", &library.cu_event_record);
   driver.find("cuEventDestroy_v2", &library.cu_event_destroy);
   driver.find("cuMemcpyAsync", &library.cu_memcpy_async);
+  driver.find("cuMemcpyDtoHAsync_v2", &library.cu_memcpy_dtoh_async);
   driver.find("cuMemAlloc_v2", &library.cu_mem_alloc);
   driver.find("cuMemFree_v2", &library.cu_mem_free);
   driver.find("cuGetErrorString", &library.cu_get_error_string);

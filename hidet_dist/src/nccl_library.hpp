@@ -97,6 +97,7 @@ struct Library {
   int (*cu_event_record)(Event event, Stream stream);
   int (*cu_event_destroy)(Event event);
   int (*cu_memcpy_async)(DevicePointer target, DevicePointer source, size_t bytes, Stream stream);
+  int (*cu_memcpy_dtoh_async)(void *target, DevicePointer source, size_t bytes, Stream stream);
   int (*cu_mem_alloc)(DevicePointer *pointer, size_t bytes);
   int (*cu_mem_free)(DevicePointer pointer);
   int (*cu_get_error_string)(int error, const char **text);

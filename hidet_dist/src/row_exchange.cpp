@@ -18,15 +18,14 @@ void copy(void *target, const void *source, int64_t bytes) { std::memcpy(target,
 const char *at(const void *buffer, int64_t offset) { return static_cast<const char *>(buffer) + offset; }
 char *at(void *buffer, int64_t offset) { return static_cast<char *>(buffer) + offset; }
 
-// The rows that each rank sends to each other one: `senders_want` says whether the sender wants them of the receiver,
-// to reduce them there, or the receiver of the sender.
-std::vector<int64_t> sent_rows(const WantedRows &wanted, bool senders_want) {
+// The rows that each rank sends to each other one; see exchange_packed_rows.
+std::vector<int64_t> sent_rows(const WantedRows &wanted, bool to_owners) {
   const int64_t ranks = wanted.ranks;
   std::vector<int64_t> counts(static_cast<size_t>(ranks * ranks), 0);
   for (int64_t from = 0; from < ranks; ++from) {
     for (int64_t to = 0; to < ranks; ++to) {
       if (from == to) continue;
-      const int64_t rank = senders_want ? from : to, of = senders_want ? to : from;
+      const int64_t rank = to_owners ? from : to, of = to_owners ? to : from;
       counts[static_cast<size_t>(from * ranks + to)] = wanted.count(rank, of, 0, wanted.rows);
     }
   }
@@ -54,6 +53,11 @@ char *pack(const uint8_t *flags, int64_t count, const char *rows, int64_t bytes,
     packed += bytes;
   }
   return packed;
+}
+
+int32_t exchange(const hidet_dist_transport &transport, const std::vector<int64_t> &counts, const void *send,
+                 void *recv, int64_t row, int32_t dtype, int32_t group) {
+  return transport.all_to_all_v(transport.context, send, recv, counts.data(), row, dtype, group);
 }
 
 }  // namespace
@@ -122,8 +126,7 @@ int32_t gather_rows(const hidet_dist_transport &transport, const WantedRows &wan
     for (int64_t to = 0; to < wanted.ranks; ++to) {
       if (to != own) end = pack(wanted.by(to, own), wanted.rows, at(send, 0), bytes, end);
     }
-    const int32_t status =
-        transport.all_to_all_v(transport.context, outgoing.get(), incoming.get(), counts.data(), row, dtype, group);
+    const int32_t status = exchange(transport, counts, outgoing.get(), incoming.get(), row, dtype, group);
     if (status != HIDET_DIST_OK) return status;
     const char *next = incoming.get();
     for (int64_t of = 0; of < wanted.ranks; ++of) {
@@ -153,8 +156,7 @@ int32_t reduce_scatter_rows(const hidet_dist_transport &transport, const WantedR
     for (int64_t to = 0; to < wanted.ranks; ++to) {
       if (to != own) end = pack(wanted.by(own, to), wanted.rows, at(send, to * wanted.rows * bytes), bytes, end);
     }
-    const int32_t status =
-        transport.all_to_all_v(transport.context, outgoing.get(), incoming.get(), counts.data(), row, dtype, group);
+    const int32_t status = exchange(transport, counts, outgoing.get(), incoming.get(), row, dtype, group);
     if (status != HIDET_DIST_OK) return status;
   }
   std::vector<const char *> next;
@@ -175,6 +177,12 @@ int32_t reduce_scatter_rows(const hidet_dist_transport &transport, const WantedR
     add_rows(sources, at(recv, s * bytes), row, dtype);
   }
   return HIDET_DIST_OK;
+}
+
+int32_t exchange_packed_rows(const hidet_dist_transport &transport, const WantedRows &wanted, bool to_owners,
+                             const void *send, void *recv, int64_t row, int32_t dtype, int32_t group) {
+  if (wanted.moved() == 0) return HIDET_DIST_OK;
+  return exchange(transport, sent_rows(wanted, to_owners), send, recv, row, dtype, group);
 }
 
 }  // namespace hidet_dist

@@ -37,6 +37,11 @@ int32_t gather_rows(const hidet_dist_transport &transport, const WantedRows &wan
 int32_t reduce_scatter_rows(const hidet_dist_transport &transport, const WantedRows &wanted, int64_t own,
                             const void *send, void *recv, int64_t row, int32_t dtype, int32_t group);
 
+// The exchange alone, of rows that are packed. Each rank sends to the others those of its rows that they want, or with
+// `to_owners` those of their rows that it wants.
+int32_t exchange_packed_rows(const hidet_dist_transport &transport, const WantedRows &wanted, bool to_owners,
+                             const void *send, void *recv, int64_t row, int32_t dtype, int32_t group);
+
 // Writes the rows of the result of gather_rows that no other rank has: this rank's own, and zeros.
 void gather_own_rows(const WantedRows &wanted, int64_t own, const void *send, void *recv, int64_t row_bytes);
 

@@ -71,6 +71,7 @@ hidet_dist_transport HostTransport::table() {
 hidet_dist_transport DeviceTransport::table() {
   hidet_dist_transport table = Transport::table();
   table.copy = kEntry<&DeviceTransport::copy>;
+  table.read = kEntry<&DeviceTransport::read>;
   return table;
 }
 

@@ -93,12 +93,13 @@ class HostTransport : public Transport {
   hidet_dist_transport table() override;
 };
 
-// A transport for buffers on a device, which also implements copies within the rank.
+// A transport for buffers on a device, which also implements copies within the rank, and to the host.
 class DeviceTransport : public Transport {
  public:
   using Transport::Transport;
 
   virtual int32_t copy(const void *send, void *recv, int64_t bytes) = 0;
+  virtual int32_t read(const void *source, void *target, int64_t bytes) = 0;
 
   hidet_dist_transport table() override;
 };

@@ -241,6 +241,11 @@ API int cuMemcpyAsync(unsigned long long target, unsigned long long source, size
   return 0;
 }
 
+API int cuMemcpyDtoHAsync_v2(void *target, unsigned long long source, size_t bytes, void *stream) {
+  put(stream, [=] { std::memcpy(target, reinterpret_cast<void *>(source), bytes); });
+  return 0;
+}
+
 // CUDA_MEMCPY2D of the driver API.
 struct RowsCopy {
   size_t source_x, source_y;

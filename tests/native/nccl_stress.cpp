@@ -76,11 +76,16 @@ void wait() {
   require(status == HIDET_DIST_OK, "wait");
 }
 
+int32_t settle() {
+  wait();
+  return HIDET_DIST_OK;
+}
+
 void run_rank(int rank) {
   own_rank = rank;
   require(cuStreamCreate(&own_stream, 1) == 0, "stream");
   const int64_t shape[] = {2, 2};
-  own_transport = hidet_dist_nccl_create(shape, 2, rank, rank, stream, connect_group, 2.0);
+  own_transport = hidet_dist_nccl_create(shape, 2, rank, rank, stream, connect_group, settle, 2.0);
   require(own_transport != nullptr, "create");
   hidet_dist_transport table;
   hidet_dist_nccl_table(own_transport, &table);
@@ -119,6 +124,14 @@ void run_rank(int rank) {
             "reduce_scatter_parts");
     wait();
     require(part[0] == of(size - 1), "reduce_scatter_parts's result");
+    // Of the two rows of each rank, all want the first.
+    std::vector<uint8_t> wanted(static_cast<size_t>(2 * size * size));
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = i % 2 == 0 ? 1 : 0;
+    std::vector<float> packed(static_cast<size_t>(size - 1), static_cast<float>(rank)), received(packed.size());
+    require(hidet_dist_gather_packed_rows(packed.data(), wanted.data(), received.data(), 2, 1, HIDET_DIST_F32, group) == 0,
+            "gather_packed_rows");
+    wait();
+    require(received.back() == of(group_rank == size - 1 ? size - 2 : size - 1), "gather_packed_rows's result");
     const int32_t from = (group_rank + size - 1) % size;
     require(hidet_dist_send_recv(send.data(), 4, (group_rank + 1) % size, recv.data(), 4, from, HIDET_DIST_F32, group) == 0,
             "send_recv");

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent
-CORE_NAMES = ("blocks", "collectives", "communicator", "mapped_file", "reduce", "transport")
+CORE_NAMES = ("blocks", "collectives", "communicator", "mapped_file", "reduce", "row_exchange", "transport")
 CORE = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in CORE_NAMES]
 SHARED_MEMORY = [
     ROOT / "hidet_dist/src" / f"{name}.cpp"

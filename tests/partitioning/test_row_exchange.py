@@ -5,10 +5,13 @@ from __future__ import annotations
 import hidet
 import numpy as np
 import pytest
+from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist import native
+from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.partitioning.operators import SplitOrder
 from hidet_dist.partitioning.row_exchange import RowExchangeOp, wanted_rows
 from hidet_dist.partitioning.text import graph_lines
@@ -51,6 +54,24 @@ def test_rows_may_be_symbolic() -> None:
     z = RowExchangeOp(y, wanted, "reduce_scatter_rows", [0], RANKS, rows).outputs[0]
     assert y.shape[0] is whole.shape[0]
     assert z.shape[0] is rows
+
+
+@pytest.mark.parametrize("kind", ["gather_rows", "reduce_scatter_rows"])
+def test_kernels_of_symbolic_rows(kind: str) -> None:
+    rows = hidet.symbol_var("rows")  # a name that the native call has, too
+    x, _, wanted = symbols(rows, "int32", ranks=1)
+    op = RowExchangeOp(x, wanted, kind, [0], 1, rows)
+    given, mask = np.arange(20, dtype=np.int32).reshape(4, HIDDEN), np.array([[1, 0, 0, 1]], np.uint8)
+    alone = native.create_communicator(None, (1,), 0)
+    native.bind(alone)
+    try:
+        runtime_api.set_symbol_value("rows", 4)
+        with cpu_target():
+            (y,) = op.compiled_task.run_async([hidet.asarray(given), hidet.asarray(mask)])
+        assert native.error(alone) is None
+        np.testing.assert_array_equal(y.numpy(), given * mask.reshape(4, 1))
+    finally:
+        native.destroy_communicator(alone)
 
 
 @pytest.mark.parametrize(

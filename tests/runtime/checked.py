@@ -73,6 +73,7 @@ class Checked:
                 self.blocks(dtype)
                 self.rows(dtype, rows=3, row=5)
             self.parts(dtype)
+            self.packed_rows(dtype, rows=3, row=5)
             self.messages(dtype, count=5)
 
     def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
@@ -202,6 +203,34 @@ class Checked:
             recv = torch.ones((rows, row), dtype=send.dtype)
             self.call(native.reduce_scatter_rows, address(send), address(wanted), address(recv), rows, row, code)
             self.expect(recv, sums, "reduce_scatter_rows", dtype, share)
+
+    def packed_rows(self, dtype: str, rows: int, row: int) -> None:
+        """Rows that are packed before the exchange, as on devices."""
+        code, size, own = native.dtype_code(dtype), self.size, self.group_rank
+        others = [rank for rank in range(size) if rank != own]
+        for share in (0.0, 0.4, 1.0):
+            wanted = (np.random.default_rng(size).random((size, size, rows)) < share).astype(np.uint8)
+            mask = torch.from_numpy(wanted != 0)
+            shape = size, rows, row
+            whole = [as_dtype(inputs(rank, size * rows * row, dtype), dtype).reshape(shape) for rank in self.ranks]
+            exchanges = (
+                (
+                    native.gather_packed_rows,
+                    [whole[own][0][mask[rank, own]] for rank in others],
+                    [whole[rank][0][mask[own, rank]] for rank in others],
+                ),
+                (
+                    native.reduce_scatter_packed_rows,
+                    [whole[own][rank][mask[own, rank]] for rank in others],
+                    [whole[rank][own][mask[rank, own]] for rank in others],
+                ),
+            )
+            for function, sent, received in exchanges:
+                end = whole[own].new_zeros((1, row))  # no buffer is empty
+                send, expected = torch.cat([*sent, end]), torch.cat([*received, end])
+                recv = torch.zeros_like(expected)
+                self.call(function, address(send), address(wanted), address(recv), rows, row, code)
+                self.expect(recv, expected, function.__name__, dtype, share)
 
     def messages(self, dtype: str, count: int) -> None:
         code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank

@@ -146,6 +146,8 @@ typedef struct hidet_dist_transport {
                           int32_t dtype, int32_t group);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
+  /* Copies to host memory, and returns when that is done. Null where the buffers are there. */
+  int32_t (*read)(void *context, const void *source, void *target, int64_t bytes);
   /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are then copied to contiguous
    * memory and back. */
   int32_t (*all_gather_blocks)(void *context, const void *send, void *recv, const hidet_dist_blocks *received,
@@ -220,6 +222,20 @@ HIDET_DIST_API int32_t hidet_dist_gather_rows(const void *send, const uint8_t *w
                                               int64_t row, int32_t dtype, int32_t group);
 HIDET_DIST_API int32_t hidet_dist_reduce_scatter_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows,
                                                       int64_t row, int32_t dtype, int32_t group);
+
+/*
+ * The exchange alone, of packed rows: in device memory, kernels pack the rows before it, and unpack them or add them up
+ * behind it. `send` has the rows that the rank sends to other ranks, and `recv` gets those that it receives from them,
+ * both one after the other in group order, those of one rank in ascending order. A call waits until the mask is computed,
+ * which tells the host how many rows there are, so it cannot be captured into a graph.
+ *
+ * hidet_dist_gather_packed_rows sends to each rank what it wants of this rank's rows. hidet_dist_reduce_scatter_packed_rows
+ * sends to each rank those of its rows that this rank wants.
+ */
+HIDET_DIST_API int32_t hidet_dist_gather_packed_rows(const void *send, const uint8_t *wanted, void *recv, int64_t rows,
+                                                     int64_t row, int32_t dtype, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_reduce_scatter_packed_rows(const void *send, const uint8_t *wanted, void *recv,
+                                                             int64_t rows, int64_t row, int32_t dtype, int32_t group);
 
 /* Sends the `count` elements at `send` of group rank `root` to every rank of the group; the others' `send` is not read
  * and may be null. `send` and `recv` may be the same buffer. */

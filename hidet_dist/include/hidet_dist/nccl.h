@@ -40,6 +40,9 @@ typedef int32_t (*hidet_dist_nccl_connect)(int32_t group);
 /* Returns the CUDA stream on which the calling thread launches kernels. */
 typedef void *(*hidet_dist_nccl_stream)(void);
 
+/* Waits for the work on that stream, as by hidet_dist_nccl_wait. Returns 0 on success. */
+typedef int32_t (*hidet_dist_nccl_settle)(void);
+
 /* Loads NCCL and the CUDA driver from these files, once per process. Returns NCCL's version, such as 23203 for 2.32.3,
  * or 0 (see hidet_dist_last_error). */
 HIDET_DIST_API int32_t hidet_dist_nccl_load(const char *nccl_path, const char *driver_path);
@@ -56,7 +59,8 @@ HIDET_DIST_API int32_t hidet_dist_nccl_unique_id(char *id);
 /* The transport of one rank of a mesh on a CUDA device, or null (see hidet_dist_last_error). */
 HIDET_DIST_API hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_axes, int64_t rank,
                                                        int32_t device, hidet_dist_nccl_stream stream,
-                                                       hidet_dist_nccl_connect connect, double timeout_seconds);
+                                                       hidet_dist_nccl_connect connect, hidet_dist_nccl_settle settle,
+                                                       double timeout_seconds);
 
 /* The table to make a communicator with. */
 HIDET_DIST_API void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table);

@@ -100,7 +100,9 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
     module = IRModule()
     parameters = [Var(tensor.name, ~tensor.type.dtype if typed else void_p) for tensor in tensors]
     names = list(native.values)
-    text = "".join(f"const int64_t {name} = {{}}; " for name in names)
+    # In a scope of their own: the symbolic dims that they are computed from are variables, maybe of the same names.
+    text = "".join(f"const int64_t native_{name} = {{}}; " for name in names)
+    text += "{{ " + "".join(f"const int64_t {name} = native_{name}; " for name in names)
     values: list[Expr] = [int64(native.values[name]) for name in names]
     if native.store is not None:
         module.functions[STORE] = native.store
@@ -113,7 +115,7 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
     used = parameters[: native.statement.replace("{{", "").replace("}}", "").count("{}")]
     with FunctionBuilder("launch", kind="public") as builder:
         builder.extend_params(parameters)
-        builder.append(BlackBoxStmt(text + native.statement, *values, *used))
+        builder.append(BlackBoxStmt(f"{text}{native.statement} }}}}", *values, *used))
     module.functions["launch"] = builder.func
     module.include_headers.extend(native.headers)
     module.include_dirs.extend(native.include_dirs)

@@ -17,6 +17,7 @@ from hidet_dist.compile.backend import Backend
 from hidet_dist.cost.work import local_nbytes
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.collective_op import CollectiveOp
+from hidet_dist.partitioning.program import communication_operators
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import Extent, extents_of, factors_of
 from hidet_dist.weights import StoredLayout
@@ -67,7 +68,7 @@ def stage_of(
         tuple(candidates),
         None,
         weight_bytes,
-        target.cuda_graph,
+        target.cuda_graph and all(op.can_be_captured for op in communication_operators(program.graph)),
         tuple(cublas),
         index_checks,
         program.interface,

@@ -96,6 +96,16 @@ def reduce_scatter_rows(send: int, wanted: int, recv: int, rows: int, row: int, 
     return int(library().hidet_dist_reduce_scatter_rows(send, _mask(wanted), recv, rows, row, dtype, group))
 
 
+def gather_packed_rows(send: int, wanted: int, recv: int, rows: int, row: int, dtype: int, group: int) -> int:
+    """Send other ranks the rows that they want, packed one after the other, and receive those that this one wants."""
+    return int(library().hidet_dist_gather_packed_rows(send, _mask(wanted), recv, rows, row, dtype, group))
+
+
+def reduce_scatter_packed_rows(send: int, wanted: int, recv: int, rows: int, row: int, dtype: int, group: int) -> int:
+    """Send other ranks their rows that this one wants, packed one after the other, and receive those of this one."""
+    return int(library().hidet_dist_reduce_scatter_packed_rows(send, _mask(wanted), recv, rows, row, dtype, group))
+
+
 def _mask(address: int) -> ctypes._Pointer[ctypes.c_uint8]:
     return ctypes.cast(address, MaskPointer)
 

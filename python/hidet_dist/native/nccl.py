@@ -8,7 +8,7 @@ from ctypes import c_int64
 
 from hidet_dist.native.codes import OK
 from hidet_dist.native.library import last_error, library
-from hidet_dist.native.signatures import NCCL, ConnectFunction, Overlap, StreamFunction, TransportTable
+from hidet_dist.native.signatures import NCCL, ConnectFunction, Overlap, SettleFunction, StreamFunction, TransportTable
 
 _ID_BYTES = NCCL.constants["NCCL_ID_BYTES"]
 _UUID_BYTES = 16
@@ -59,6 +59,8 @@ class Nccl:
         A function that returns the CUDA stream of collectives, or the address of a C function that does.
     connect: Callable[[int], int]
         Called with a group's mask when the group is first used; makes its communicator and returns 0. Must not raise.
+    settle: Callable[[], int]
+        Waits for the work on the current stream, and returns 0. Must not raise.
     timeout_seconds: float
         How long a rank waits for another one.
 
@@ -75,14 +77,16 @@ class Nccl:
         device: int,
         stream: int | Callable[[], int],
         connect: Callable[[int], int],
+        settle: Callable[[], int],
         timeout_seconds: float,
     ):
         self._mesh_shape = mesh_shape
         self._connect = ConnectFunction(connect)
+        self._settle = SettleFunction(settle)
         self._stream = StreamFunction(stream)
         shape = (c_int64 * len(mesh_shape))(*mesh_shape)
         self._handle = library().hidet_dist_nccl_create(
-            shape, len(mesh_shape), rank, device, self._stream, self._connect, timeout_seconds
+            shape, len(mesh_shape), rank, device, self._stream, self._connect, self._settle, timeout_seconds
         )
         if not self._handle:
             raise ValueError(last_error())

@@ -87,6 +87,7 @@ _PLAIN = {name: forms.plain for name, forms in _KINDS.items()}
 _PARTS = {f"{name}_parts": forms.parts for name, forms in _KINDS.items() if forms.parts}
 _BLOCKS = {f"{name}_blocks": forms.blocks for name, forms in _KINDS.items() if forms.blocks}
 _ROWS = {"gather_rows": _EXCHANGE_ROWS, "reduce_scatter_rows": _EXCHANGE_ROWS}
+_PACKED_ROWS = {"gather_packed_rows": _EXCHANGE_ROWS, "reduce_scatter_packed_rows": _EXCHANGE_ROWS}
 _CODES = (*_KINDS, *_ROWS, "message")  # in the order of hidet_dist_collective
 
 
@@ -104,6 +105,7 @@ class TransportTable(ctypes.Structure):
         *_methods({name: each for name, each in _PARTS.items() if name != "all_to_all_parts"}),
         ("all_to_all_v", _method(*_EXCHANGE_COUNTS)),
         ("copy", _method(c_void_p, c_void_p, c_int64)),
+        ("read", _method(c_void_p, c_void_p, c_int64)),
         *_methods(_BLOCKS),
         *_methods(_ROWS),
     )
@@ -111,7 +113,10 @@ class TransportTable(ctypes.Structure):
 
 COLLECTIVES = Header(
     functions={
-        **{name: Signature(c_int32, each) for name, each in {**_PLAIN, **_PARTS, **_BLOCKS, **_ROWS}.items()},
+        **{
+            name: Signature(c_int32, each)
+            for name, each in {**_PLAIN, **_PARTS, **_BLOCKS, **_ROWS, **_PACKED_ROWS}.items()
+        },
         "send": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "send_recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)),
@@ -198,6 +203,7 @@ OVERLAP = Header(
 # shared_memory.h
 
 ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
+SettleFunction = ctypes.CFUNCTYPE(c_int32)
 
 SHARED_MEMORY = Header(
     functions={
@@ -230,7 +236,8 @@ NCCL = Header(
         "nccl_device_uuid": Signature(c_int32, (c_int32, c_char_p)),
         "nccl_unique_id": Signature(c_int32, (c_char_p,)),
         "nccl_create": Signature(
-            c_void_p, (POINTER(c_int64), c_int32, c_int64, c_int32, StreamFunction, ConnectFunction, c_double)
+            c_void_p,
+            (POINTER(c_int64), c_int32, c_int64, c_int32, StreamFunction, ConnectFunction, SettleFunction, c_double),
         ),
         "nccl_table": Signature(None, (c_void_p, POINTER(TransportTable))),
         "nccl_overlap": Signature(None, (c_void_p, POINTER(Overlap))),
@@ -248,7 +255,7 @@ NCCL = Header(
         "nccl_close": Signature(None, (c_void_p,)),
         "nccl_destroy": Signature(None, (c_void_p,)),
     },
-    callbacks={"nccl_connect": ConnectFunction, "nccl_stream": StreamFunction},
+    callbacks={"nccl_connect": ConnectFunction, "nccl_settle": SettleFunction, "nccl_stream": StreamFunction},
     constants={"NCCL_ID_BYTES": 128, "NCCL_OLDEST": 21800, "NCCL_IN_PROGRESS": 16},
 )
 

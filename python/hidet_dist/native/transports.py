@@ -9,7 +9,7 @@ from hidet_dist.native.signatures import TransportTable
 
 _FIELDS: dict[str, Any] = {name: kind for name, kind, *_ in TransportTable._fields_ if name != "context"}
 _OPTIONAL = (
-    "copy",
+    *("copy", "read"),
     *("all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks"),
     *("gather_rows", "reduce_scatter_rows"),
 )

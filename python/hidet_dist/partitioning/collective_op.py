@@ -36,6 +36,8 @@ class CollectiveOp(NativeCallOp, abc.ABC):
         The reduction of what the ranks send; empty where nothing is reduced.
     can_start: bool
         Whether it can only be started, and be waited for later, while other operators run.
+    can_be_captured: bool
+        Whether a CUDA graph can contain it.
     only_starts: bool
         Whether it is only started; a :class:`WaitOp` precedes its first reader.
     """
@@ -46,6 +48,7 @@ class CollectiveOp(NativeCallOp, abc.ABC):
     collective: Collective
     reduce_op: str
     can_start: bool = False
+    can_be_captured: bool = True
     only_starts: bool = False
 
     @abc.abstractmethod

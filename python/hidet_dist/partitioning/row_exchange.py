@@ -61,6 +61,8 @@ class RowExchangeOp(CollectiveOp):
         be reduced.
     """
 
+    can_be_captured = False  # on a device, the host reads how many rows there are
+
     def __init__(self, x: Tensor, wanted: Tensor, kind: str, mesh_axes: Sequence[int], group_size: int, extent: Extent):
         self.kind = kind
         self.collective = ROW_EXCHANGES[kind]

@@ -60,7 +60,8 @@ class CudaOptions:
         False,
         "bool",
         "Whether serving processes run the program as a CUDA graph: captured at the second run with the same sizes of "
-        "symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device.",
+        "symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device. A program "
+        "that dispatches tokens to experts is launched kernel by kernel: the host must know how many rows there are.",
         BOOL,
     )
 
@@ -155,6 +156,7 @@ class CudaTarget:
         from hidet_dist.compile.cuda.launches import fewer_launches
         from hidet_dist.compile.cuda.quantized import quantized_products
         from hidet_dist.compile.cuda.row_attention import row_attention_kernels
+        from hidet_dist.compile.cuda.row_exchange import pack_row_exchanges
 
         guarded = row_attention_kernels(define_experts(guard_graph(program, ())), self.gpu.multiprocessors)
         guarded = quantized_products(guarded, program.weight_placeholders, precisions, self.gpu.multiprocessors)
@@ -162,7 +164,7 @@ class CudaTarget:
         if not frugal:  # results that a neighbour would read as they are computed are held
             graph = apart_for_joining(graph, program.planned_sizes(), self.gpu.multiprocessors)
         check_kept(program.graph, graph)
-        return graph
+        return pack_row_exchanges(graph)
 
     def after_fusion(self, graph: FlowGraph, frugal: bool) -> FlowGraph:
         """Let products of one left operand be one launch."""

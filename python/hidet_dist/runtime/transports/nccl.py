@@ -54,7 +54,13 @@ class NcclTransport:
         function = nccl.hidet_stream_function() if stream is None else lambda: stream
         try:
             self._nccl = native.Nccl(
-                setup.mesh_shape, self._rank, self.device, function, self._recorded(self._make), setup.timeout_seconds
+                setup.mesh_shape,
+                self._rank,
+                self.device,
+                function,
+                self._recorded(self._make),
+                self._recorded(self._settle),
+                setup.timeout_seconds,
             )
         except ValueError as error:
             raise ConfigError(f"rank {self._rank} cannot use CUDA device {self.device}: {error}") from None
@@ -113,8 +119,7 @@ class NcclTransport:
         Records a failure, and aborts NCCL's communicators, when NCCL reports an error, a rank dies, the communicator
         has failed, or the time-out has passed.
         """
-        handle = self._nccl.current_stream() if stream is None else stream
-        self._recorded(lambda: self._wait(functools.partial(self._nccl.wait, handle)))()
+        self._recorded(self._settle)(stream)
 
     def wait_event(self, event: int) -> None:
         """Wait for the work before a CUDA event, as :meth:`wait` does for a stream's."""
@@ -131,11 +136,15 @@ class NcclTransport:
     def _recorded(self, run: Callable[..., None]) -> Callable[..., int]:
         """Wrap a function for native code: errors are recorded, and a status code is returned."""
 
-        def recorded(*arguments: int) -> int:
+        def recorded(*arguments: int | None) -> int:
             self._setup.failures.record(lambda: run(*arguments), raised_as_is=ConfigError)
             return native.FAILED if self._setup.failures.failed() else native.OK
 
         return recorded
+
+    def _settle(self, stream: int | None = None) -> None:
+        handle = self._nccl.current_stream() if stream is None else stream
+        self._wait(functools.partial(self._nccl.wait, handle))
 
     def _wait(self, wait: Callable[[float], int]) -> None:
         """Wait by a function that does so for some seconds and returns a status code; look for dead ranks between."""
