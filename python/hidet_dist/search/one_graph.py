@@ -58,6 +58,7 @@ def search_graph(view: GraphView, request: SearchRequest, limits: Limits, insist
         budgets = [device.nbytes for device in limiting_devices(cluster, options.mem_budget, offered.parts)]
         incumbents = Incumbents()
         steps: tuple[StepTaken, ...] = ()
+        narrowed: frozenset[int] | None = None
         made: StagePlan | None = None
         if options.mode == "propagate":
             formulation = formulate(view, cluster, model, options, pins, allow, limits, rules, offered=offered)
@@ -86,7 +87,7 @@ def search_graph(view: GraphView, request: SearchRequest, limits: Limits, insist
                 if formulation.is_proven(view, picks, table):
                     break
             gap, bound = solution.gap, solution.seconds * (1 - solution.gap)
-            price, steps = math.fsum(solution.second_per_byte), solution.steps
+            price, steps, narrowed = math.fsum(solution.second_per_byte), solution.steps, solution.narrowed
 
         def describe(choices: Sequence[int]) -> StagePlan:
             return label_stage(view, stage_of(costs, formulation, choices), tensors)
@@ -113,7 +114,8 @@ def search_graph(view: GraphView, request: SearchRequest, limits: Limits, insist
             for one in incumbents.known
             if one.choices == picks or not left.expired()
         ]
-        return write_report(view, formulation, stage, picks, known, options.mode, bound, gap, held, left, steps)
+        told = known, options.mode, bound, gap, held, left, steps, narrowed
+        return write_report(view, formulation, stage, picks, *told)
 
     plan = Plan((stage,))
     return SearchResult((plan,), plan.makespan_seconds, gap, bound, limits.time_reached, price, write_report=report_of)

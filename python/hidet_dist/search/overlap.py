@@ -29,6 +29,7 @@ from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.formulation.formulate import Formulation
 from hidet_dist.search.formulation.solution import StageCosts, stage_of
 from hidet_dist.search.limits import OutOfTimeError
@@ -99,10 +100,9 @@ class OverlapSearch:
                 kept = [list(range(len(costs))) for costs in problem.cost]
                 try:
                     kept = Presolve(discounted).reduce(kept, prices, options.limits).kept
-                    tables = Tables(options.limits)
-                    choices = eliminate(
-                        EliminationInstance(discounted, kept, tables, prices), options.solver_gap / 4
-                    ).choices
+                    relaxation = TensorRelaxation(solution.narrowed)
+                    instance = EliminationInstance(discounted, kept, Tables(options.limits), prices, relaxation)
+                    choices = eliminate(instance, options.solver_gap / 4).choices
                 except (TooWide, OutOfTimeError):
                     break
             if choices in seen or max(held_bytes(problem, groups, choices)) > problem.budget:

@@ -14,6 +14,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.formulation.devices import DeviceHeld
 from hidet_dist.search.formulation.formulate import Formulation
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -69,12 +70,14 @@ def write_report(
     held: DeviceHeld,
     limits: Limits,
     steps: Sequence[StepTaken] = (),
+    narrowed: frozenset[int] | None = None,
 ) -> SearchReport:
     """Write the report of the search that chose ``stage``.
 
-    ``incumbents`` are the best plans over time, ``held`` what it holds on the fullest device.
+    ``incumbents`` are the best plans over time, ``held`` what it holds on the fullest device. ``narrowed`` are tensors
+    that the search relaxed so that eliminations were not too wide.
     """
-    others = Alternatives(formulation, picks, bound_seconds, limits)
+    others = Alternatives(formulation, picks, bound_seconds, limits, narrowed)
     return SearchReport(
         mode,
         bound_seconds,
@@ -100,14 +103,22 @@ class Alternatives:
     choices has the least bound, or without bounds the least cost.
     """
 
-    def __init__(self, formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits):
+    def __init__(
+        self,
+        formulation: Formulation,
+        picks: Sequence[int],
+        bound_seconds: float,
+        limits: Limits,
+        narrowed: frozenset[int] | None = None,
+    ):
         self.formulation, self.picks, self.bound_seconds = formulation, picks, bound_seconds
         problem = formulation.of_first_device
         free = Prices([0.0] * problem.activations.points)
         try:
             limits.check()
             every = [list(range(len(costs))) for costs in problem.cost]
-            self.least = marginals(EliminationInstance(problem, every, Tables(limits), free))
+            relaxation = TensorRelaxation(narrowed)
+            self.least = marginals(EliminationInstance(problem, every, Tables(limits), free, relaxation))
         except OutOfTimeError:
             self.least = None
         self.alone = _alone(problem, picks)

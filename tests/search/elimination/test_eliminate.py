@@ -13,6 +13,7 @@ from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import Tables, eliminate, marginals, minimized, split_costs_by_plan
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.presolve import Presolve
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes
 from hidet_dist.search.problem.prices import Prices
 
@@ -45,16 +46,17 @@ def test_bounds_hold_for_any_prices(problem: Problem, line: list[int]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(problems(), lines, st.sampled_from([0, 2, 9]), st.data())
 def test_shares_by_any_plan_give_a_bound(problem: Problem, line: list[int], paired: int, data: st.DataObject) -> None:
-    problem.splitting.paired = paired
+    relaxation = TensorRelaxation(paired=paired)
     own = Prices(line[: problem.activations.points])
     every = [list(range(len(costs))) for costs in problem.cost]
     best = min(evaluate(problem, p) + own.of(held_bytes(problem, problem.groups, p)) for p in all_picks(problem))
     for _ in range(2):
         plan = data.draw(st.sampled_from(all_picks(problem)))
-        split_costs_by_plan(problem, [*problem.groups], plan)
-        assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in problem.splitting.portions.values())
+        split_costs_by_plan(problem, relaxation, [*problem.groups], plan)
+        assert all((shares.sum(axis=0) <= 1 + 1e-12).all() for shares in relaxation.portions.values())
         for limit in (0, 1, 2):
-            assert minimized(EliminationInstance(problem, every, Tables(), own), (), limit).bound <= best + 1e-6
+            instance = EliminationInstance(problem, every, Tables(), own, relaxation)
+            assert minimized(instance, (), limit).bound <= best + 1e-6
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,9 +66,8 @@ def test_conversions_shared_from_each_spec_bound_plans_no_worse(problem: Problem
     every = [list(range(len(costs))) for costs in problem.cost]
     bounds = []
     for paired in (0, 9):
-        problem.splitting.paired = paired
-        problem.splitting.version += 1
-        bounds.append(minimized(EliminationInstance(problem, every, Tables(), own), (), 1).bound)
+        instance = EliminationInstance(problem, every, Tables(), own, TensorRelaxation(paired=paired))
+        bounds.append(minimized(instance, (), 1).bound)
     assert bounds[0] <= bounds[1] + 1e-6
 
 

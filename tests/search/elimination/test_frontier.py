@@ -18,6 +18,7 @@ from hidet_dist.search.budget.state import State
 from hidet_dist.search.elimination.eliminate import Tables, TooWide
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
 from hidet_dist.search.elimination.instance import EliminationInstance
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Activations, Edge, LiveInterval, Problem, evaluate, held_bytes, readers
 from hidet_dist.search.problem.prices import Prices
@@ -28,14 +29,21 @@ def knapsack(layers: int) -> Problem:
     return Problem([[1.0, 2.0]] * layers, [[4, 1]] * layers, layers + 5, [])
 
 
-def frontier(problem: Problem, line: list[int], limit: float) -> tuple[Frontier, Prices]:
+PAIRED = st.sampled_from([None, 0, 2, 9])
+"""Up to how many readers of a relaxed tensor share its conversions from each spec."""
+
+
+def frontier(problem: Problem, line: list[int], limit: float, paired: int | None = None) -> tuple[Frontier, Prices]:
     own = Prices([float(price) for price in line[: problem.activations.points]])
-    return all_plans(problem, own, limit), own
+    return all_plans(problem, own, limit, paired=paired), own
 
 
-def all_plans(problem: Problem, prices: Prices, limit: float, points: Sequence[int] = ()) -> Frontier:
+def all_plans(
+    problem: Problem, prices: Prices, limit: float, points: Sequence[int] = (), paired: int | None = None
+) -> Frontier:
     every = [list(range(len(c))) for c in problem.cost]
-    return Frontier(Bounded(EliminationInstance(problem, every, Tables(), prices)), limit, points)
+    instance = EliminationInstance(problem, every, Tables(), prices, TensorRelaxation(paired=paired))
+    return Frontier(Bounded(instance), limit, points)
 
 
 def assert_begins_with_best(
@@ -55,23 +63,15 @@ def assert_begins_with_best(
     return every
 
 
-@st.composite
-def relaxable(draw: st.DrawFn) -> Problem:
-    """Problems where all tensors of several readers are relaxed, in one way or the other, if the test relaxes any."""
-    problem = draw(problems())
-    problem.splitting.paired = draw(st.sampled_from([0, 2, 9]))
-    return problem
-
-
 @settings(max_examples=30, deadline=None)
-@given(relaxable(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.booleans())
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60), st.booleans(), PAIRED)
 def test_a_frontier_begins_with_the_best_plan_below_the_limit(
-    problem: Problem, line: list[int], limit: int, relaxed: bool
+    problem: Problem, line: list[int], limit: int, relaxed: bool, paired: int | None
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if relaxed:
             patch.setattr(tuning, "READERS_LIMITS", (1,))
-        plans, own = frontier(problem, line, float(limit))
+        plans, own = frontier(problem, line, float(limit), paired)
     groups = readers(problem)
     within = [
         evaluate(problem, picks)
@@ -84,14 +84,15 @@ def test_a_frontier_begins_with_the_best_plan_below_the_limit(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    relaxable(),
+    problems(),
     st.lists(st.integers(0, 5), min_size=6, max_size=6),
     st.integers(1, 60),
     st.sets(st.integers(0, 5)),
     st.booleans(),
+    PAIRED,
 )
 def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
-    problem: Problem, line: list[int], limit: int, some: set[int], relaxed: bool
+    problem: Problem, line: list[int], limit: int, some: set[int], relaxed: bool, paired: int | None
 ) -> None:
     count = problem.activations.points
     own = Prices([float(price) for price in line[:count]])
@@ -99,7 +100,7 @@ def test_a_frontier_with_points_begins_with_the_best_plan_that_fits_there(
     with pytest.MonkeyPatch.context() as patch:
         if relaxed:
             patch.setattr(tuning, "READERS_LIMITS", (1,))
-        plans = all_plans(problem, own, float(limit), points)
+        plans = all_plans(problem, own, float(limit), points, paired)
     groups = readers(problem)
 
     def fits(picks: tuple[int, ...]) -> bool:

@@ -61,11 +61,11 @@ def test_equal_tensors_of_all_layers_are_relaxed_together(monkeypatch: pytest.Mo
     problem = layers(3)
     exact = eliminate(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
     assert exact.bound == exact.seconds
-    assert not problem.narrowing.done
     monkeypatch.setattr(tuning, "WORK_LIMIT", SPECS**6 - 1)
-    relaxed = eliminate(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
-    groups = readers(problem).values()
-    assert problem.narrowing.tensors == {group[0].tensor for group in groups if group[0].convert is CHEAP and group[1:]}
+    narrow_ = EliminationInstance(problem, choices(problem), Tables(), no_prices(problem))
+    relaxed = eliminate(narrow_)
+    shared = [group[0] for group in readers(problem).values() if group[0].convert is CHEAP and group[1:]]
+    assert narrow_.relaxation.narrowed == {edge.tensor for edge in shared}
     assert relaxed.bound <= exact.seconds <= relaxed.seconds
 
 
@@ -102,6 +102,6 @@ def test_plans_of_narrowed_graphs_are_the_best(problem: Problem, most: int) -> N
 def test_nothing_is_relaxed_where_that_leaves_the_graph_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layers(1)
     monkeypatch.setattr(tuning, "WORK_LIMIT", 1)
-    assert not narrow(EliminationInstance(problem, choices(problem), Tables(), no_prices(problem)))
-    assert problem.narrowing.done
-    assert not problem.narrowing.tensors
+    instance = EliminationInstance(problem, choices(problem), Tables(), no_prices(problem))
+    assert not narrow(instance)
+    assert instance.relaxation.narrowed == frozenset()

@@ -20,11 +20,13 @@ READERS = 4
 CONVERT = ((0.0, 1.0, 1.0, 1.0),) * 4
 
 
-def eliminated(problem: Problem) -> Eliminated:
+def instance_of(problem: Problem) -> EliminationInstance:
     every = [list(range(len(costs))) for costs in problem.cost]
-    return eliminate(
-        EliminationInstance(problem, every, Tables(), Prices([0.0] * problem.activations.points)), gap=1e-6
-    )
+    return EliminationInstance(problem, every, Tables(), Prices([0.0] * problem.activations.points))
+
+
+def eliminated(problem: Problem) -> Eliminated:
+    return eliminate(instance_of(problem), gap=1e-6)
 
 
 def problem_of(choices: Sequence[int], edges: Sequence[Edge]) -> Problem:
@@ -55,10 +57,10 @@ def test_equal_tensors_are_kept_whole_and_others_stay_relaxed(monkeypatch: pytes
     count, first = 3, 1 + READERS
     own = [edge for n in range(count) for edge in choosers(first * n + 1, first * n, n)]
     mask = [Edge(count, first * count, edge.consumer, (0,), (0, 0), ((0.0,),)) for edge in own]
-    problem = problem_of(([1] + [2] * READERS) * count + [1], [*own, *mask])
-    tight = eliminated(problem)
+    instance = instance_of(problem_of(([1] + [2] * READERS) * count + [1], [*own, *mask]))
+    tight = eliminate(instance, gap=1e-6)
     assert (tight.bound, tight.seconds) == (2.0 * count, 2.0 * count)
-    assert problem.splitting.whole == set(range(count))
+    assert instance.relaxation.whole == set(range(count))
 
 
 def test_a_tensor_too_large_to_be_whole_is_shared_from_each_spec(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +70,9 @@ def test_a_tensor_too_large_to_be_whole_is_shared_from_each_spec(monkeypatch: py
     monkeypatch.setattr(tuning, "TENSOR_ENTRIES", 8)
     convert = ((0.0, 6.0, 6.0), (6.0, 0.0, 0.0), (6.0, 0.0, 0.0))
     edges = [Edge(0, 0, n, (0, 1), (1, 2), convert, n, n) for n in range(1, 6)]
-    problem = Problem([[1.0, 101.0]] + [[0.0, 50.0]] * 5, [[0, 0]] * 6, 0, edges)
-    assert eliminated(problem).bound == pytest.approx(7.0)
-    assert (problem.splitting.pairs, problem.splitting.whole) == ({0}, frozenset())
+    instance = instance_of(Problem([[1.0, 101.0]] + [[0.0, 50.0]] * 5, [[0, 0]] * 6, 0, edges))
+    assert eliminate(instance, gap=1e-6).bound == pytest.approx(7.0)
+    assert (instance.relaxation.pairs, instance.relaxation.whole) == ({0}, frozenset())
 
 
 def test_a_tensor_beside_it_is_shared_too_where_both_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +86,12 @@ def test_a_tensor_beside_it_is_shared_too_where_both_would_be_too_wide(monkeypat
     edges = [Edge(0, 0, n, each, each, convert) for n in range(2, 6)]
     edges += [Edge(1, 1, n, (0,), each, convert) for n in range(3, 6)]
     cost = [[1.0, 101.0, 101.0], [0.0], *[[50.0, 0.0, 0.0]] * 4]
-    problem = Problem(cost, [[0] * len(own) for own in cost], 0, edges)
+    instance = instance_of(Problem(cost, [[0] * len(own) for own in cost], 0, edges))
     for name in ("PAIRED_WORK", "PAIRED_FACTOR", "PAIRED_MOST"):
         monkeypatch.setattr(tuning, name, 0)
     monkeypatch.setattr(tuning, "WORK_LIMIT", specs**4 - 1)
-    result = eliminated(problem)
-    assert problem.splitting.pairs == {0, 1}
+    result = eliminate(instance, gap=1e-6)
+    assert instance.relaxation.pairs == {0, 1}
     assert (result.bound, result.seconds) == (13.0, 13.0)
 
 

@@ -10,7 +10,6 @@ from hidet_dist.search import tuning
 from hidet_dist.search.budget.state import ProbedPlan, State, bound_choices, choices_below, count_open
 from hidet_dist.search.elimination.eliminate import fix_required, marginals
 from hidet_dist.search.elimination.frontier import Bounded, Frontier
-from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.problem import peaks
 from hidet_dist.search.problem.prices import Prices
@@ -75,7 +74,7 @@ def try_plans_below(
     """
     if count_open(kept) > tuning.FEW_CHOICES:
         # Bounds of choices that others dominate are loose: those of what is left are not.
-        left = marginals(EliminationInstance(state.problem, kept, tables, prices))
+        left = marginals(state.instance(kept, tables, prices))
         if left is not None:
             most = limit + prices.total * state.problem.budget
             kept = [
@@ -121,7 +120,7 @@ def _fitting_frontier(
     """
     frontier, points = None, state.frontier_points
     try:
-        bounded = Bounded(EliminationInstance(state.problem, kept, tables, prices), exact)
+        bounded = Bounded(state.instance(kept, tables, prices), exact)
     except TooWide:
         return None
     for number in range(tuning.POINT_ROUNDS):

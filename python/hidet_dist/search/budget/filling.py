@@ -20,6 +20,7 @@ from hidet_dist.search.budget.combination import try_plans_below
 from hidet_dist.search.budget.joining import positions
 from hidet_dist.search.budget.state import ProbedPlan, State
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.descent import descend
 from hidet_dist.search.problem.window import Window, Windows
@@ -153,6 +154,7 @@ class _WindowState(State):
             seconds=whole.seconds - window.seconds_beside,
             bound=max(0.0, whole.bound - window.seconds_beside),
             joint=tuple(several) if is_apart else (),
+            relaxation=TensorRelaxation(paired=whole.relaxation.paired),
             whole=whole,
             window=window,
         )

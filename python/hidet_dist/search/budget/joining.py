@@ -10,6 +10,7 @@ from hidet_dist.search.budget.state import ProbedPlan, State
 from hidet_dist.search.elimination.eliminate import eliminate
 from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.problem.window import Windows
@@ -101,5 +102,7 @@ def _replan(
     prices = Prices(window.prices(second_per_byte))
     tables = Tables(state.limits)
     kept = window.kept(state.kept)
-    solved = eliminate(EliminationInstance(window.problem, kept, tables, prices), state.options.solver_gap / 4, True)
+    own = TensorRelaxation(paired=state.relaxation.paired)
+    instance = EliminationInstance(window.problem, kept, tables, prices, own)
+    solved = eliminate(instance, state.options.solver_gap / 4, True)
     return state.record(window.planned(solved.choices))

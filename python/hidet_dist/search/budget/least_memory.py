@@ -20,7 +20,7 @@ from hidet_dist.search.elimination.network import Tables, TooWide
 from hidet_dist.search.ilp import StoppedError, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.problem import CostSplitting, Narrowing, Problem
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 from hidet_dist.search.steps import step
 
@@ -71,8 +71,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
 
 def _search(problem: Problem, options: SolveOptions, goal: _Goal) -> tuple[LeastMemory, bool]:
     """Find a plan of nearly the least peak memory, or one that is enough; tell whether the search was steered."""
-    # What a search by costs chose to relax and to split would lead this one to another plan than that of a refusal.
-    gratis = replace(problem.without_costs, budget=0, narrowing=Narrowing(), splitting=CostSplitting())
+    gratis = replace(problem.without_costs, budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
     state = State(gratis, replace(options, on_incumbent=None), every)
     state.known_plans.append(state.record(tuple(m.index(min(m)) for m in problem.memory)))

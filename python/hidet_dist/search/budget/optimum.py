@@ -17,7 +17,6 @@ On the way, choices that no better plan can contain are dropped (:mod:`hidet_dis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hidet_dist.search import tuning
 from hidet_dist.search.budget.combination import combine_plans, search_below_limits
@@ -34,7 +33,7 @@ from hidet_dist.search.ilp import StoppedError
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pairwise import wide
-from hidet_dist.search.problem import CostSplitting, Problem, Solution, each, restricted
+from hidet_dist.search.problem import Problem, Solution, each, restricted
 from hidet_dist.search.problem.descent import descend
 from hidet_dist.search.steps import step
 
@@ -54,9 +53,7 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
     """
     options = SolveOptions() if options is None else options
     charged = charge_collectives(problem, options.solver_gap)
-    # What one search learns of splitting costs would lead another one, of other choices or costs, to worse bounds.
-    own = replace(charged.problem, splitting=CostSplitting())
-    return charged.solution(_optimize(own, charged.options(options), like))
+    return charged.solution(_optimize(charged.problem, charged.options(options), like))
 
 
 def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) -> Solution:
@@ -65,6 +62,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     tables = Tables(limits)
     if like is not None:
         state.peaks = dict.fromkeys(like.points)
+        state.relaxation.narrowed = like.narrowed
         state.known_plans = [state.record(choices) for choices in like.known]
     try:
         try:
@@ -104,6 +102,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
         state.second_per_byte,
         tuple(state.peaks),
         tuple(dict.fromkeys(known)),
+        state.relaxation.narrowed,
         tuple(state.log.taken),
     )
 

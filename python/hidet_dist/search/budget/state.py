@@ -13,6 +13,7 @@ from hidet_dist.search.elimination.instance import EliminationInstance
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
 from hidet_dist.search.elimination.presolve import Presolve, RemainingChoices
 from hidet_dist.search.elimination.problem_network import network_of
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.problem import Problem, readers
 from hidet_dist.search.problem.prices import Prices
@@ -59,7 +60,10 @@ class State:
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
     coarse: bool = False  # of a part: whether tensors of many readers stay relaxed
-    similar: State | None = None  # the state of a similar problem, whose presolve is shared; that of ``outer`` is, too
+    similar: State | None = (
+        None  # the state of a similar problem, whose presolve and relaxation are shared, as ``outer``'s are
+    )
+    relaxation: TensorRelaxation = field(default_factory=TensorRelaxation)
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -67,6 +71,12 @@ class State:
         self.limits = self.options.limits
         like = self.outer if self.similar is None else self.similar
         self.presolve: Presolve = Presolve(self.problem, None if like is None else like.presolve)
+        if like is not None:
+            self.relaxation = like.relaxation
+
+    def instance(self, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> EliminationInstance:
+        """Make an elimination of this search, for prices and choices that are left."""
+        return EliminationInstance(self.problem, kept, tables, prices, self.relaxation)
 
     @property
     def without(self) -> frozenset[str]:
@@ -138,9 +148,9 @@ class State:
 
     def _most_work(self, tables: Tables, kept: Sequence[Sequence[int]], prices: Prices, readers_limit: int) -> float:
         """Compute the additions of the largest step of an elimination; infinite if the graph is too wide for one."""
-        paired = self.problem.splitting.paired or 0
+        paired = self.relaxation.paired or 0
         try:
-            network, _ = network_of(EliminationInstance(self.problem, kept, tables, prices), (), readers_limit, paired)
+            network, _ = network_of(self.instance(kept, tables, prices), (), readers_limit, paired)
         except TooWide:
             return math.inf
         return network.most_work()
@@ -158,7 +168,7 @@ class State:
         kept = self.reduction(prices).kept if reduced else self.kept
         # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
         gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.solver_gap / 4
-        solved = eliminate(EliminationInstance(self.problem, kept, tables, prices), gap, coarse)
+        solved = eliminate(self.instance(kept, tables, prices), gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> ProbedPlan:
@@ -246,7 +256,7 @@ def bound_choices(state: State, tables: Tables, prices: Prices) -> list[Table] |
     """Bound the priced cost of plans with each choice of each entity from below; None if that would take long."""
     state.limits.check()
     reduction = state.reduction(prices)
-    left = marginals(EliminationInstance(state.problem, reduction.kept, tables, prices))
+    left = marginals(state.instance(reduction.kept, tables, prices))
     if left is None:
         return None
     bounds = reduction.extend(state.problem, left)

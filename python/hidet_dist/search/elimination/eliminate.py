@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
@@ -28,6 +28,7 @@ from hidet_dist.search.elimination.narrowing import narrow
 from hidet_dist.search.elimination.network import Network, Table, Tables, TooWide
 from hidet_dist.search.elimination.pairing import pair_more, readers_in_pairs
 from hidet_dist.search.elimination.problem_network import network_of
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.elimination.tightening import tighten
 from hidet_dist.search.problem import Edge, Problem, readers
 from hidet_dist.search.problem.equal_parts import EqualTensor
@@ -76,7 +77,7 @@ def eliminate(instance: EliminationInstance, gap: float = 0.0, coarse: bool = Fa
             continue  # with more tensors relaxed, the bound is no greater
         result = _eliminate(instance, limit, gap, coarse)
         if result is None and limit == tuning.READERS_LIMITS[0] and narrow(instance):
-            instance.problem.splitting.paired = None
+            instance.relaxation.paired = None
             result = _eliminate(instance, limit, gap, coarse)
         if result is None:
             continue
@@ -131,7 +132,7 @@ def marginals(instance: EliminationInstance) -> list[Table] | None:
 
 def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bool) -> Eliminated | None:
     """Eliminate with one limit of readers; None where the graph is too wide."""
-    problem, prices = instance.problem, instance.prices
+    problem, prices, relaxation = instance.problem, instance.prices, instance.relaxation
     try:
         bound, choices, relaxed = _solve(instance, (), limit)
     except TooWide:
@@ -146,11 +147,11 @@ def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bo
 
     best, seconds = choices, cost(choices)
     while relaxed:
-        stalls, steps = 0, max(map(problem.splitting.steps.get, relaxed, repeat(0)))
+        stalls, steps = 0, max(map(relaxation.steps.get, relaxed, repeat(0)))
         few = coarse or (prices.total and steps >= tuning.PORTION_ROUNDS)
         for _ in range(1 if few else tuning.PORTION_ROUNDS):
             left = seconds - bound
-            if left <= gap * abs(seconds) or not split_costs_by_plan(problem, relaxed, choices):
+            if left <= gap * abs(seconds) or not split_costs_by_plan(problem, relaxation, relaxed, choices):
                 break
             other_bound, choices, _ = _solve(instance, (), limit)
             bound = max(bound, other_bound)
@@ -174,7 +175,7 @@ def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bo
         for tensor in relaxed:
             fix_required(groups[tensor], choices, narrowed, same)
         try:
-            _, other, _ = _solve(instance._replace(kept=narrowed), relaxed, limit)
+            _, other, _ = _solve(replace(instance, kept=narrowed), relaxed, limit)
         except TooWide:
             break
         if cost(other) < seconds:
@@ -182,32 +183,34 @@ def _eliminate(instance: EliminationInstance, limit: int, gap: float, coarse: bo
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
-def split_costs_by_plan(problem: Problem, tensors: Collection[int], choices: Sequence[int]) -> bool:
+def split_costs_by_plan(
+    problem: Problem, relaxation: TensorRelaxation, tensors: Collection[int], choices: Sequence[int]
+) -> bool:
     """Let the readers that require a spec in a plan pay more of the conversion; tell whether that is a change.
 
     Equal portions leave a gap where only some readers require the spec: the queries, say, of queries and keys. The
     readers that require it in the plan split it at first, and then those of all plans so far, the last ones more: steps
     that become smaller along the subgradients, for whose sequence the bound approaches the best that portions can give.
     """
-    splitting, number = problem.splitting, {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
+    number = {tensor.tensor: tensor for tensor in problem.equal_parts.tensors}
     kinds: dict[int, list[EqualTensor]] = {}
     for tensor in tensors:
         kinds.setdefault(number[tensor].kind, []).append(number[tensor])
     changed = False
     for equal in kinds.values():  # they have equal tables, so equal portions
-        step = max(1 / (1 + splitting.steps.get(equal[0].tensor, 0)), tuning.PORTION_STEP)
+        step = max(1 / (1 + relaxation.steps.get(equal[0].tensor, 0)), tuning.PORTION_STEP)
         readers_, specs = len(equal[0].group), len(equal[0].group[0].convert[0])
-        before = splitting.of(equal[0].tensor, readers_, specs)
+        before = relaxation.of(equal[0].tensor, readers_, specs)
         required = np.array([[edge.consumed[choices[edge.consumer]] for edge in tensor.group] for tensor in equal])
         uses = required[:, :, None] == np.arange(specs)
         paid = np.where(uses.any(axis=1, keepdims=True), uses / np.maximum(1, uses.sum(axis=1, keepdims=True)), before)
         portions = before + step * (paid.mean(axis=0) - before)
         if not np.array_equal(before, portions):
             changed = True
-            splitting.portions |= dict.fromkeys([tensor.tensor for tensor in equal], portions)
+            relaxation.portions |= dict.fromkeys([tensor.tensor for tensor in equal], portions)
     if changed:
-        splitting.steps |= {tensor: 1 + splitting.steps.get(tensor, 0) for tensor in tensors}
-        splitting.version += 1
+        relaxation.steps |= {tensor: 1 + relaxation.steps.get(tensor, 0) for tensor in tensors}
+        relaxation.version += 1
     return changed
 
 
@@ -246,6 +249,7 @@ class Solved:
     """
 
     problem: Problem
+    relaxation: TensorRelaxation
     key: Hashable
     network: Network
     relaxed: dict[int, bool]
@@ -253,14 +257,17 @@ class Solved:
     bound: float
     values: list[int]
 
+    def is_of(self, instance: EliminationInstance) -> bool:
+        """Tell whether an instance is of the same problem and search."""
+        return self.problem is instance.problem and self.relaxation is instance.relaxation
+
 
 def minimized(instance: EliminationInstance, exact: Collection[int], limit: int) -> Solved:
     """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
-    problem, kept, tables, prices = instance
-    splitting = problem.splitting
-    key = prices.key, splitting.version, tuple(map(tuple, kept)), limit
+    tables, relaxation = instance.tables, instance.relaxation
+    key = instance.prices.key, relaxation.version, tuple(map(tuple, instance.kept)), limit
     last = tables.last
-    if last is not None and not exact and last.problem is problem and last.key == key:
+    if last is not None and not exact and last.is_of(instance) and last.key == key:
         return last
     tables.make_room()
     paired = readers_in_pairs(instance, exact, limit)
@@ -268,13 +275,13 @@ def minimized(instance: EliminationInstance, exact: Collection[int], limit: int)
     try:
         bound, values = _minimum(tables, network)
     except TooWide:
-        if not any(relaxed.values()) and not splitting.whole:
+        if not any(relaxed.values()) and not relaxation.whole:
             raise
-        splitting.relax_most()
-        key, paired = (*key[:1], splitting.version, *key[2:]), 0
+        relaxation.relax_most()
+        key, paired = (*key[:1], relaxation.version, *key[2:]), 0
         network, relaxed = network_of(instance, exact, limit)
         bound, values = _minimum(tables, network)
-    solved = Solved(problem, key, network, relaxed, paired, bound, values)
+    solved = Solved(instance.problem, relaxation, key, network, relaxed, paired, bound, values)
     if not exact:
         tables.last = solved
     return solved

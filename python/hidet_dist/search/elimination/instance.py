@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from hidet_dist.search.elimination.network import Tables
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.prices import Prices
 
 
-class EliminationInstance(NamedTuple):
+@dataclass(frozen=True)
+class EliminationInstance:
     """A problem to eliminate.
 
     Attributes
@@ -19,9 +21,11 @@ class EliminationInstance(NamedTuple):
     kept: the choices of each entity that are left.
     tables: the tables of the eliminations so far, with their limits.
     prices: the prices of memory.
+    relaxation: what the eliminations of the same search learnt of relaxed tensors, which this one adds to.
     """
 
     problem: Problem
     kept: Sequence[Sequence[int]]
     tables: Tables
     prices: Prices
+    relaxation: TensorRelaxation = field(default_factory=TensorRelaxation)

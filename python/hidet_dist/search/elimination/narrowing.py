@@ -16,14 +16,13 @@ from hidet_dist.search.elimination.problem_network import network_of
 
 
 def narrow(instance: EliminationInstance) -> bool:
-    """Choose the tensors of the problem's narrowing, once; tell whether the graph is narrow enough with them relaxed.
+    """Choose the tensors to relax so that the graph is narrow, once; tell whether it is narrow enough then.
 
     Without such tensors, none is relaxed.
     """
-    problem, narrowing, limit = instance.problem, instance.problem.narrowing, tuning.READERS_LIMITS[0]
-    if narrowing.done:
+    problem, relaxation, limit = instance.problem, instance.relaxation, tuning.READERS_LIMITS[0]
+    if relaxation.narrowed is not None:
         return False
-    narrowing.done = True
     kinds: dict[int, list[int]] = {}
     for tensor in problem.equal_parts.tensors:
         if len(tensor.group) > 1:
@@ -33,7 +32,7 @@ def narrow(instance: EliminationInstance) -> bool:
         found: tuple[float, float, int] | None = None
         for kind, tensors in kinds.items():
             instance.tables.limits.check()
-            narrowing.tensors = chosen.union(tensors)
+            relaxation.narrowed = chosen.union(tensors)
             try:
                 work, most = network_of(instance, (), limit)[0].least_work()
             except TooWide:
@@ -44,7 +43,7 @@ def narrow(instance: EliminationInstance) -> bool:
             break
         chosen = chosen.union(kinds.pop(found[2]))
         if found[1] <= tuning.WORK_LIMIT:
-            narrowing.tensors = chosen
+            relaxation.narrowed = chosen
             return True
-    narrowing.tensors = frozenset()
+    relaxation.narrowed = frozenset()
     return False

@@ -19,8 +19,9 @@ from hidet_dist.native.search.elimination import NativeNetwork, Table, TableStor
 from hidet_dist.native.search.frontier import FactorBytes, LabelLimits, NativeFrontier
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import TensorTable, VariableLayout
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.problem import CostSplitting, Problem
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.problem.equal_parts import EqualParts, Integers
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ class KnownTables:
 
     Attributes
     ----------
-    equal, splitting: those of the problem.
+    equal: the equal parts of the problem.
+    relaxation: how its tensors are relaxed.
     entities: the number of an entity's table.
     tensors: the tables of a tensor; None if it is to be relaxed.
     relaxed: the tables of a relaxed one.
     """
 
     equal: EqualParts
-    splitting: CostSplitting
+    relaxation: TensorRelaxation
     entities: dict[Hashable, int] = field(default_factory=dict)
     tensors: dict[Hashable, tuple[TensorTable, ...] | None] = field(default_factory=dict)
     relaxed: dict[Hashable, tuple[TensorTable, ...]] = field(default_factory=dict)
@@ -88,11 +90,11 @@ class Tables:
             self._left = kept, np.array(each, dtype=np.int64)
         return self._left[1]
 
-    def known_of(self, problem: Problem) -> KnownTables:
+    def known_of(self, problem: Problem, relaxation: TensorRelaxation) -> KnownTables:
         """Return the tables of a problem's entities and tensors so far."""
         known = self._known
-        if known is None or known.equal is not problem.equal_parts or known.splitting is not problem.splitting:
-            known = self._known = KnownTables(problem.equal_parts, problem.splitting)
+        if known is None or known.equal is not problem.equal_parts or known.relaxation is not relaxation:
+            known = self._known = KnownTables(problem.equal_parts, relaxation)
         return known
 
     def rounded(self, table: Table) -> Table:

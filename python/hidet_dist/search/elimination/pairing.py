@@ -17,25 +17,25 @@ from hidet_dist.search.elimination.problem_network import network_of
 
 def readers_in_pairs(instance: EliminationInstance, exact: Collection[int], limit: int) -> int:
     """Choose up to how many readers split conversions from each spec, in little work; once for a problem."""
-    splitting = instance.problem.splitting
-    if splitting.paired is None:
+    relaxation = instance.relaxation
+    if relaxation.paired is None:
         network, relaxed = network_of(instance, exact, limit)
         if not relaxed:
             return 0
         work, _ = network.least_work()
         enough = max(tuning.PAIRED_WORK, tuning.PAIRED_FACTOR * work)
-        splitting.paired = _most_readers(instance, limit, relaxed, 0, enough)
-    return splitting.paired
+        relaxation.paired = _most_readers(instance, limit, relaxed, 0, enough)
+    return relaxation.paired
 
 
 def pair_more(instance: EliminationInstance, limit: int, relaxed: Collection[int]) -> bool:
     """Let more readers split conversions from each spec, in more work; tell whether any do. At most once a problem."""
-    splitting = instance.problem.splitting
-    if splitting.wide or splitting.paired is None:
+    relaxation = instance.relaxation
+    if relaxation.wide or relaxation.paired is None:
         return False
-    splitting.wide, before = True, splitting.paired
-    splitting.paired = _most_readers(instance, limit, relaxed, before, tuning.PAIRED_MOST)
-    return splitting.paired > before
+    relaxation.wide, before = True, relaxation.paired
+    relaxation.paired = _most_readers(instance, limit, relaxed, before, tuning.PAIRED_MOST)
+    return relaxation.paired > before
 
 
 def _most_readers(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -129,6 +130,5 @@ def paid_network(instance: EliminationInstance, exact: Collection[int], readers_
     """Make the network of the priced bytes alone, in seconds, with the factors of one with costs in its tables."""
     own = Tables(instance.tables.limits)
     own.quantum = instance.tables.quantum
-    return network_of(
-        instance._replace(problem=instance.problem.without_costs, tables=own), exact, readers_limit, paired
-    )[0]
+    paid = replace(instance, problem=instance.problem.without_costs, tables=own)
+    return network_of(paid, exact, readers_limit, paired)[0]

@@ -30,17 +30,17 @@ def network_of(
     """Make the tables of a problem with priced memory; entities are the first variables.
 
     Returns the network, and the relaxed tensors: those of more readers than ``limit`` that may require several specs,
-    with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those of the problem's ``narrowing``.
-    So are the ``pairs`` of the problem's ``splitting``; those that it keeps ``whole`` are relaxed only for too large a
+    with too large a table, or, up to the first of ``tuning.READERS_LIMITS``, those that are ``narrowed`` by the
+    instance's relaxation. So are its ``pairs``; those that it keeps ``whole`` are relaxed only for too large a
     table, and those in ``exact`` never. Up to ``paired`` readers of a relaxed tensor, and those of ``pairs``, split the
     conversions from each spec of the producer (:func:`pair_tables`); relaxed tensors map to whether theirs do.
     """
-    problem, kept, tables, prices = instance
+    problem, kept, tables, prices = instance.problem, instance.kept, instance.tables, instance.prices
     if not tables.quantum:
         tables.quantum = _quantum(problem)
-    equal, splitting = problem.equal_parts, problem.splitting
+    equal, relaxation = problem.equal_parts, instance.relaxation
     # Entities and tensors with equal choices left, as in equal layers, get the same tables.
-    left, known = tables.left(kept), tables.known_of(problem)
+    left, known = tables.left(kept), tables.known_of(problem, relaxation)
     entities, entity_tables = equal.entities(left, prices), list[int]()
     for key, entity in entities.first:
         own = key, prices.total
@@ -50,9 +50,9 @@ def network_of(
     of_entities = np.array(entity_tables, dtype=np.int64)[entities.numbers]
     limits = dict[int, float]()
     if limit <= tuning.READERS_LIMITS[0]:
-        limits |= dict.fromkeys(problem.narrowing.tensors, 1)
-    limits |= dict.fromkeys(splitting.pairs, 1)
-    limits |= {tensor: len(problem.groups[tensor]) for tensor in splitting.whole}
+        limits |= dict.fromkeys(relaxation.narrowed or (), 1)
+    limits |= dict.fromkeys(relaxation.pairs, 1)
+    limits |= {tensor: len(problem.groups[tensor]) for tensor in relaxation.whole}
     limits |= dict.fromkeys(exact, math.inf)
     alike = equal.tensors_alike(left, prices, limits)
     recipes: list[tuple[TensorTable, ...]] = []
@@ -65,11 +65,11 @@ def network_of(
             known.tensors[key, most] = tensor_tables(tables, kept, tensor, prices, most)
         recipe = known.tensors[key, most]
         if recipe is None:
-            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in splitting.pairs
-            way = key, in_pairs, splitting.version
+            in_pairs = shared[len(recipes)] = len(tensor.group) <= paired or tensor.tensor in relaxation.pairs
+            way = key, in_pairs, relaxation.version
             if way not in known.relaxed:
                 make = pair_tables if in_pairs else split_tables
-                known.relaxed[way] = make(tables, kept, tensor, prices, splitting)
+                known.relaxed[way] = make(tables, kept, tensor, prices, relaxation)
             recipe = known.relaxed[way]
         recipes.append(recipe)
     relaxed = dict[int, bool]()

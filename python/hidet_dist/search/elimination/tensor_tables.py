@@ -14,7 +14,8 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.layout import TensorTable
 from hidet_dist.search.elimination.network import Table, Tables, TooWide
-from hidet_dist.search.problem import ConvertedTensor, CostSplitting, Edge
+from hidet_dist.search.elimination.tensor_relaxation import TensorRelaxation
+from hidet_dist.search.problem import ConvertedTensor, Edge
 from hidet_dist.search.problem.equal_parts import EqualTensor, crossed
 from hidet_dist.search.problem.prices import Prices
 
@@ -74,7 +75,7 @@ def split_tables(
     kept: Sequence[Sequence[int]],
     tensor: EqualTensor,
     prices: Prices,
-    splitting: CostSplitting,
+    relaxation: TensorRelaxation,
 ) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its portion of the least that the conversion can cost.
 
@@ -84,7 +85,7 @@ def split_tables(
     convert, producer = group[0].convert, group[0].producer
     sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
     least = tensor.convert[list(sources)].min(axis=0)
-    portions = splitting.of(tensor.tensor, len(group), len(least))
+    portions = relaxation.of(tensor.tensor, len(group), len(least))
     held = None if priced is None else np.array(least_held(priced.memory, sources), dtype=float)
     result = []
     for end, edge in enumerate(group, 1):
@@ -103,7 +104,7 @@ def split_tables(
 
 
 def pair_tables(
-    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, splitting: CostSplitting
+    tables: Tables, kept: Sequence[Sequence[int]], tensor: EqualTensor, prices: Prices, relaxation: TensorRelaxation
 ) -> tuple[TensorTable, ...]:
     """Relax a tensor: each reader pays its portion of the conversion from the spec that the producer makes.
 
@@ -112,7 +113,7 @@ def pair_tables(
     """
     group, priced = tensor.group, _priced(tensor, prices)
     convert = group[0].convert
-    portions = splitting.of(tensor.tensor, len(group), len(convert[0]))
+    portions = relaxation.of(tensor.tensor, len(group), len(convert[0]))
     result = []
     for reader in range(len(group)):
         produced, consumed = _specs_of_pair(kept, group, reader)

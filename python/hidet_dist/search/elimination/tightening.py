@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hidet_dist.search import tuning
@@ -28,17 +29,17 @@ def tighten(solved: Solved, instance: EliminationInstance, limit: int, enough: f
     """Relax tensors less in the eliminations to come, until what they lack is ``enough``; tell whether any are.
 
     ``solved`` is an elimination with this limit of readers; what its tensors lack is its gap, in
-    seconds. The problem's splitting says how they are relaxed.
+    seconds. The instance's relaxation says how they are relaxed.
     """
-    splitting = solved.problem.splitting
-    if splitting.tightenings == tuning.TIGHTENINGS:
+    relaxation = instance.relaxation
+    if relaxation.tightenings == tuning.TIGHTENINGS:
         return False
-    splitting.tightenings += 1
+    relaxation.tightenings += 1
     lacking, equal = dict[int, float](), dict[int, list[int]]()
     plan = [[choices[k]] for choices, k in zip(instance.kept, solved.values, strict=False)]
     for position, tensor in enumerate(solved.problem.equal_parts.tensors):
         if tensor.tensor in solved.relaxed:
-            lack = _cost(instance._replace(kept=plan), tensor) - solved.network.paid(position, solved.values)
+            lack = _cost(replace(instance, kept=plan), tensor) - solved.network.paid(position, solved.values)
             lacking[tensor.kind] = lacking.get(tensor.kind, 0.0) + lack
             equal.setdefault(tensor.kind, []).append(tensor.tensor)
     changed, least = False, enough * tuning.TIGHT_FRACTION
@@ -48,7 +49,7 @@ def tighten(solved: Solved, instance: EliminationInstance, limit: int, enough: f
         if _relax_less(solved, instance, limit, frozenset(equal[kind])):
             enough -= lacking[kind]
             changed = True
-    splitting.version += changed
+    relaxation.version += changed
     return changed
 
 
@@ -65,20 +66,20 @@ def _relax_less(solved: Solved, instance: EliminationInstance, limit: int, tenso
     They are kept whole; or they are split from each spec; or so they are together with others beside them, which were
     not relaxed: of these ways, the first, and of others beside them those with which there is the least work.
     """
-    problem, splitting = solved.problem, solved.problem.splitting
-    before = whole, pairs = splitting.whole, splitting.pairs
+    problem, relaxation = solved.problem, instance.relaxation
+    before = whole, pairs = relaxation.whole, relaxation.pairs
 
     def work(more_whole: frozenset[int], more_pairs: frozenset[int]) -> float:
         """Compute the additions of an elimination; infinite if they are too many, or the tensors no less relaxed."""
         instance.tables.limits.check()
-        splitting.whole, splitting.pairs = more_whole, more_pairs
+        relaxation.whole, relaxation.pairs = more_whole, more_pairs
         try:
-            network, still = network_of(instance, (), limit, splitting.paired or 0)
+            network, still = network_of(instance, (), limit, relaxation.paired or 0)
             total, most = network.least_work()
         except TooWide:
             return math.inf
         finally:
-            splitting.whole, splitting.pairs = before
+            relaxation.whole, relaxation.pairs = before
         # A tensor whose table is too large is relaxed all the same.
         is_less = not tensors & more_whole & still.keys() and all(still.get(tensor, True) for tensor in tensors)
         return total if is_less and most <= tuning.WORK_LIMIT and total <= tuning.TIGHT_WORK else math.inf
@@ -90,9 +91,9 @@ def _relax_less(solved: Solved, instance: EliminationInstance, limit: int, tenso
     for alike in ways:
         least, now = min(((work(*way), way) for way in alike), key=lambda each: each[0], default=(math.inf, before))
         if math.isfinite(least):
-            splitting.whole, splitting.pairs = now
-            for tensor in splitting.pairs - pairs:
-                splitting.restart(tensor)
+            relaxation.whole, relaxation.pairs = now
+            for tensor in relaxation.pairs - pairs:
+                relaxation.restart(tensor)
             return True
     return False
 

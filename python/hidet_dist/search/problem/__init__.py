@@ -3,10 +3,8 @@
 from hidet_dist.search.problem.problem import (
     Activations,
     ConvertedTensor,
-    CostSplitting,
     Edge,
     LiveInterval,
-    Narrowing,
     Problem,
     Solution,
     add_converted,
@@ -21,10 +19,8 @@ from hidet_dist.search.problem.problem import (
 __all__ = [
     "Activations",
     "ConvertedTensor",
-    "CostSplitting",
     "Edge",
     "LiveInterval",
-    "Narrowing",
     "Problem",
     "Solution",
     "add_converted",

@@ -81,56 +81,6 @@ class Activations:
     tensors: Mapping[int, ConvertedTensor]
 
 
-@dataclass
-class Narrowing:
-    """The tensors that are relaxed although few operators read them: else eliminations would be too wide.
-
-    ``tensors`` are empty until ``done`` (:func:`hidet_dist.search.elimination.narrowing.narrow`).
-    """
-
-    tensors: frozenset[int] = frozenset()
-    done: bool = False
-
-
-@dataclass
-class CostSplitting:
-    """How the cost of a relaxed tensor's conversions is split among its readers, where not equally.
-
-    ``portions[tensor][reader, spec]`` is what a reader pays of the conversion to a spec if it requires that. The
-    portions of all readers sum to 1 at most. ``version`` grows with every change; ``steps`` counts, for each tensor,
-    those towards the plans of eliminations. Up to ``paired`` readers split the conversions from each spec that may be
-    made, more of them the least ones; None as long as that is not known. ``wide`` tells whether more readers than cost
-    little work were looked for. Where a gap is left even so, tensors in ``pairs`` are relaxed, and split from each
-    spec, and those in ``whole`` are not relaxed; ``tightenings`` counts how often such tensors were looked for.
-    """
-
-    portions: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
-    version: int = 0
-    steps: dict[int, int] = field(default_factory=dict)
-    paired: int | None = None
-    wide: bool = False
-    pairs: frozenset[int] = frozenset()
-    whole: frozenset[int] = frozenset()
-    tightenings: int = 0
-
-    def of(self, tensor: int, readers: int, specs: int) -> npt.NDArray[np.float64]:
-        """Return the portions of a tensor of so many readers and specs: equal ones, if no others are known."""
-        portions = self.portions.get(tensor)
-        if portions is None or portions.shape != (readers, specs):
-            return np.full((readers, specs), 1.0 / readers)
-        return portions
-
-    def restart(self, tensor: int) -> None:
-        """Give the readers of a tensor equal portions, which move freely again."""
-        self.portions.pop(tensor, None)
-        self.steps.pop(tensor, None)
-
-    def relax_most(self) -> None:
-        """Relax all tensors of many readers, from the least conversions: nothing leaves an elimination less work."""
-        self.paired, self.pairs, self.whole = 0, frozenset(), frozenset()
-        self.version += 1
-
-
 NO_ACTIVATIONS = Activations(1, (), {})
 
 
@@ -161,9 +111,7 @@ class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
-    ``collectives[e][k]`` is the number of collectives in the cost, where it is known. ``narrowing`` is filled in when
-    an elimination turns out to be too wide. ``splitting`` is filled in where equal portions leave a gap, and is of one
-    search, which begins with its own. Problems made from this one by :func:`dataclasses.replace` have the same of both.
+    ``collectives[e][k]`` is the number of collectives in the cost, where it is known.
     """
 
     cost: Sequence[Sequence[float]]
@@ -172,8 +120,6 @@ class Problem:
     edges: Sequence[Edge]
     activations: Activations = NO_ACTIVATIONS
     collectives: Sequence[Sequence[int]] = ()
-    narrowing: Narrowing = field(default_factory=Narrowing, compare=False, repr=False)
-    splitting: CostSplitting = field(default_factory=CostSplitting, compare=False, repr=False)
 
     @cached_property
     def groups(self) -> dict[int, list[Edge]]:
@@ -334,8 +280,9 @@ class Solution:
 
     ``second_per_byte`` are the prices of bytes at program points for which the solution was computed; empty if the
     budget does not bind. ``points`` are the program points at which the search saw plans exceed the budget. ``known``
-    are choices of other plans that it saw. Both speed up the search for a problem that differs only in its costs.
-    ``steps`` are those that the search took.
+    are choices of other plans that it saw, and ``narrowed`` the tensors that it relaxed so that eliminations were not
+    too wide, or None. They speed up the search for a problem that differs only in its costs. ``steps`` are those that
+    the search took.
     """
 
     choices: tuple[int, ...]
@@ -344,6 +291,7 @@ class Solution:
     second_per_byte: tuple[float, ...] = ()
     points: tuple[int, ...] = ()
     known: tuple[tuple[int, ...], ...] = ()
+    narrowed: frozenset[int] | None = None
     steps: tuple[StepTaken, ...] = field(default=(), compare=False)
 
 

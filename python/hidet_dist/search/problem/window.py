@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.problem.problem import Activations, CostSplitting, Edge, LiveInterval, Problem
+from hidet_dist.search.problem.problem import Activations, Edge, LiveInterval, Problem
 
 _Integers = npt.NDArray[np.int64]
 
@@ -99,10 +99,7 @@ class Windows:
         memory = [*(whole.memory[entity] for entity in entities), *[[0]] * (made.others + 1)]
         held = {tensor: own for tensor in tensors if (own := whole.activations.tensors.get(tensor)) is not None}
         points = whole.activations.points
-        splitting = CostSplitting(paired=whole.splitting.paired)
-        problem = Problem(
-            cost, memory, whole.budget, edges, Activations(points, tuple(intervals), held), splitting=splitting
-        )
+        problem = Problem(cost, memory, whole.budget, edges, Activations(points, tuple(intervals), held))
         choices = (*(plan[entity] for entity in entities), *(0,) * (made.others + 1))
         totals = problem.totals
         beside = np.array(whole.totals.nbytes(plan), dtype=np.int64) - np.array(totals.nbytes(choices), dtype=np.int64)
