@@ -1,7 +1,7 @@
-"""Slices that take a block of memory as they are: no kernel copies them, nor has the place of the block in its text.
+"""Slices that are contiguous in memory: kernels read them in place, by the address at which they begin.
 
-The keys of one layer in a cache of all layers, or its weights in a stack of them, are such blocks. As part of a kernel,
-each would make another kernel for each layer, which differ by one number.
+The keys of one layer in a cache of all layers, or its weights in a stack of them, are such blocks. A slice that is
+fused into a kernel has its offset in the kernel's text, so that each layer would need a kernel of its own.
 """
 
 from __future__ import annotations

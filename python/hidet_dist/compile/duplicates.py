@@ -1,7 +1,8 @@
-"""Kernels that compute the same from the same tensors: one of them does.
+"""Merging of equal kernels: of those that compute the same from the same tensors, one is kept.
 
-Layers of a model compute the same from an input of the graph, such as the rows of a state that a step writes. Before
-operators are fused, that costs nothing where it becomes a part of another kernel, so what is looked at are kernels.
+All layers of a model may compute the same from an input of the graph, such as the numbers of the rows of a state that a
+step writes. Kernels are compared once operators are fused: a repeated operator that is part of other kernels costs
+nothing.
 """
 
 from __future__ import annotations

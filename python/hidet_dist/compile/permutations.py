@@ -1,7 +1,7 @@
-"""Permutations of dims that undo earlier ones: no kernel copies what lies in memory in this order already.
+"""Permutations of dims that undo earlier ones: they become reshapes, which copy nothing.
 
-The values of an attention are given head by head, [batch, heads, tokens, size], and are kept token by token; before
-that, the product made them token by token.
+For instance, a product computes the values of an attention token by token. The attention takes them head by head,
+[batch, heads, tokens, size], and the cache stores them token by token again.
 """
 
 from __future__ import annotations

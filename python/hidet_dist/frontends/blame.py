@@ -1,4 +1,4 @@
-"""Which field of a configuration is to blame for an error: the one without which there is none."""
+"""Which field of a configuration is to blame for an error: the one without which the error does not occur."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Numbers of a configuration that no model computes with, though transformers makes one of them.
+"""Numbers of a configuration that make no sense, although transformers makes a model of them.
 
-transformers reads the numbers of rotary embeddings and of normalisations as they are, and warns at most. A scaling by
--3 gives a model whose positions run backwards, an epsilon below 0 gives one whose results are no numbers.
+transformers takes the numbers of rotary embeddings and of normalisations as they are, and warns at most. With a scaling
+by -3 the positions of a model run backwards; with an epsilon below 0 its results are NaN.
 """
 
 from __future__ import annotations

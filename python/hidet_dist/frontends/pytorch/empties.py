@@ -1,7 +1,7 @@
 """Tensors without elements in graphs that are lowered from PyTorch.
 
-Nothing shards or holds them. Where a count in a configuration is 0, such as that of the experts of a token, they make a
-model whose results do not depend on what there is none of.
+They cannot be sharded or stored, so graphs with them are refused. Mostly a count in a configuration is 0, such as the
+number of experts of a token: the model could be computed, but would be without this part.
 """
 
 from __future__ import annotations
