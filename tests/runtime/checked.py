@@ -209,8 +209,8 @@ class Checked:
         code, size, own = native.dtype_code(dtype), self.size, self.group_rank
         others = [rank for rank in range(size) if rank != own]
         for share in (0.0, 0.4, 1.0):
-            wanted = (np.random.default_rng(size).random((size, size, rows)) < share).astype(np.uint8)
-            mask = torch.from_numpy(wanted != 0)
+            wanted = as_dtype(np.random.default_rng(size).random((size, size, rows)) < share, "uint8")
+            mask = wanted != 0
             shape = size, rows, row
             whole = [as_dtype(inputs(rank, size * rows * row, dtype), dtype).reshape(shape) for rank in self.ranks]
             exchanges = (

@@ -235,6 +235,38 @@ def cuda_bad_rank(mesh: list[int], how: str, who: int, when: str) -> float:
     return _sum(comm, whole)
 
 
+def cuda_rows_captured() -> bool:
+    """An exchange of wanted rows within a capture, where the host cannot read how many there are."""
+    comm = _communicator([2])
+    driver = _driver()
+    stream = _stream(driver)
+    comm.warm_up([1])
+    comm.bind()
+    driver.cuStreamBeginCapture_v2(stream, 0)
+    row, wanted = np.ones(1, np.float32), np.ones((2, 2), np.uint8)
+    native.gather_packed_rows(address(row), address(wanted), address(row), 1, 1, F32, 1)
+    comm.check()
+    return True
+
+
+def cuda_rows_behind_a_bad_rank(how: str, who: int) -> float:
+    """An exchange of wanted rows waits for work on the stream, in which one rank takes no part."""
+    comm = _communicator([2], timeout_seconds=LONG_SECONDS if how == "dies" else SHORT_SECONDS)
+    comm.warm_up([1])
+    comm.bind()
+    if comm.rank == who:
+        if how == "dies":
+            time.sleep(0.5)  # by then the other one waits
+            os.kill(os.getpid(), signal.SIGKILL)
+        until_blamed(comm)
+    value, wanted = np.ones(1, np.float32), np.ones((2, 2), np.uint8)
+    received = np.zeros(1, np.float32)
+    native.all_reduce(address(value), address(value), 1, F32, SUM, 1)
+    assert native.gather_packed_rows(address(value), address(wanted), address(received), 1, 1, F32, 1) == native.FAILED
+    comm.check()
+    return float(received[0])
+
+
 def cuda_grouped(wrong: bool) -> list[float]:
     """Every rank sends to all others, and only then receives: alone, each message would block its rank for ever.
 
@@ -298,6 +330,8 @@ SCENARIOS: tuple[Callable[..., Any], ...] = (
     cuda_asynchronous,
     cuda_graph,
     cuda_capture_unprepared,
+    cuda_rows_captured,
+    cuda_rows_behind_a_bad_rank,
     cuda_overlap,
     cuda_overlap_unjoined,
     cuda_bad_rank,

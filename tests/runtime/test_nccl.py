@@ -119,6 +119,17 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_abort(ranks: Ranks, h
             assert "finalize" not in ranks.log(rank)
 
 
+def test_an_exchange_of_wanted_rows_is_not_captured(ranks: Ranks) -> None:
+    for answer in ranks("cuda_rows_captured", 2):
+        assert "the host cannot read what a stream computes while it is captured" in answer["message"]
+
+
+@pytest.mark.parametrize("how", ["dies", "late"])
+def test_an_exchange_of_wanted_rows_that_waits_for_a_rank_names_it(ranks: Ranks, how: str) -> None:
+    answers = ranks("cuda_rows_behind_a_bad_rank", 2, how=how, who=1)
+    assert_blamed(answers[0], [1])
+
+
 def test_an_asynchronous_error_aborts_and_is_reported(ranks: Ranks) -> None:
     # Warming up takes two operations.
     ranks.environment["FAKE_NCCL_ERROR_AT"] = "1:4"
