@@ -39,9 +39,7 @@ STEPS: dict[str, SearchStep] = {
         "drop choices with which every plan exceeds the budget at a point", "within multipliers"
     ),
     "joint-peaks": SearchStep("one multiplier for near points", "within multipliers, on graphs that are not wide"),
-    "combination": SearchStep(
-        "combine the choices of known plans", "wide graphs; else a gap of more than 1 %, or the end"
-    ),
+    "combination": SearchStep("combine the choices of known plans", "a gap of more than 1 %, or after frontiers"),
     "frontiers": SearchStep("list all partial plans below a limit, which is raised", "after combination"),
     "least-memory": SearchStep("the plan of least memory, or a refusal", "no plan fits so far", needed=True),
     "recombination": SearchStep(
@@ -50,15 +48,11 @@ STEPS: dict[str, SearchStep] = {
     "joining": SearchStep(
         "join a plan that fits and one that does not, at a cut", "the mean of the multipliers' plans fits"
     ),
-    "filling": SearchStep(
-        "plan windows of operators again within the budget", "after joining, and after frontiers; not on wide graphs"
-    ),
+    "filling": SearchStep("plan windows of operators again within the budget", "after joining; not on wide graphs"),
     "narrowing": SearchStep(
         "drop choices whose bounds exceed the best plan", "before frontiers, and before the integer program"
     ),
-    "parts": SearchStep(
-        "branch and bound: divide plans by resident bytes and choices", "wide graphs; else a gap of twice"
-    ),
+    "parts": SearchStep("branch and bound: divide plans by resident bytes and choices", "wide graphs"),
     "integer-program": SearchStep("decide among the choices that are left", "they are few, or the gap is large"),
     "wide-graph": SearchStep(
         "the pairwise solver, in place of the rest", "graphs too wide for elimination", needed=True

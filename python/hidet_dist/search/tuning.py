@@ -100,8 +100,6 @@ RESIDENT_RANGES = 8  # ranges of resident bytes that plans are divided by at fir
 PARTS = 60  # parts looked at
 PART_CHOICES = 130_000  # choices of all entities, summed over the parts looked at: fewer parts of larger graphs
 PARTS_STALL = 30  # parts after which the gap must be smaller: better plans and bounds come late
-NARROW_PARTS_GAP = 2.0  # gap, relative to the one asked for, above which graphs not too wide for frontiers are divided
-NARROW_PARTS_STALL = 12  # the same for graphs that are not too wide for frontiers: what few parts leave open, many do
 NARROWED_FRACTION = 0.9  # of the choices that must be left, at most, for another search where memory has no price
 PARTS_PROGRESS = 0.95  # the fraction of the gap that must be left then, at most
 FORBIDDEN_COSTS = 10.0  # of the best plan: the cost of a conversion with which no plan fits
@@ -124,7 +122,6 @@ WINDOW = 80  # operators to each side of the cut that are planned again
 
 # Room that is left (filling.py).
 FILLED_WIDTH = 15  # operators to each side of a place of a window: most plans of so few can be listed
-FILLED_WIDE = 40  # the same where the gap is still too large after frontiers; a window takes ten times as long
 FILLED_PLACES = 3  # of one window at most
 FILLED_WINDOWS = 4  # unlike windows in a pass; each takes up to half a second where layers have many choices
 FILLING_PROGRESS = 0.9  # fraction of the gap that must be left after a pass over all windows, at most, for another one

@@ -58,7 +58,8 @@ def test_plans_divided_into_parts_include_the_best(problem: Problem, first: bool
 def nothing_but_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave what prices do not decide to the parts of the plans."""
     monkeypatch.setattr(tuning, "VERY_FEW_CHOICES", 0)
-    monkeypatch.setattr(tuning, "NARROW_PARTS_GAP", 0.0)
+    monkeypatch.setattr(tuning, "WIDE_WORK", -1)  # as if the graph were wide
+    monkeypatch.setattr(tuning, "FEW_WIDE_CHOICES", 0)
     for step in ("search_below_limits", "recombine_plans", "combine_plans"):
         monkeypatch.setattr(optimum, step, lambda *args: False)
     monkeypatch.setattr(optimum, "is_worth_a_program", lambda state: not state.best)

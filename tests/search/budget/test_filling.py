@@ -73,6 +73,7 @@ def test_a_point_elsewhere_that_a_better_plan_exceeds_is_planned_along(
 ) -> None:
     """Half a layer more has room if another layer, far away, does without its buffer."""
     monkeypatch.setattr(tuning, "FILLED_PLACES", places)
+    monkeypatch.setattr(tuning, "FILLED_WIDTH", 5)
     whole, buffered, budget = 20, 45, 207
     problem = with_buffer(buffered, budget)
     plan = tuple(0 if e % LAYERS < whole else 2 for e in range(2 * LAYERS))
@@ -81,7 +82,7 @@ def test_a_point_elsewhere_that_a_better_plan_exceeds_is_planned_along(
     before = state.seconds
     prices = [0.0] * problem.activations.points
     prices[whole] = 0.1
-    filling.fill_room(state, prices, (whole,), 5)
+    filling.fill_room(state, prices, (whole,))
     gained = (SECONDS[2] - SECONDS[1]) - 0.01 - 0.05
     assert state.seconds == pytest.approx(before - (gained if places == 2 else 0.0))
     assert max(problem.totals.nbytes(state.best)) <= budget

@@ -221,8 +221,9 @@ def test_too_many_partial_plans_lower_the_limit(
 def test_frontiers_need_no_plan_that_fits_to_begin_with(problem: Problem, line: list[int], combine: bool) -> None:
     prices = Prices([float(price) for price in line[: problem.activations.points]])
     state = State(problem, SolveOptions(), [list(range(len(costs))) for costs in problem.cost])
-    if combine:
-        combine_plans(state, prices, [state.probe(Tables(), prices)])
+    probe = state.probe(Tables(), prices)
+    if combine and state.best:
+        combine_plans(state, prices, [probe])
     decided = search_below_limits(state, Tables(), prices)
     every = all_picks(problem)
     fitting = [evaluate(problem, picks) for picks in every if peak(problem, picks) <= problem.budget]

@@ -48,21 +48,14 @@ def search_below_limits(state: State, tables: Tables, prices: Prices) -> bool:
 
 @step("combination")
 def combine_plans(state: State, prices: Prices, probes: Sequence[ProbedPlan]) -> None:
-    """Find better plans among the combinations of the choices of some plans and the best one.
-
-    Where no plan fits so far, plans that cost a little more than these are considered.
-    """
+    """Find better plans among the combinations of the choices of some plans and the best one, which fits."""
     if not prices.total:
         return
-    plans = [probe.choices for probe in probes]
-    limit = max(probe.seconds for probe in probes) * (1 + tuning.ROUGH_GAP)
-    if state.best:
-        plans.append(state.best)
-        limit = state.cutoff()
+    plans = [*(probe.choices for probe in probes), state.best]
     used = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
     kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
     # In tables of its own: the last elimination of all choices is kept for its marginals.
-    try_plans_below(state, Tables(state.limits), prices, kept, limit)
+    try_plans_below(state, Tables(state.limits), prices, kept, state.cutoff())
 
 
 def try_plans_below(
@@ -135,7 +128,7 @@ def _fitting_frontier(
             break
         if bounded.relaxed and number + 1 == tuning.RELAXED_ROUNDS:
             break
-        points += _with_neighbours(more, points, state.problem.activations.points)
+        points += more
     return frontier
 
 
@@ -155,15 +148,6 @@ def _record_frontier(state: State, frontier: Frontier) -> list[frozenset[int]]:
         if exceeded:
             over.append(frozenset(peaks(probe.nbytes, exceeded)))
     return over
-
-
-def _with_neighbours(more: Sequence[int], points: Sequence[int], count: int) -> list[int]:
-    """Add the program points beside some, unless they are among ``points``: peaks move from one to the next.
-
-    What is decided at a point is mostly decided at those beside it, so they hardly add partial plans.
-    """
-    near = {m for point in more for m in (point - 1, point, point + 1) if 0 <= m < count}
-    return sorted(near.difference(points))
 
 
 def _hitting_points(sets: Sequence[frozenset[int]], each: int) -> list[int]:

@@ -38,16 +38,13 @@ class _PlansPart:
 
 
 @step("parts")
-def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
+def divide_plans(state: State, mixture: Mixture) -> None:
     """Divide the plans into parts, the one of least bound first, until no part can have a better plan.
 
     Prices mix plans that exceed the budget at one point with plans that have room there. Where little is known to be
     left for transient bytes, because the resident ones are within a range, such plans are told apart: choices and
     conversions that do not fit are dropped. Where resident bytes differ little, parts differ in the choices of an
     entity. ``mixture`` is that of the best prices for all plans.
-
-    On graphs that are not ``wide`` (:func:`hidet_dist.search.budget.state.is_wide`), parts differ in the resident bytes
-    that exclude most of the mixture.
 
     A part is opened first, with a probe at the prices of the plans that it is a part of: that often finds a better
     plan, or excludes the part. Prices of its own are searched once all parts of smaller bounds are done.
@@ -60,17 +57,16 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
             state.raise_bound(state.cutoff())  # choices were dropped whose plans reach the cutoff
         return
     prices: Sequence[float] = (*mixture.prices, 0.0)
-    ranges = _ranges(problem, fitting.resident, mixture) if wide else [fitting.resident]
+    ranges = _ranges(problem, fitting.resident, mixture)
     waiting = [_PlansPart(state.bound, n, ends, fitting.kept, prices) for n, ends in enumerate(ranges)]
     number, count = len(waiting), 0
-    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost))) if wide else tuning.PARTS
-    stall = tuning.PARTS_STALL if wide else tuning.NARROW_PARTS_STALL
+    most = min(tuning.PARTS, tuning.PART_CHOICES // sum(map(len, problem.cost)))
     while waiting and waiting[0].bound < state.cutoff():
         part = waiting[0]
         if part.state is None:
             if count == most:
                 break
-            if not count % stall:
+            if not count % tuning.PARTS_STALL:
                 if state.seconds - part.bound > tuning.PARTS_PROGRESS * gap:
                     break
                 gap = state.seconds - part.bound
@@ -79,7 +75,7 @@ def divide_plans(state: State, mixture: Mixture, wide: bool) -> None:
         others = waiting[0].bound if waiting else math.inf
         try:
             if part.state is None:
-                parts: list[_PlansPart] | float = _open_part(state, capacity, part, wide)
+                parts: list[_PlansPart] | float = _open_part(state, capacity, part)
             else:
                 parts = _divide_part(state, part, part.state, others)
         except OutOfTimeError:
@@ -103,7 +99,7 @@ def _forbidden_cost(state: State) -> float:
     return tuning.FORBIDDEN_COSTS * (state.seconds if state.best else max(known))
 
 
-def _open_part(state: State, capacity: Capacity, part: _PlansPart, wide: bool) -> list[_PlansPart]:
+def _open_part(state: State, capacity: Capacity, part: _PlansPart) -> list[_PlansPart]:
     """Make the state of a part, with a first bound; return the part with it, or nothing if it has no better plan."""
     budget = state.problem.budget
     fitting = capacity.fitting(part.kept, budget, _forbidden_cost(state), part.resident, state.limits)
@@ -119,7 +115,6 @@ def _open_part(state: State, capacity: Capacity, part: _PlansPart, wide: bool) -
         state.seconds,
         part.bound,
         outer=state,
-        coarse=wide,
     )
     tables = Tables(state.limits)
     first = inner.probe(tables, Prices(part.prices), coarse=True)
@@ -184,19 +179,12 @@ def _ranges(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> li
 def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterator[_Half]:
     """Divide the plans by what those of the mixture differ in most: their resident bytes, or those of an entity.
 
-    Where the graph is not wide, resident bytes that exclude plans of the mixture from both halves come first. The bytes
-    of an entity are those at the point at which the mixture's plans exceed the budget most. Yields two halves, or
-    nothing.
+    The bytes of an entity are those at the point that plans of the mixture exceed most. Yields two halves, or nothing.
     """
     problem, plans = state.problem, [probe for _, probe in mixture.parts]
     fractions = [fraction for fraction, _ in mixture.parts]
     budget = problem.budget
     low, high = resident
-    parting = None if state.coarse else _parting(problem, resident, mixture)
-    if parting is not None:
-        yield (parting + 1, high), state.kept
-        yield (low, parting), state.kept
-        return
 
     def spread(values: Sequence[int]) -> tuple[float, float]:
         mean = sum(fraction * value for fraction, value in zip(fractions, values, strict=True))
@@ -226,29 +214,6 @@ def _halves(state: State, resident: tuple[int, int], mixture: Mixture) -> Iterat
     elif most:
         yield (int(mean) + 1, high), state.kept
         yield (low, int(mean)), state.kept
-
-
-def _parting(problem: Problem, resident: tuple[int, int], mixture: Mixture) -> int | None:
-    """Find resident bytes r, within a range, that part the plans so that most of the mixture is in neither half.
-
-    A plan of R resident and T transient bytes that does not fit is not among those of at most r < R resident bytes, nor
-    has it room among those of more, at r >= budget - T. None if that holds for no plan of the mixture.
-    """
-    low, high = resident
-    spans: list[tuple[int, int, float]] = []
-    for fraction, plan in mixture.parts:
-        own = problem.resident(plan.choices)
-        least, most = max(low, problem.budget - plan.peak + own), min(high, own) - 1
-        if plan.peak > problem.budget and least <= most:
-            spans.append((least, most, fraction))
-    if not spans:
-        return None
-
-    def parted(r: int) -> float:
-        return sum(fraction for least, most, fraction in spans if least <= r <= most)
-
-    best = max((least for least, _, _ in spans), key=lambda r: (parted(r), r))
-    return (best + min(most for least, most, _ in spans if least <= best <= most)) // 2
 
 
 def _bytes_at(

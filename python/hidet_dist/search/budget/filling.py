@@ -28,17 +28,17 @@ from hidet_dist.search.steps import step
 
 
 @step("filling")
-def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int], width: int) -> None:
+def fill_room(state: State, second_per_byte: Sequence[float], cuts: Sequence[int]) -> None:
     """Plan windows of operators again, around the ``cuts`` in execution order and the points that have a price.
 
-    A window has ``width`` operators to each side of its places. Ends with a pass that hardly reduces the gap.
+    Ends with a pass that hardly reduces the gap.
     """
     position = positions(state.problem)
     operators = _Operators(state.problem, position)
     centres = _centres(cuts, operators.priced(second_per_byte))
     if not state.best or not centres:
         return
-    filling = _Filling(state, second_per_byte, position, operators, width)
+    filling = _Filling(state, second_per_byte, position, operators)
     while not state.done():
         gap = state.seconds - state.bound
         for centre in filling.unlike(centres):
@@ -63,9 +63,8 @@ class _Filling:
         second_per_byte: Sequence[float],
         position: Sequence[int],
         operators: _Operators,
-        width: int,
     ):
-        self._state, self._second_per_byte, self._operators, self._width = state, second_per_byte, operators, width
+        self._state, self._second_per_byte, self._operators = state, second_per_byte, operators
         self._windows = Windows(state.problem)
         self._by_position: list[list[int]] = [[] for _ in range(max(position) + 1)]
         for entity, own in enumerate(position):
@@ -101,7 +100,7 @@ class _Filling:
 
     def _around(self, centre: int) -> list[int]:
         """List the entities of the operators around one."""
-        near = self._by_position[max(0, centre - self._width) : centre + self._width + 1]
+        near = self._by_position[max(0, centre - tuning.FILLED_WIDTH) : centre + tuning.FILLED_WIDTH + 1]
         return sorted(entity for own in near for entity in own)
 
     def _plan(self, places: Sequence[int]) -> int | None:
@@ -123,7 +122,7 @@ class _Filling:
             if seconds >= state.seconds:
                 break
             operators = [self._operators.at(int(window.dearest[n])) for n in exceeded]
-            if all(abs(operator - place) > self._width for operator in operators for place in places):
+            if all(abs(operator - place) > tuning.FILLED_WIDTH for operator in operators for place in places):
                 return operators[0]
         return None
 

@@ -8,7 +8,8 @@ between the best plan and the bound is too large:
   (:mod:`hidet_dist.search.budget.combination`),
 * plans are joined (:mod:`hidet_dist.search.budget.joining`), and the room that is left in the budget is used
   (:mod:`hidet_dist.search.budget.filling`),
-* plans are divided into parts (:mod:`hidet_dist.search.budget.division`), on small wide graphs right after the prices,
+* plans of wide graphs are divided into parts (:mod:`hidet_dist.search.budget.division`), of small ones right after the
+  prices,
 * the integer program decides among the choices that are left (:mod:`hidet_dist.search.budget.programs`).
 
 On the way, choices that no better plan can contain are dropped (:mod:`hidet_dist.search.budget.state`).
@@ -139,22 +140,16 @@ class _Improvement:
         self.prices = state.prices(mixture.prices)
         self.known = [*(probe for _, probe in mixture.parts), *plans[-tuning.RECOMBINED_PLANS :]]
         self.combined = mixture.over
-        self.cuts: tuple[int, ...] = ()
-        self.more: list[ProbedPlan] = []
 
     def run(self) -> None:
         """Take the steps in order, until the gap is small enough or one of them ends the search."""
         steps = (
             self._divide_first,
-            self._combine_on_wide_graphs,
             self._find_fitting,
             self._join,
             self._narrow,
             self._list_plans,
-            self._fill_widely,
-            self._divide,
-            self._probe_exactly,
-            self._recombine,
+            self._divide_or_recombine,
         )
         for take in steps:
             if take() or self.state.done():
@@ -176,14 +171,7 @@ class _Improvement:
         state = self.state
         far = not state.best or self._is_far(tuning.DIVIDED_GAP)
         if far and sum(map(len, state.problem.cost)) <= tuning.DIVIDED_FIRST and self._is_wide:
-            divide_plans(state, self.mixture, wide=True)
-        return False
-
-    def _combine_on_wide_graphs(self) -> bool:
-        """Combine plans: that often gives the best ones, and needs no plan that fits to begin with."""
-        if self._is_wide and not self.mixture.over:
-            self._combine()
-            return search_below_limits(self.state, self.tables, self.prices)
+            divide_plans(state, self.mixture)
         return False
 
     def _find_fitting(self) -> bool:
@@ -200,9 +188,9 @@ class _Improvement:
         """Join two plans of the mixture, and use the room left; without a proof, the search ends with that."""
         if self.mixture.over:
             return False
-        self.cuts = join_at_cut(self.state, self.mixture)
+        cuts = join_at_cut(self.state, self.mixture)
         if not self.state.done() and not self._is_wide:
-            fill_room(self.state, self.mixture.prices, self.cuts, tuning.FILLED_WIDTH)
+            fill_room(self.state, self.mixture.prices, cuts)
         if self.state.done():
             return True
         if self._is_far(tuning.ROUGH_GAP):
@@ -232,35 +220,15 @@ class _Improvement:
                 search_below_limits(state, self.tables, self.prices)
         return False
 
-    def _fill_widely(self) -> bool:
-        """Use the room left by wide windows, which take longer than frontiers that raise the bound a little."""
-        if not self.mixture.over and not self._is_wide:
-            fill_room(self.state, self.mixture.prices, self.cuts, tuning.FILLED_WIDE)
-        return False
-
-    def _divide(self) -> bool:
-        """Divide the plans of a graph that is not wide, where the rest is far from decided.
-
-        Where memory has no price, parts of other bytes have no greater bounds.
-        """
-        far = self._is_far(tuning.NARROW_PARTS_GAP * self.state.options.solver_gap) and any(self.mixture.prices)
-        if far and self.state.open_choices() > tuning.VERY_FEW_CHOICES and not self._is_wide:
-            divide_plans(self.state, self.mixture, wide=False)
-        return False
-
-    def _probe_exactly(self) -> bool:
-        """Treat tensors of many readers, relaxed so far, exactly where that is not too wide."""
-        self.more.append(self.state.probe(self.tables, self.prices))
-        self.state.raise_bound(self.more[-1].bound)
-        return self.state.open_choices() <= tuning.VERY_FEW_CHOICES
-
-    def _recombine(self) -> bool:
-        """Divide the plans of a wide graph, or recombine the plans of another one."""
+    def _divide_or_recombine(self) -> bool:
+        """Divide the plans of a wide graph, or recombine the plans of another one; not where few choices are left."""
         state = self.state
+        if state.open_choices() <= tuning.VERY_FEW_CHOICES:
+            return True
         if self._is_wide and state.open_choices() > tuning.FEW_WIDE_CHOICES:
             if not state.divided:
-                divide_plans(state, self.mixture, wide=True)
+                divide_plans(state, self.mixture)
             return True
-        recombine_plans(state, [*self.plans, *self.more], max(tuning.ROUGH_GAP, state.options.solver_gap))
+        recombine_plans(state, self.plans, max(tuning.ROUGH_GAP, state.options.solver_gap))
         self._narrow()
         return False

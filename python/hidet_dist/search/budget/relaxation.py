@@ -71,13 +71,13 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixtur
         When no plan fits.
     """
     search = _PriceSearch(state, tables)
-    coarse = True
+    coarse, is_part = True, state.outer is not None
     tested: set[int] = set()
     for _ in range(tuning.PROBES):
         if state.bound >= state.cutoff() or state.bound > state.enough or math.isinf(state.bound):
             break
         # In a part of the plans, the choices that fit nowhere are gone.
-        over = _untested_peak(state, search.plans[-1], tested) if state.outer is None else None
+        over = None if is_part else _untested_peak(state, search.plans[-1], tested)
         if over is not None and _drop_unfit(state, over):
             search.drop_plans(coarse)
         if not state.best and state.limits.spent(tuning.PLAN_BY_FRACTION):
@@ -85,7 +85,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixtur
             search.mix()
         mixture = search.mixture
         near = _near(state, mixture)
-        exact = not coarse or state.coarse or search.best.slack <= near * state.seconds
+        exact = not coarse or is_part or search.best.slack <= near * state.seconds
         if exact and not mixture.over and search.best.bound >= mixture.seconds * (1 - near):
             return search.plans, replace(mixture, prices=search.best.prices)
         known = {probe.choices for probe in search.plans}
@@ -94,7 +94,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixtur
         repeated = probe.choices in known and search.probed is mixture.prices
         if repeated or probe.bound >= mixture.seconds * (1 - near):
             if not mixture.over:
-                if not coarse or state.coarse or _slack(state, probe, prices) <= near * state.seconds:
+                if not coarse or is_part or _slack(state, probe, prices) <= near * state.seconds:
                     break  # no elimination gives these prices a much greater bound
                 if not state.quickly_exact(tables, prices):
                     break
@@ -102,11 +102,7 @@ def relax_budget(state: State, tables: Tables) -> tuple[list[ProbedPlan], Mixtur
                 continue
             search.raise_limit()
         search.mix()
-        if (
-            state.outer is None
-            and not is_wide(state, tables)
-            and state.join_peaks(tables, search.mixture.prices, probe)
-        ):
+        if not is_part and not is_wide(state, tables) and state.join_peaks(tables, search.mixture.prices, probe):
             search.mix()
     return search.plans, search.mixture
 

@@ -59,7 +59,6 @@ class State:
     outer: State | None = None  # that of the whole problem, if this is the state of a part of its plans
     enough: float = math.inf  # the bound at which the search for prices pauses: other parts have smaller ones
     bounds: tuple[Prices, list[Table]] | None = None  # of each choice, for the last prices
-    coarse: bool = False  # of a part: whether tensors of many readers stay relaxed
     similar: State | None = (
         None  # the state of a similar problem, whose presolve and relaxation are shared, as ``outer``'s are
     )
@@ -167,7 +166,7 @@ class State:
         self.limits.check()
         kept = self.reduction(prices).kept if reduced else self.kept
         # On wide graphs a second elimination takes long, and mixtures of plans are no worse without it.
-        gap = math.inf if coarse and (self.coarse or is_wide(self, tables)) else self.options.solver_gap / 4
+        gap = math.inf if coarse and (self.outer is not None or is_wide(self, tables)) else self.options.solver_gap / 4
         solved = eliminate(self.instance(kept, tables, prices), gap, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
