@@ -25,13 +25,11 @@ from hidet_dist.report.data import (
     WEIGHT,
     AvoidingChange,
     Communication,
-    IncumbentTimes,
     MachineFigures,
     MemoryUse,
     Operator,
     RankMemory,
     Report,
-    Search,
     Span,
     Tensor,
 )
@@ -129,7 +127,7 @@ class _Collector:
             self._memory(),
             self._timeline(),
             families(self.tensors, self.operators, communications),
-            self._search(),
+            None if self.searched is None else self.searched.course(),
             mesh_shares=self.mesh.shares,
         )
 
@@ -312,19 +310,3 @@ class _Collector:
             if seconds:
                 timeline.append(Span(stream, operator, what, begin, seconds))
         return tuple(sorted(timeline, key=lambda span: span.begin_seconds))
-
-    def _search(self) -> Search | None:
-        if self.searched is None:
-            return None
-        incumbents = tuple(
-            IncumbentTimes(entry.seconds, entry.bound_seconds, entry.elapsed_seconds)
-            for entry in self.searched.incumbents
-        )
-        return Search(
-            self.searched.mode,
-            self.searched.bound_seconds,
-            self.searched.gap,
-            self.searched.time_limit_reached,
-            incumbents,
-            self.searched.steps,
-        )

@@ -11,7 +11,7 @@ from hidet_dist.codec import OMITTED, Signed, decode, encode_with_format, of_for
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_PLAN_BYTES
-from hidet_dist.spec.report import Holding, RunnerUp, StepTaken
+from hidet_dist.spec.report import Holding, RunnerUp, SearchCourse
 
 FORMAT = 1
 FILE = "report.json"
@@ -219,27 +219,6 @@ class Span:
 
 
 @dataclass(frozen=True)
-class IncumbentTimes:
-    """The time of the best plan at some point of the search, and the lower bound then; elapsed seconds if known."""
-
-    seconds: float
-    bound_seconds: Signed
-    elapsed_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Search:
-    """The course of the search; see :class:`hidet_dist.spec.report.SearchReport`."""
-
-    mode: str
-    bound_seconds: Signed
-    gap: Signed
-    time_limit_reached: bool
-    incumbents: tuple[IncumbentTimes, ...]
-    steps: tuple[StepTaken, ...] = ()
-
-
-@dataclass(frozen=True)
 class Variant:
     """Layers with equal plans that differ from those of most layers of their family, and the differences."""
 
@@ -312,7 +291,7 @@ class Report:
     memory: MemoryUse
     timeline: tuple[Span, ...]
     families: tuple[LayerFamily, ...]
-    search: Search | None = None
+    search: SearchCourse | None = None
     origin: dict[str, str] = field(default_factory=dict)
     mesh_shares: Annotated[tuple[tuple[int, ...], ...], OMITTED] = ()
 

@@ -79,19 +79,19 @@ def write_report(
     """
     others = Alternatives(formulation, picks, bound_seconds, limits, narrowed)
     return SearchReport(
-        mode,
-        bound_seconds,
-        gap,
-        held.device.nbytes,
-        tuple(held.live_bytes),
-        traffic(view, stage),
-        others.runner_ups(),
-        _incumbents(incumbents),
-        limits.time_reached,
-        others.weights(),
-        others.savings(view, stage),
-        tuple(steps),
-        held.device.coordinate or (),
+        mode=mode,
+        bound_seconds=bound_seconds,
+        gap=gap,
+        time_limit_reached=limits.time_reached,
+        incumbents=_incumbents(incumbents),
+        steps=tuple(steps),
+        mem_budget=held.device.nbytes,
+        live_bytes=tuple(held.live_bytes),
+        traffic=traffic(view, stage),
+        runner_ups=others.runner_ups(),
+        weights=others.weights(),
+        savings=others.savings(view, stage),
+        device=held.device.coordinate or (),
     )
 
 

@@ -60,16 +60,25 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class Incumbent:
-    """The best plan at some time of the search, and the lower bound at that time.
+class IncumbentTimes:
+    """The seconds of the best plan at some time of the search, and the lower bound at that time.
 
-    ``rows`` are the parts of its table that differ from the previous incumbent's, by operator number; the graph outputs
-    come last. ``elapsed_seconds`` is None in artifacts, which do not depend on the machine that searched.
+    ``elapsed_seconds`` is None in artifacts, which do not depend on the machine that searched.
     """
 
     seconds: float
     bound_seconds: Signed
     elapsed_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Incumbent(IncumbentTimes):
+    """The best plan at some time of the search.
+
+    ``rows`` are the parts of its table that differ from the previous incumbent's, by operator number; the graph outputs
+    come last.
+    """
+
     rows: dict[int, tuple[PlanRow, ...]]
 
 
@@ -115,8 +124,8 @@ class StepTaken:
 
 
 @dataclass(frozen=True)
-class SearchReport:
-    """The report of a search.
+class SearchCourse:
+    """The course of a search.
 
     Attributes
     ----------
@@ -124,33 +133,49 @@ class SearchReport:
     bound_seconds: a lower bound on the sum of seconds of all plans; 0 if none was proven.
     gap: (seconds - bound) / seconds, the most that a better plan could save, for the plan of the least sum of seconds
         that the search found. A plan chosen for its makespan may have a greater sum; of makespans nothing is proven.
-    mem_budget: bytes of memory allowed per device.
-    live_bytes: peak bytes of a device during each operator, then for the graph outputs.
-    traffic: by kind of collective.
-    runner_ups: one per operator; None if it has only one choice.
+    time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
     incumbents: the successive best plans; the last one is the plan. Its sum of seconds may exceed the previous one's if
         it was chosen for its makespan.
-    time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
-    weights: for each weight, its other choices.
-    savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
     steps: the steps of the search for the least sum of seconds, in order.
-    device: where parts are unequal, the coordinate of the device of ``mem_budget`` and ``live_bytes``: the one that has
-        the least room left. Empty for a device with the largest shards.
     """
 
     mode: str
     bound_seconds: Signed
     gap: Signed
+    time_limit_reached: bool
+    incumbents: tuple[IncumbentTimes, ...]
+    steps: tuple[StepTaken, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchReport(SearchCourse):
+    """The report of a search: its course, and what it found.
+
+    Attributes
+    ----------
+    mem_budget: bytes of memory allowed per device.
+    live_bytes: peak bytes of a device during each operator, then for the graph outputs.
+    traffic: by kind of collective.
+    runner_ups: one per operator; None if it has only one choice.
+    weights: for each weight, its other choices.
+    savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
+    device: where parts are unequal, the coordinate of the device of ``mem_budget`` and ``live_bytes``: the one that has
+        the least room left. Empty for a device with the largest shards.
+    """
+
+    incumbents: tuple[Incumbent, ...]
     mem_budget: int
     live_bytes: tuple[int, ...]
     traffic: dict[str, Traffic]
     runner_ups: tuple[RunnerUp | None, ...]
-    incumbents: tuple[Incumbent, ...]
-    time_limit_reached: bool = False
     weights: tuple[tuple[RunnerUp, ...], ...] = ()
     savings: tuple[Saving, ...] = ()
-    steps: tuple[StepTaken, ...] = ()
     device: Annotated[tuple[int, ...], OMITTED] = ()
+
+    def course(self) -> SearchCourse:
+        """Return the course of the search alone, without the tables of its plans."""
+        times = tuple(IncumbentTimes(one.seconds, one.bound_seconds, one.elapsed_seconds) for one in self.incumbents)
+        return SearchCourse(self.mode, self.bound_seconds, self.gap, self.time_limit_reached, times, self.steps)
 
     def without_times(self) -> SearchReport:
         """Return the report without measured times, so that equal input gives an equal report."""
