@@ -46,6 +46,9 @@ ReadElements: TypeAlias = Callable[[Operator, Sequence[Sequence[int]]], dict[int
 InputDims: TypeAlias = Callable[[Operator, int], tuple[int | None, ...] | None]
 """The dims of all inputs that a dim of the output follows; None for an input that is needed whole."""
 
+ScratchElements: TypeAlias = Callable[[Operator, Sequence[Sequence[int]]], int]
+"""The elements of the output's dtype that an operator holds while it runs, from the local shapes of all inputs."""
+
 LocalAttributes: TypeAlias = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 
 
@@ -104,19 +107,57 @@ class Lookup:
 
 
 @dataclass(frozen=True)
+class RoutedMatrices:
+    """Matrices of which rows use those that were chosen for them.
+
+    Attributes
+    ----------
+    weight: the position of the matrices among the inputs, [experts, inner, columns].
+    transposed: whether the matrices are transposed, [experts, columns, inner].
+    """
+
+    weight: int
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class RoutedProduct(RoutedMatrices):
+    """A product of rows by the matrices that were chosen for them.
+
+    Attributes
+    ----------
+    rows: the position of the rows among the inputs, [tokens, ...].
+    """
+
+    rows: int
+
+
+@dataclass(frozen=True)
 class Routed:
-    """The inputs, by their positions, of an operator whose rows use one of several matrices each.
+    """The inputs, by their positions, of an operator whose rows use some of several matrices each.
 
     Attributes
     ----------
     chosen: the numbers of the matrices that rows use, [tokens, choices].
     labels: the numbers of the matrices on a device, [experts]; no row has the label of padding.
-    weights: the matrices, [experts, ...].
+    products: the products of rows that are inputs.
+    last: the matrices by which the operator multiplies what it computes from these products; None if there are none.
     """
 
     chosen: int
     labels: int
-    weights: int
+    products: tuple[RoutedProduct, ...]
+    last: RoutedMatrices | None = None
+
+    @property
+    def matrices(self) -> tuple[RoutedMatrices, ...]:
+        """The matrices of all products."""
+        return self.products if self.last is None else (*self.products, self.last)
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """The positions of rows."""
+        return frozenset(product.rows for product in self.products)
 
 
 @dataclass(frozen=True)
@@ -145,8 +186,12 @@ class Traits:
     pads: whether it adds elements around those of its input.
     by_function: whether the function of an element is an attribute ``op`` of the operator as a Python object, whose
         parameters are not all in ``attrs``; on a shard it is rebuilt from that function.
-    routed: its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices that were
-        chosen for it, of all that the definition sums over. Its attribute ``count`` is their number on all devices.
+    routed: returns its inputs, if its kernel does a part of its definition's work alone: each row uses the matrices
+        that were chosen for it, of all that the definition sums over. Its attribute ``count`` is their number on all
+        devices.
+    whole_dims: dims of inputs that are not split, although the definition allows it: each device would repeat most of
+        the work.
+    scratch_elements: counts what it holds while it runs, beside its inputs and outputs; None if that is nothing.
     """
 
     kernel: str | None = None
@@ -162,7 +207,9 @@ class Traits:
     in_any_layout: bool = False
     pads: bool = False
     by_function: bool = False
-    routed: Routed | None = None
+    routed: Callable[[Operator], Routed] | None = None
+    whole_dims: Callable[[Operator], Dims] | None = None
+    scratch_elements: ScratchElements | None = None
 
     @property
     def renames(self) -> bool:
@@ -188,6 +235,12 @@ _Class = TypeVar("_Class", bound=type[Operator])
 def traits_of(op: Operator) -> Traits:
     """Return the traits of an operator: those stated for its class, or else for its nearest base."""
     return _of_class(type(op))
+
+
+def routed_of(op: Operator) -> Routed | None:
+    """Return the routed inputs of an operator; None for an operator all of whose rows use the same matrices."""
+    routed = traits_of(op).routed
+    return None if routed is None else routed(op)
 
 
 def _of_class(cls: type[Operator]) -> Traits:

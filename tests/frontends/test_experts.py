@@ -13,7 +13,7 @@ from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.soundness.plans import evaluate_graph, evaluate_program
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.testing.tiny_configurations import causal_types, tiny_causal_model
-from hidet_dist.traits import traits_of
+from hidet_dist.traits import routed_of, traits_of
 
 transformers = pytest.importorskip("transformers")
 ALL_EXPERTS_FUNCTIONS = pytest.importorskip("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
@@ -72,9 +72,10 @@ def test_experts_compute_what_pytorch_does(name):
     with torch.no_grad():
         want = module(*inputs).numpy()
     graph = hidet_dist.from_torch(module, inputs)
-    products = [type(op) for op in normalize(graph).nodes if traits_of(op).is_product]
-    assert set(products) == {ExpertProductOp}
-    assert len(products) == (6 if name == "with biases, interleaved" else 3)  # both projections by themselves
+    routed = [routed_of(op) for op in normalize(graph).nodes if traits_of(op).is_product]
+    assert None not in routed
+    products = sum(len(one.matrices) for one in routed)
+    assert products == (6 if name == "with biases, interleaved" else 3)  # both projections by themselves
     with pytest.raises(InfeasibleError) as refused:
         hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"mem_budget": 1})
     for budget in (None, refused.value.least_budget):

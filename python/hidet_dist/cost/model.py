@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from hidet.graph import Operator
 
+from hidet_dist.cost.dispatch import dispatch_seconds
 from hidet_dist.cost.fusion import (
     Between,
     Fused,
@@ -30,7 +31,7 @@ from hidet_dist.cost.work import MEASURED_DTYPES, local_work, work_of
 from hidet_dist.machine import Cluster, Device
 from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
 from hidet_dist.rules.rule import Choice
-from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.view import GraphView
 
 
@@ -62,6 +63,10 @@ class CostModel(Protocol):
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """Predict the seconds of the reduce functions of a partial output in the spec ``partial``."""
+        ...
+
+    def dispatch(self, op: Operator, spec: OpShardSpec) -> float:
+        """Predict the seconds of an operator's dispatch, which are also those of the first reduce function."""
         ...
 
     def conversion(
@@ -150,6 +155,10 @@ class PredictedCost:
         """Predict the seconds of the reduce functions of a partial output in the spec ``partial``."""
         return reduce_seconds(shape, dtype, partial, fns, self.cluster)
 
+    def dispatch(self, op: Operator, spec: OpShardSpec) -> float:
+        """Predict the seconds of an operator's dispatch, which are also those of the first reduce function."""
+        return dispatch_seconds(op, spec, self.cluster)
+
     def conversion(
         self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Conversion:
@@ -164,13 +173,13 @@ class PredictedCost:
 
 
 def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
-    """Predict the seconds of all reduce functions of an operator."""
-    seconds = 0.0
-    for o, fns in enumerate(choice.spec.reduce_fns):
+    """Predict the seconds of all reduce functions of an operator, and of its dispatch."""
+    spec = choice.spec
+    seconds = 0.0 if spec.dispatch is None else model.dispatch(op, spec)
+    for o, y in enumerate(op.outputs):
+        partial, fns = spec.reductions(o)
         if fns:
-            y = op.outputs[o]
-            shape = tuple(int(size) for size in y.shape)
-            seconds += model.reduce(shape, y.dtype, choice.spec.partial_spec(o), fns)
+            seconds += model.reduce(tuple(int(size) for size in y.shape), y.dtype, partial, fns)
     return seconds
 
 

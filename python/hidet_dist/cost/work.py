@@ -15,7 +15,7 @@ from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
-from hidet_dist.traits import traits_of
+from hidet_dist.traits import routed_of, traits_of
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.storage import shard_nbytes, storage_of
 
@@ -60,21 +60,21 @@ def work_of(
     moved = choice.read_bytes + choice.written_bytes
     weights = 0
     if kernel != "lookup":  # a lookup reads only a few rows of its table
-        for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
+        for x, spec in zip(op.inputs, choice.spec.local.in_specs, strict=True):
             if x.storage is not None or is_weight(x):
                 weights += shard_nbytes(x, [int(n) for n in x.shape], spec, mesh, choice.coordinate)
     calls = 1
-    routed = traits_of(op).routed
+    routed = routed_of(op)
     if routed is not None:
         work = routed_work(
             op,
             routed,
             [
                 spec.local_shape([int(n) for n in x.shape], mesh, choice.coordinate)
-                for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True)
+                for x, spec in zip(op.inputs, choice.spec.local.in_specs, strict=True)
             ],
         )
-        weights, calls = work.weight_bytes, work.experts
+        weights, calls = work.weight_bytes, work.calls
     if spared_bytes is not None:
         moved, calls = max(0, moved - spared_bytes), 0
     elif kernel == "matmul" and routed is None and len(op.inputs[1].shape) > 2:
@@ -93,7 +93,7 @@ def _winograd_operations(op: Operator, choice: Choice, mesh: DeviceMesh) -> int:
     in_full = storage_of(filters) is None and all(x.dtype.name == "float32" for x in op.inputs)
     if not in_full or (filters.storage is None and not is_weight(filters)):
         return 0
-    tensors = (filters, choice.spec.in_specs[1]), (op.outputs[0], choice.spec.out_specs[0])
+    tensors = (filters, choice.spec.local.in_specs[1]), (op.outputs[0], choice.spec.out_specs[0])
     local, (images, _, *out) = (
         spec.local_shape([int(n) for n in x.shape], mesh, choice.coordinate) for x, spec in tensors
     )
@@ -104,7 +104,9 @@ def _winograd_operations(op: Operator, choice: Choice, mesh: DeviceMesh) -> int:
 
 def _with_precision(kernel: str, op: Operator) -> str:
     """Name the class of a product's kernel by the precision of its weight."""
-    storage = storage_of(op.inputs[1]) if kernel == "matmul" else None
+    routed = routed_of(op)
+    weight = 1 if routed is None else routed.matrices[-1].weight
+    storage = storage_of(op.inputs[weight]) if kernel == "matmul" else None
     return kernel if storage is None else product_class(storage.precision)
 
 
@@ -120,11 +122,11 @@ def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
     Operations and functions are counted in the operator's definition, or in those of the operators fused in it. For an
     operator without a definition, only the bytes that it moves are counted.
     """
-    routed = traits_of(op).routed
+    routed = routed_of(op)
     if routed is not None:
         work = routed_work(op, routed, [[evaluate(n, sizes) for n in extents_of(x)] for x in op.inputs])
         written = sum(local_nbytes(y, sizes) for y in op.outputs)
-        return Work("matmul", work.operations, work.read_bytes + written, work.weight_bytes, work.experts)
+        return Work("matmul", work.operations, work.read_bytes + written, work.weight_bytes, work.calls)
     fused = getattr(op.task, "fused_graph", None)
     operations = functions = 0
     kernel, calls = "elementwise", 1

@@ -14,11 +14,10 @@ from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.normalize.normal_form import NormalGraph
-from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.operators.sorting import ArgsortOp
 from hidet_dist.rewriting import Uses, copy_operator, uses_of
 from hidet_dist.spec.storage import WeightStorage
-from hidet_dist.traits import traits_of
+from hidet_dist.traits import RoutedMatrices, routed_of, traits_of
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.storage import stored_as
 
@@ -72,8 +71,8 @@ def _orders(x: Tensor, uses: Uses, transposed: bool) -> set[bool | None]:
             continue
         if isinstance(op, MatmulOp) and op.inputs[1] is x and op.inputs[0] is not x:
             orders.add(transposed != bool(op.attrs["transpose_b"]))
-        elif isinstance(op, ExpertProductOp) and [place for place, y in enumerate(op.inputs) if y is x] == [1]:
-            orders.add(transposed != bool(op.attrs["transposed"]))
+        elif (matrices := _routed_by(op, x)) is not None:
+            orders.add(transposed != matrices.transposed)
         elif isinstance(op, PermuteDimsOp) and _swaps_last(op):
             swapped = op.outputs[0]
             orders |= _orders(swapped, uses, not transposed)
@@ -82,6 +81,15 @@ def _orders(x: Tensor, uses: Uses, transposed: bool) -> set[bool | None]:
         else:
             orders.add(None)
     return orders
+
+
+def _routed_by(op: Operator, x: Tensor) -> RoutedMatrices | None:
+    """The matrices of a tensor from which rows choose theirs, if an operator reads it once; None if there are none."""
+    routed = routed_of(op)
+    places = [place for place, y in enumerate(op.inputs) if y is x]
+    if routed is None or len(places) > 1:
+        return None
+    return next((one for one in routed.matrices if one.weight == places[0]), None)
 
 
 def _looks_up(op: Operator, x: Tensor) -> bool:

@@ -16,17 +16,22 @@ from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import constant, to_dtype
 from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
-from hidet_dist.traits import Half, Routed, has_traits
+from hidet_dist.traits import Half, Routed, RoutedProduct, has_traits
 
 DTYPES = ("float32", "float16", "bfloat16")
 """The dtypes of rows and matrices, which are summed up in float32."""
+
+
+def routed_product(op: Operator) -> Routed:
+    """Return the routed inputs of a product by experts, or of its kernel."""
+    return Routed(2, 3, (RoutedProduct(1, bool(op.attrs["transposed"]), 0),))
 
 
 @has_traits(
     kernel="matmul",
     half=Half.ALWAYS,
     counted_dims=lambda op: frozenset(),
-    routed=Routed(chosen=2, labels=3, weights=1),
+    routed=routed_product,
 )
 class ExpertProductOp(Operator):
     """``out[t, c] = x[t, c] @ weight[chosen[t, c]]`` for each token t and each of its choices c; sums in float32.

@@ -27,6 +27,10 @@ SOLVERS = ("highs", "cbc")
 TIME_LIMIT_SECONDS = 60.0
 MEMORY_LIMIT_BYTES = 4 * 2**30
 
+APART, JOINED = "apart", "joined"
+EXPERTS = (APART, JOINED)
+"""How layers of experts are planned: as products, or as one operator each."""
+
 _PRECISIONS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.precisions))
 _FILLING = tuple(name for name, one in OBJECTIVES.items() if one.fills)
 """The objectives of pipelines whose stages work at the same time."""
@@ -210,6 +214,15 @@ class PlanningOptions(SolverOptions):
         "without a search (:mod:`hidet_dist.search.propagate`): fast, and only as good as the pins.",
         one_of(MODES),
         by_plan=True,
+    )
+    experts: str = option(
+        APART,
+        "str",
+        "``joined`` to plan each layer of experts as one operator. It can be split by experts alone, and its tokens be "
+        "dispatched to the devices of their experts, but nothing is converted between its products. ``apart`` to plan "
+        "its products. See :mod:`hidet_dist.normalize.expert_layers`.",
+        one_of(EXPERTS),
+        flag=Flag(f"How layers of experts are planned: {' or '.join(EXPERTS)}, as one operator each.", metavar="HOW"),
     )
     refine_mesh: bool = option(
         True,

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hidet_dist.cost.dispatch import dispatch_seconds
 from hidet_dist.cost.fusion import Fusions, Member, sharing
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import START, Schedule, StreamTask, schedule, serial
 from hidet_dist.reshard import Element, Step, StepSeconds, step_parts
 from hidet_dist.reshard.cost import itemsize
+from hidet_dist.rules.scratch import scratch_nbytes
 from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.overlap import HiddenPlan, OverlapPlan
@@ -214,6 +216,10 @@ class _Units:
             entry = self.units[unit]
             entry.place = number, AT  # the place of its last operator
             entry.seconds += plan.compute_seconds
+            shapes = [self.view.shape(self.view.names[x]) for x in op.inputs]
+            entry.nbytes += buffer_nbytes(scratch_nbytes(op, plan.spec, shapes, self.stage.mesh))
+            if plan.spec.dispatch is not None:  # it waits for the device to count rows, and so runs beside nothing
+                entry.seconds += dispatch_seconds(op, plan.spec, self.planned.cluster)
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
                 name, spec = self.view.names[y], plan.spec.out_specs[o]
                 self.spec_of[name] = spec
@@ -223,7 +229,9 @@ class _Units:
                 if fns:
                     partial = plan.spec.partial_spec(o)
                     entry.nbytes += planned.size(name, partial)
-                    parts = planned.reducing(name, partial, fns)
+                    reduced, others = plan.spec.reductions(o)
+                    entry.nbytes += planned.size(name, reduced) if reduced != partial else 0
+                    parts = planned.reducing(name, reduced, others) if others else ()
                     self.unit_of[name, spec] = self._chain((number, AFTER), parts, unit, number, name, None, spec)
                 else:
                     is_alias = o in op.task.share_map or number in self.view.updates

@@ -16,8 +16,10 @@ from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.normalize import NormalGraph
+from hidet_dist.operators.expert_layers import ExpertLayerOp
 from hidet_dist.operators.reductions import amax, amin
 from hidet_dist.partitioning.collective_op import CollectiveOp
+from hidet_dist.partitioning.expert_layers import separated
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
     CommunicationOp,
@@ -30,6 +32,7 @@ from hidet_dist.partitioning.operators import (
 )
 from hidet_dist.partitioning.parts import CutPartOp, JoinPartsOp, packed_parts
 from hidet_dist.partitioning.proof import ProvenStage, prove
+from hidet_dist.partitioning.row_exchange import RowExchangeOp, wanted_rows
 from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
@@ -45,6 +48,7 @@ from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.targets import Target, target_of_memory
+from hidet_dist.traits import routed_of
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 from hidet_dist.weights.states import initial_of, is_state, state_like, updates_of
 
@@ -297,13 +301,16 @@ class _Partitioner:
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
-        spec = plan.spec
+        spec, local = plan.spec, plan.spec.local
         inputs = [self.converted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
-            self.mask(op, spec, inputs)
+            wanted = None if spec.dispatch is None else self.dispatch(op, spec, inputs)
+            self.mask(op, local, inputs)
             shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
-            partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.use_coordinate)
+            partial = localize(op, inputs, local.in_specs, shapes, self.mesh, self.use_coordinate)
+            if isinstance(op, ExpertLayerOp):
+                partial = [separated(partial[0].op)]
             partial = [_moved_to(self.device, y) for y in partial]
         except (SpecError, ValueError) as error:
             raise PartitionError(
@@ -311,11 +318,38 @@ class _Partitioner:
             ) from error
         for o, name in enumerate(names):
             reduced, y = spec.partial_spec(o), partial[o]
-            for fn in spec.reduce_fns[o]:
+            for n, fn in enumerate(spec.reduce_fns[o]):
                 reduced = fn.after(reduced)
-                y = self.step(y, Step.of(fn), self.local_shape(name, reduced))
+                shape = self.local_shape(name, reduced)
+                if wanted is not None and o == n == 0:
+                    y = self.row_exchange(y, wanted, "reduce_scatter_rows", fn.mesh_axes, shape[0])
+                else:
+                    y = self.step(y, Step.of(fn), shape)
             self.produced[name] = reduced
             self.local[name, reduced] = y
+
+    def dispatch(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> Tensor:
+        """Gather the tokens of an operator's local inputs; return the mask of the tokens that each rank wants."""
+        dispatch, routed = spec.dispatch, routed_of(op)
+        assert dispatch is not None and routed is not None
+        axes = dispatch.mesh_axes
+        shape = {
+            number: self.local_shape(self.view.names[op.inputs[number]], spec.local.in_specs[number])
+            for number in dispatch.inputs
+        }
+        for number in dispatch.inputs:
+            if number not in routed.rows:
+                inputs[number] = self.step(inputs[number], Step("all_gather", axes, 0), shape[number])
+        (experts,) = extents_of(inputs[routed.labels])
+        wanted = wanted_rows(inputs[routed.chosen], int(experts), self.split_order(axes))
+        for number in dispatch.inputs:
+            if number in routed.rows:
+                inputs[number] = self.row_exchange(inputs[number], wanted, "gather_rows", axes, shape[number][0])
+        return wanted
+
+    def row_exchange(self, x: Tensor, wanted: Tensor, kind: str, axes: Sequence[int], rows: Extent) -> Tensor:
+        """Exchange the wanted rows of a local tensor, after which it has ``rows``."""
+        return RowExchangeOp(x, wanted, kind, axes, self.mesh.group_size(axes), rows).outputs[0]
 
     def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
         """Zero the padding of the inputs whose padding would affect the operator."""

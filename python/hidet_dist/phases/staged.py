@@ -12,6 +12,7 @@ from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
+from hidet_dist.normalize.expert_layers import has_joined_layers, join_expert_layers
 from hidet_dist.partitioning import stage_graphs
 from hidet_dist.partitioning.proof import ProvenStage, prove, prove_specs
 from hidet_dist.rules.rule import RuleTable
@@ -40,7 +41,10 @@ class StagedGraph:
         if not isinstance(plan, Plan):
             raise PlanError(f"This call takes a Plan (see Plan.load); got a {type(plan).__name__}.")
         plan.check_pipeline()
-        return cls(normalize(graph), plan, RuleTable(plan.stages[0].mesh))
+        normal = normalize(graph)
+        if has_joined_layers(plan):
+            normal = join_expert_layers(normal)
+        return cls(normal, plan, RuleTable(plan.stages[0].mesh))
 
     @cached_property
     def graphs(self) -> tuple[NormalGraph, ...]:

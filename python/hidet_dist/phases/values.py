@@ -34,8 +34,10 @@ from hidet_dist.export.write import BuiltProgram, check_destination, replacing, 
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.groups import with_memory_of_each
 from hidet_dist.normalize import NormalGraph, normalize
+from hidet_dist.normalize.expert_layers import join_expert_layers
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.normalize.storage import with_storages
+from hidet_dist.options.planning import JOINED
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.program import partition_proven
@@ -157,7 +159,10 @@ class Traced:
         if self.optimization.precision is not None:
             half = in_precision(traced, self.optimization.precision)
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
-        graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
+        normal = normalize(traced)
+        if self.optimization.experts == JOINED:
+            normal = join_expert_layers(normal)
+        graph, replaced = self.target.prepare(normal, self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
         return Prepared(self, graph, names, RuleTable(self.cluster.mesh))
 

@@ -273,6 +273,8 @@ class _Collector:
     def _seconds(self, sent: SentStep) -> float:
         """Predict the seconds of a step as the plan does: a reduction from the tensor's shape, a conversion from its
         pieces."""
+        if sent.exchange is not None:
+            return sent.exchange.seconds(self.cluster)
         shape, element = self.view.pieces(sent.tensor)
         if sent.reduces:
             shape, element = self.view.shape(sent.tensor), self.view.itemsize(sent.tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -69,6 +70,9 @@ def plain_value(value: Any) -> Any:
         return ("Constant", value.type.name, plain_value(value.value))
     if isinstance(value, DataType):
         return ("DataType", value.name)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        compared = (one.name for one in dataclasses.fields(value) if one.compare)
+        return (type(value).__name__, *(plain_value(getattr(value, name)) for name in compared))
     if value is None or isinstance(value, bool | int | float | str):
         return (type(value).__name__, repr(value))
     raise TypeError

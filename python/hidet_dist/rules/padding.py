@@ -19,7 +19,7 @@ from hidet.ir.expr import if_then_else
 from hidet_dist.rules.access import Definition, Digit, IndexForm
 from hidet_dist.rules.declared import DECLARED
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.traits import has_traits, traits_of
+from hidet_dist.traits import has_traits, routed_of
 
 _DIVISIONS = ("Div", "FloorDiv", "Mod")
 _ARITHMETIC = (*_DIVISIONS, "Add", "Sub", "Multiply")
@@ -41,17 +41,24 @@ def paddable(
     if type(op) in DECLARED:
         return frozenset()  # its kernel treats padding differently from its definition
     reductions = [node for node in _nodes(definition.canonical) if node[0] in ("reduce", "arg")]
-    routed = traits_of(op).routed
-    is_product = routed is not None or bool(reductions and _is_product(reductions[0]))
-    if reductions and not (len(reductions) == len(definition.reductions) == 1 and is_product):
+    routed = routed_of(op)
+    is_product = len(reductions) == len(definition.reductions) == 1 and _is_product(reductions[0])
+    if reductions and routed is None and not is_product:
         return frozenset()
     dims = [digits for layout in layouts for digits in layout if digits]
     together = {digit for digits in dims if len(digits) > 1 for digit in digits}
     alone = {digit for digits in dims for digit in digits} - together - set(_fragile(definition.canonical, op))
     if routed is not None:
-        # No row has the label 0, so masked experts are no row's; and inner elements of rows and of experts are masked.
-        # A masked choice would be one of the first expert.
-        return frozenset(alone.difference(*(digits or () for digits in layouts[routed.chosen][1:])))
+        # No row has the label 0, so masked experts are no row's. Masked inner elements must add zeros. A masked choice
+        # would be one of the first expert.
+        alone = alone.difference(*(digits or () for digits in layouts[routed.chosen][1:]))
+        spatial = alone.difference(reduce_ops).union(alone.intersection(layouts[routed.labels][0] or ()))
+        summed = (
+            digit
+            for digit in alone - spatial
+            if all(_at_zeros(node, digit) == 0 for node in reductions if digit in node[3])
+        )
+        return frozenset(spatial.union(summed))
     return frozenset(
         digit for digit in alone if digit not in reduce_ops or _maskable(digit, reductions, reduce_ops[digit])
     )
@@ -87,6 +94,55 @@ def _is_zero(node: Any, digit: Digit) -> bool:
     if kind == "if":
         return all(_is_zero(branch, digit) for branch in node[2:])
     return False
+
+
+_FUNCTIONS: Mapping[str, Callable[..., float]] = {
+    **{name: getattr(math, name) for name in ("exp", "expm1", "tanh", "erf", "sqrt", "sin", "cos", "atan")},
+    **{"abs": abs, "max": max, "min": min},
+}
+
+
+def _at_zeros(node: Any, digit: Digit) -> float | None:
+    """Compute a value where the elements that the digit indexes are zeros, and others are finite; None if unknown."""
+    kind = node[0]
+    if kind == "access":
+        indexed = any(isinstance(index, IndexForm) and digit in index.digits for index in node[2])
+        return 0.0 if indexed else None
+    if kind == "const":
+        return _constant(node)
+    if kind == "cast":
+        return _at_zeros(node[-1], digit)
+    if kind == "reduce":
+        return 0.0 if node[1] == "sum" and _at_zeros(node[5], digit) == 0 else None
+    if kind == "if":
+        values = {_at_zeros(branch, digit) for branch in node[2:]}
+        return values.pop() if len(values) == 1 else None
+    operands = node[2:] if kind == "call" else node[1:]
+    if kind not in ("Neg", "Add", "Sub", "Multiply", "Div", "call"):
+        return None
+    values_of = [_at_zeros(operand, digit) for operand in operands]
+    known = [value for value in values_of if value is not None]
+    if kind == "Multiply" and 0.0 in known:
+        unknown = (operand for operand, value in zip(operands, values_of, strict=True) if value is None)
+        return None if any(digit in _digits(operand) for operand in unknown) else 0.0
+    if len(known) < len(values_of):
+        return None
+    try:
+        value = _computed(kind, node[1].removeprefix("generic_") if kind == "call" else "", known)
+    except (ArithmeticError, KeyError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _computed(kind: str, function: str, operands: Sequence[float]) -> float:
+    """Compute an operation on numbers. Raises KeyError for an unknown function, ArithmeticError or ValueError."""
+    if kind == "call":
+        return _FUNCTIONS[function](*operands)
+    if kind == "Neg":
+        return -operands[0]
+    if kind == "Div":
+        return operands[0] / operands[1]
+    return {"Add": sum, "Sub": lambda pair: pair[0] - pair[1], "Multiply": math.prod}[kind](operands)
 
 
 def _constant(node: Any) -> float | None:

@@ -29,31 +29,44 @@ class RoutedWork:
     operations: scalar operations.
     read_bytes: the bytes read: those of rows that have an expert there, and of experts that have a row.
     weight_bytes: those of them that are the experts'.
-    experts: the expected number of experts that have a row.
+    calls: the expected number of products: one for each expert that has a row, and each product of the operator.
     """
 
     operations: int
     read_bytes: int
     weight_bytes: int
-    experts: int
+    calls: int
 
 
 def routed_work(op: Operator, routed: Routed, shapes: Sequence[Sequence[int]]) -> RoutedWork:
-    """Expect the work of a local operator whose inputs have these local shapes (elements)."""
+    """Expect the work of a local operator whose inputs have these local shapes (elements).
+
+    What an operator computes between its products is written and read once.
+    """
     tokens, choices = shapes[routed.chosen]
-    experts, inner, columns = shapes[routed.weights]
+    experts = shapes[routed.labels][0]
     rows, used = expected_load(tokens, choices, experts, int(op.attrs["count"]))
     sizes = [math.prod(shape) * int(x.dtype.nbytes) for x, shape in zip(op.inputs, shapes, strict=True)]
-    matrix = inner * columns * int(op.inputs[routed.weights].dtype.nbytes)
-    width = shapes[0][-1] * int(op.inputs[0].dtype.nbytes)
-    weights = min(sizes[routed.weights], math.ceil(used * matrix))
-    others = sum(size for number, size in enumerate(sizes) if number not in (0, routed.weights))
-    return RoutedWork(
-        math.ceil(rows * 2 * inner * columns),
-        weights + min(sizes[0], math.ceil(rows * width)) + others,
-        weights,
-        math.ceil(used),
+    operations = weights = passed = 0
+    for matrices in routed.matrices:
+        _, *sides = shapes[matrices.weight]
+        operations += math.ceil(rows * 2 * math.prod(sides))
+        weights += min(sizes[matrices.weight], math.ceil(used * math.prod(sides) * _itemsize(op, matrices.weight)))
+    read = sum(
+        min(sizes[number], math.ceil(rows * shapes[number][-1] * _itemsize(op, number))) for number in routed.rows
     )
+    if routed.last is not None:
+        for product in routed.products:
+            columns = shapes[product.weight][1 if product.transposed else 2]
+            passed += 2 * math.ceil(rows * columns * _itemsize(op, product.weight))
+    products = {matrices.weight for matrices in routed.matrices} | routed.rows
+    others = sum(size for number, size in enumerate(sizes) if number not in products)
+    calls = math.ceil(used) * len(routed.matrices)
+    return RoutedWork(operations, weights + read + passed + others, weights, calls)
+
+
+def _itemsize(op: Operator, number: int) -> int:
+    return int(op.inputs[number].dtype.nbytes)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,12 +23,12 @@ from hidet_dist.rules.lookup import row_axes, row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.rules.routing import routed_work
 from hidet_dist.rules.templates import formal_shape, pattern, proofs_of
-from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, Dispatch, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.collectives import REDUCING_WHOLE, SCATTERING
 from hidet_dist.spec.extents import Extent, extent_text, part_shape
 from hidet_dist.spec.parts import Parts, Split, part_sizes
 from hidet_dist.spec.tensor import padded_shard
-from hidet_dist.traits import Dims, Updates, traits_of
+from hidet_dist.traits import Dims, Routed, Updates, routed_of, traits_of
 from hidet_dist.weights.storage import shard_nbytes, storage_of
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
@@ -187,7 +187,7 @@ class Rule:
             parts = tuple(pair for _, pairs in assignment for pair in pairs)
             for choice in self._assigned(mesh, shards, proofs, parts=parts, offered=offered):
                 by_spec.setdefault(choice.spec, choice)
-        return tuple(by_spec.values())
+        return self._with_dispatches(by_spec.values(), mesh)
 
     def replicated_choice(self, mesh: DeviceMesh) -> Choice:
         """Return the choice that computes everything on each device."""
@@ -231,7 +231,38 @@ class Rule:
                         if key not in done:
                             done.add(key)
                             add(self._joint(mesh, split, proofs))
-        return tuple(by_spec.values())
+        return self._with_dispatches(by_spec.values(), mesh)
+
+    def _with_dispatches(self, choices: Iterable[Choice], mesh: DeviceMesh) -> tuple[Choice, ...]:
+        """Add, behind each choice that splits experts, the one in which ranks exchange tokens, if there is one."""
+        routed = routed_of(self.op)
+        if routed is None or routed.last is None:
+            return tuple(choices)
+        both = ((choice, self._dispatched(choice, routed, mesh)) for choice in choices)
+        return tuple(one for pair in both for one in pair if one is not None)
+
+    def _dispatched(self, choice: Choice, routed: Routed, mesh: DeviceMesh) -> Choice | None:
+        """Return the choice whose ranks exchange tokens instead of gathering and scattering all of them.
+
+        The local operator is the same, on the tokens of all ranks. Those without an expert on a device may be left out:
+        their rows there are zeros.
+        """
+        spec = choice.spec
+        fn = spec.reduce_fns[0][0] if spec.reduce_fns[0] else None
+        axes = spec.in_specs[routed.labels].mesh_axes_per_dim[0]
+        scatters = fn is not None and (fn.op, fn.dim, fn.mesh_axes) == ("sum", 0, axes)
+        has_parts = mesh.is_uneven() or any(one.parts for one in (*spec.in_specs, *spec.out_specs))
+        if not scatters or has_parts or list(axes) != sorted(axes):
+            return None
+        tokens = self.in_layouts[routed.chosen][0]
+        if not tokens or self.out_layouts[0][0] != tokens:
+            return None
+        inputs = tuple(number for number, layout in enumerate(self.in_layouts) if layout and layout[0] == tokens)
+        dispatched = spec.dispatched(Dispatch(inputs, axes))
+        whole, _ = self._shapes
+        if any(dispatched.in_specs[number].is_padded(whole[number], mesh) for number in inputs):
+            return None
+        return choice.reduced_otherwise(dispatched)
 
     def _joint(
         self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], proofs: dict[Hashable, bool] | None
@@ -267,6 +298,10 @@ class Rule:
         A mesh axis that is assigned to a factor splits exactly the dims that the factor indexes. So the dims that an
         axis splits determine its factor. The spec that the rule derives from these factors is compared with ``spec``.
         """
+        if spec.dispatch is not None:
+            routed, plain = routed_of(self.op), self.choice(spec.local, mesh)
+            dispatched = None if routed is None or plain is None else self._dispatched(plain, routed, mesh)
+            return dispatched if dispatched is not None and dispatched.spec == spec else None
         partial = _partial_specs(spec)
         tensors = (*self.in_layouts, *self.out_layouts)
         if partial is None or (len(spec.in_specs), len(partial)) != (len(self.in_layouts), len(self.out_layouts)):
@@ -569,6 +604,7 @@ class Rule:
             When the spec pads a dim that must not be padded.
         """
         masked = []
+        spec = spec.local
         partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
         sides = ((self.op.inputs, spec.in_specs, self.in_layouts), (self.op.outputs, partial, self.out_layouts))
         for number, (tensors, specs, layouts) in enumerate(sides):
@@ -630,7 +666,7 @@ class Rule:
         operations = functions = 0
         if self.definition is not None:
             operations, functions = self.definition.operations(extents), self.definition.functions(extents)
-        routed = traits_of(self.op).routed
+        routed = routed_of(self.op)
         if routed is not None:  # its definition sums over all experts, and a row uses its own
             shapes = [
                 x_spec.local_shape(self._shape(x), mesh, coordinate)
@@ -682,13 +718,15 @@ def _derive(op: Operator) -> Rule:
     if len(read) < len(op.inputs):
         raise UnsupportedDefinition("its definition does not say how it uses all of its inputs")
     blocked = set(definition.pinned)
+    whole = traits_of(op).whole_dims
+    whole_dims = frozenset() if whole is None else whole(op)
     in_layouts = []
     for number, x in enumerate(op.inputs):
         layout = []
         for dim, size in enumerate(x.shape):
             forms = {access.indices[dim] for access in definition.accesses if access.tensor == number}
             (form, *others) = forms
-            digits = None if others or form is None else form.layout(int(size))
+            digits = None if others or form is None or (number, dim) in whole_dims else form.layout(int(size))
             if digits is None:
                 # The dim is indexed in two ways, out of order, or by windows. Each device needs all of it, and the
                 # digits that index it must begin at the same origin on every device.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hidet_dist.cost.dispatch import TokenExchange, exchanges
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search import tuning
 from hidet_dist.search.elimination.eliminate import marginals
@@ -269,6 +270,7 @@ class SentStep:
     source, target: the specs before and after all steps of the conversion or reduction.
     nbytes: the bytes of the tensor as a group holds it together; 0 for a local step.
     reduces: whether it is a reduce function.
+    exchange: the exchange of a dispatch that takes its place; None for any other step.
     """
 
     operator: int | None
@@ -280,6 +282,7 @@ class SentStep:
     target: TensorShardSpec
     nbytes: int
     reduces: bool
+    exchange: TokenExchange | None = None
 
 
 def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
@@ -308,6 +311,12 @@ def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         for conversion in plan.conversions:
             yield from steps_of(number, conversion)
+        dispatched = () if plan.spec.dispatch is None else exchanges(view.operators[number], plan.spec, mesh)
+        for one in dispatched:
+            if one.input is not None:
+                name, received = view.names[op.inputs[one.input]], plan.spec.in_specs[one.input]
+                step, gathered = Step(one.kind.name, one.mesh_axes, 0), plan.spec.local.in_specs[one.input]
+                yield SentStep(number, name, step, received, gathered, received, gathered, one.nbytes, False, one)
         for o, fns in enumerate(plan.spec.reduce_fns):
             name = view.names[op.outputs[o]]
             for n, fn in enumerate(fns):
@@ -317,7 +326,9 @@ def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
                 (after,) = walk([step], partial, view.shape(name), mesh)
                 nbytes = sent_nbytes(name, step, partial, after)
                 source, target = plan.spec.partial_spec(o), plan.spec.out_specs[o]
-                yield SentStep(number, name, step, partial, after, source, target, nbytes, True)
+                exchange = dispatched[-1] if dispatched and o == n == 0 else None
+                moved = nbytes if exchange is None else exchange.nbytes
+                yield SentStep(number, name, step, partial, after, source, target, moved, True, exchange)
     for conversion in stage.output_conversions:
         yield from steps_of(None, conversion)
 

@@ -148,9 +148,10 @@ def check_specs(
     for spec in specs:
         try:
             # Choices that differ only in their reduce functions share partial results.
-            key = (spec.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
+            local = spec.local
+            key = (local.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
             if key not in partials:
-                partials[key] = _run_ranks(rule, mesh, spec, inputs, programs)
+                partials[key] = _run_ranks(rule, mesh, local, inputs, programs)
             difference = _compare(op, mesh, spec, partials[key], expected)
         except (ValueError, OutOfRange) as error:
             difference = str(error)

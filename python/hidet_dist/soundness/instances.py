@@ -51,8 +51,11 @@ from hidet.graph.ops.scatter import ScatterBaseOp
 from hidet.graph.ops.special import BarrierOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.normalize.expert_layers import join_expert_layers
 from hidet_dist.operators import elementwise as elementwise_operators
 from hidet_dist.operators.convolution import IntegerConvolutionOp
+from hidet_dist.operators.expert_layers import CHOSEN, LABELS, ExpertLayerOp
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.operators.indexing import HistogramOp, ScatterElementsOp, ScatterRowsOp
 from hidet_dist.operators.pooling import WindowPoolOp
@@ -1055,6 +1058,38 @@ def _expert_product(rng: Rng) -> Instance:
 
 
 MAKERS[ExpertProductOp] = _expert_product
+
+
+def _expert_layer(rng: Rng) -> Instance:
+    tokens, size, inner, columns = (int(_pick(rng, (2, 3, 4, 6))) for _ in range(4))
+    experts, choices = int(_pick(rng, (2, 3, 4, 6))), int(rng.integers(1, 3))
+    x, scales = _symbol([tokens, size]), _symbol([tokens, choices])
+    chosen, labels = _symbol([tokens, choices], "int32"), _symbol([experts], "int32")
+    inputs = [x, scales, chosen, labels]
+
+    def input_of(*shape: int) -> Tensor:
+        inputs.append(_symbol(list(shape)))
+        return inputs[-1]
+
+    def product(x: Tensor, size: int, columns: int, *scales: Tensor) -> Tensor:
+        transposed = bool(rng.integers(2))
+        weight = input_of(experts, columns, size) if transposed else input_of(experts, size, columns)
+        op = ExpertProductOp(
+            x, weight, chosen, labels, *scales, count=experts, transposed=transposed, is_summed=bool(scales)
+        )
+        return op.outputs[0]
+
+    y = product(x, size, inner)
+    if rng.integers(2):
+        y = ops.silu(y) * product(x, size, inner)
+    if rng.integers(2):
+        y = y + input_of(inner)
+    y = product(y, inner, columns, scales)
+    (op,) = join_expert_layers(NormalGraph.of(hidet.trace_from(y, inputs))).nodes
+    return Instance(op, {CHOSEN: (-1, experts), LABELS: (1, experts + 1)})
+
+
+MAKERS[ExpertLayerOp] = _expert_layer
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hidet_dist.spec.mesh import DeviceMesh
-    from hidet_dist.spec.operator import OpShardSpec, ReduceFn
+    from hidet_dist.spec.operator import Dispatch, OpShardSpec, ReduceFn
     from hidet_dist.spec.partial import Layout, PartialSpec
     from hidet_dist.spec.pattern import OpSpecPattern, SpecPattern
     from hidet_dist.spec.plan import OperatorPlan, Plan, StagePlan, TensorPlan
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceMesh",
+    "Dispatch",
     "Layout",
     "OpShardSpec",
     "OpSpecPattern",
@@ -33,7 +34,7 @@ __all__ = [
 
 _HOMES = {
     "mesh": ("DeviceMesh",),
-    "operator": ("OpShardSpec", "ReduceFn"),
+    "operator": ("Dispatch", "OpShardSpec", "ReduceFn"),
     "partial": ("Layout", "PartialSpec"),
     "pattern": ("OpSpecPattern", "SpecPattern"),
     "plan": ("OperatorPlan", "Plan", "StagePlan", "TensorPlan"),

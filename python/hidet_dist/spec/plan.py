@@ -115,8 +115,9 @@ class OperatorPlan:
 
     @property
     def communication(self) -> tuple[str, ...]:
-        """The conversion steps before the operator and the reduce functions after it, as text."""
+        """The conversion steps and the dispatch before the operator and the reduce functions after it, as text."""
         steps = [step for conversion in self.conversions for step in conversion.steps]
+        steps += () if self.spec.dispatch is None else self.spec.dispatch.steps
         return (*steps, *(str(fn) for fns in self.spec.reduce_fns for fn in fns))
 
     @property
@@ -138,6 +139,8 @@ class OperatorPlan:
         """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
         for spec in (*self.spec.in_specs, *self.spec.out_specs):
             spec.check_axes(mesh)
+        if self.spec.dispatch is not None and max(self.spec.dispatch.mesh_axes) >= mesh.ndim:
+            raise SpecError(f"{self.spec.dispatch} is over an axis that the mesh {mesh} does not have.")
         for spec, fns in zip(self.spec.out_specs, self.spec.reduce_fns, strict=True):
             for fn in fns:
                 if max(fn.mesh_axes) >= mesh.ndim:

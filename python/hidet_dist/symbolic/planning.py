@@ -297,8 +297,10 @@ class SymbolicRules(RuleTable):
                 yield choice
             elif same and spec in prime_specs:
                 partial = tuple(map(spec.partial_spec, range(len(spec.out_specs))))
-                prove = functools.partial(self._proven, symbolic, prime, spec)
-                holds = self._known(prove, *key, spec.in_specs, partial)
+                prove = functools.partial(self._proven, symbolic, prime, spec.local)
+                holds = self._known(prove, *key, spec.local.in_specs, partial)
+                if spec.dispatch is not None:  # the tokens of each rank
+                    holds = holds and None not in map(self._shape, symbolic.inputs, spec.in_specs)
                 if holds and None not in map(self._shape, symbolic.outputs, spec.out_specs):
                     yield choice
 

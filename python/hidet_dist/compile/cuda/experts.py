@@ -13,11 +13,11 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet_dist import native
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.operators import elementwise, reductions, to_dtype
-from hidet_dist.operators.experts import ExpertProductOp
+from hidet_dist.operators.experts import ExpertProductOp, routed_product
 from hidet_dist.operators.shaping import permuted, reshaped
 from hidet_dist.rewriting import rewrite
 from hidet_dist.spec.extents import Extent, extents_of
-from hidet_dist.traits import Half, Routed, has_traits
+from hidet_dist.traits import Half, has_traits
 
 _ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 _NAMESPACE = "hidet_dist::cuda::experts"
@@ -25,7 +25,7 @@ _HEADER = "hidet_dist/kernels/cuda/expert_product.h"
 _COPIED = 8  # elements that are copied at once: ``kWide`` of the header
 
 
-@has_traits(kernel="matmul", half=Half.ALWAYS, routed=Routed(chosen=2, labels=3, weights=1))
+@has_traits(kernel="matmul", half=Half.ALWAYS, routed=routed_product)
 class ExpertKernelOp(NativeCallOp):
     """The kernel of :class:`ExpertProductOp` without a sum over choices: [tokens, choices, columns].
 

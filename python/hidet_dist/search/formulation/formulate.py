@@ -19,6 +19,7 @@ from hidet_dist.reshard import conversion_buffers, conversion_collectives
 from hidet_dist.reshard.buffers import reduction_nbytes, smaller_nbytes
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.rules.rule import NO_PARTS, Choice, OfferedParts, RuleTable
+from hidet_dist.rules.scratch import scratch_nbytes
 from hidet_dist.search.choice_sets import ChoiceSet
 from hidet_dist.search.formulation.devices import DeviceBudget, limiting_devices
 from hidet_dist.search.formulation.memory import POINTS, REDUCE, RUN, Lifetimes
@@ -31,6 +32,7 @@ from hidet_dist.search.problem.devices import DeviceMemory, on_devices
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.symbolic.planning import rule_table
+from hidet_dist.traits import routed_of
 from hidet_dist.view import GraphView
 from hidet_dist.weights.named import is_weight
 from hidet_dist.weights.storage import shard_nbytes, storage_of
@@ -591,8 +593,18 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
     view, mesh = sizes.view, sizes.mesh
     intervals: list[LiveInterval] = []
     known: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
+    scratch: dict[int, tuple[int, ...]] = {}
     for number, op in enumerate(view.operators):
         at = POINTS * number
+        if routed_of(op) is not None:
+            key_of_choices = id(choices[number])
+            if key_of_choices not in scratch:
+                shapes = [view.shape(view.names[x]) for x in op.inputs]
+                scratch[key_of_choices] = tuple(
+                    buffer_nbytes(scratch_nbytes(op, choice.spec, shapes, mesh, sizes.coordinate))
+                    for choice in choices[number]
+                )
+            intervals.append(LiveInterval(number, at + RUN, at + RUN, scratch[key_of_choices]))
         for o, y in enumerate(op.outputs):
             name = view.names[y]
             computed = name in lifetimes.computed

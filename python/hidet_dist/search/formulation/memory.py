@@ -9,6 +9,7 @@ point the graph outputs are converted. Live intervals, before kernels are fused:
 * A converted tensor lives from the first operator that requires its spec to the last one. During the conversion, the
   buffers between its steps, and the copies that pack and unpack shards, are live too. There are none where collectives
   place shards (``places_shards``), unless mesh axes split a dim in descending order or unequally.
+* What an operator holds while it runs (``scratch_elements`` of its traits) lives at that point.
 * A partial result lives until it is reduced, together with the buffers of its reduce functions.
 * A view (an operator whose output shares memory with its input, such as a reshape) takes no memory while the tensor
   that it views is live. After that, the view keeps the memory. The new value of a state is such a view of the state.
@@ -29,6 +30,7 @@ from itertools import accumulate
 
 from hidet_dist.reshard import PlannedSteps
 from hidet_dist.reshard.buffers import conversion_nbytes, reduction_nbytes
+from hidet_dist.rules.scratch import scratch_nbytes
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.buffers import buffer_nbytes
 from hidet_dist.spec.report import Holding
@@ -150,6 +152,10 @@ def holdings(
         spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         at = POINTS * number
+        shapes = [view.shape(view.names[x]) for x in op.inputs]
+        scratch = buffer_nbytes(scratch_nbytes(op, plan.spec, shapes, mesh, coordinate))
+        if scratch:
+            hold(view.names[op.outputs[0]], BUFFER, at + RUN, at + RUN, scratch)
         for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):
             name = view.names[y]
             spec_of[name] = spec
