@@ -61,7 +61,7 @@ CASES: dict[str, Case] = {
     "llama31_405b_4x8": Case("llama-3.1-405b", (4, 8), "dgx-h100-pod", 30.0, batch=16, seq=2048),
     "llama31_405b_16x8": Case("llama-3.1-405b", (16, 8), "dgx-h100-pod", 40.0, batch=16, seq=2048),
     "mixtral_8": Case("mixtral-8x7b", (8,), "dgx-h100", 20.0, batch=16, seq=1024),
-    "mixtral_8_joined": Case("mixtral-8x7b", (8,), "dgx-h100", 40.0, batch=16, seq=1024, experts="joined"),
+    "mixtral_8_joined": Case("mixtral-8x7b", (8,), "dgx-h100", 50.0, batch=16, seq=1024, experts="joined"),
     "qwen3_30b_8": Case("qwen3-30b-a3b", (8,), "dgx-h100", 20.0, seq=1024),
     "qwen3_235b_2x8": Case("qwen3-235b-a22b", (2, 8), "dgx-h100-pod", 30.0, batch=16, seq=1024),
     "qwen3_235b_4x8": Case("qwen3-235b-a22b", (4, 8), "dgx-h100-pod", 30.0, batch=32),
