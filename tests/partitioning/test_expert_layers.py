@@ -12,6 +12,7 @@ import torch
 import hidet_dist
 from hidet_dist import operators
 from hidet_dist.cost.dispatch import wanted_share
+from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.normalize.expert_layers import join_expert_layers
@@ -73,6 +74,14 @@ def test_the_padding_of_a_layer_changes_nothing():
         for rank, (y,) in enumerate(evaluate_program(hidet_dist.partition(graph, plan), inputs)):
             part = want[output.spec.slices(want.shape, mesh, mesh.coordinate(rank))]
             np.testing.assert_allclose(y, part, rtol=1e-6, atol=1e-9)
+
+
+def test_experts_are_not_split_unequally():
+    """Kernels need the numbers of experts as numbers: a part that differs from device to device is none."""
+    graph, _ = expert_layer(experts=5)
+    split = {"op:ExpertLayer": "?, (S0[3,2]), ?, ?, ?, ?, ? -> ?"}
+    with pytest.raises(ConfigError, match="op:ExpertLayer"):
+        hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"experts": "joined", "pins": split})
 
 
 def test_padding_is_refused_where_it_would_not_be_zero():

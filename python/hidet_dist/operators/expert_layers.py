@@ -183,8 +183,8 @@ def _check(tensors: Sequence[Tensor], products: Sequence[RoutedProduct], transpo
     """Refuse tensors that do not fit. Raises ValueError."""
     shapes = [extents_of(x) for x in tensors]
     chosen, labels, scales, last = shapes[: LAST + 1]
-    experts, *sides = last
-    inner = sides[1 if transposed else 0]
+    experts = last[0]
+    inner = last[2 if transposed else 1]
     fits = [(labels[0], experts), *zip(scales, chosen, strict=True)]
     for one in products:
         rows, (of, *own) = shapes[one.rows], shapes[one.weight]
@@ -195,7 +195,9 @@ def _check(tensors: Sequence[Tensor], products: Sequence[RoutedProduct], transpo
         raise ValueError(f"The rows and matrices of a layer of experts have one of the dtypes {', '.join(DTYPES)}.")
     if any(tensors[position].dtype.name != "int32" for position in (CHOSEN, LABELS)):
         raise ValueError("The chosen experts and the labels of experts are int32.")
-    if not all(same_extent(a, b) for a, b in fits):
+    # As kernels of products need them as numbers.
+    sides = [size for position in (LAST, *(one.weight for one in products)) for size in shapes[position]]
+    if not all(isinstance(size, int) for size in sides) or not all(same_extent(a, b) for a, b in fits):
         shown = ", ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
         raise ValueError(f"The shapes of a layer of experts do not fit: {shown}.")
 

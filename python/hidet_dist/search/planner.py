@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hidet.graph import FlowGraph
+
 from hidet_dist.compat.quick import quick_hidet
 from hidet_dist.cost.model import CostModel
 from hidet_dist.frugal import collector_paused
@@ -93,7 +95,7 @@ def search(
 
 def _search_on(request: SearchRequest, limits: Limits) -> SearchResult:
     """Search for the given shares of the mesh, and for a finer mesh where that may have a better plan."""
-    if not isinstance(request.graphs, NormalGraph):
+    if not isinstance(request.graphs, FlowGraph):  # the view refuses one that is not in normal form
         return search_members(request.graphs, request, limits)
     options, cluster = request.options, request.cluster
     view = planning_view(request.graphs, options.symbols, cluster.mesh)

@@ -78,7 +78,7 @@ class SearchRequest:
     @property
     def members(self) -> Sequence[FamilyMember]:
         """The graphs that share weights, or the only one, each with the sizes of its own symbolic dims."""
-        given = [FamilyMember(self.graphs)] if isinstance(self.graphs, NormalGraph) else self.graphs
+        given = [FamilyMember(self.graphs)] if isinstance(self.graphs, hidet.FlowGraph) else self.graphs
         return [replace(member, symbols=member.declared(self.options)) for member in given]
 
     def on(self, cluster: Cluster) -> SearchRequest:
