@@ -44,7 +44,7 @@ def test_every_choice_of_a_layer_computes_what_its_products_do(case):
         assert {choice.spec.dispatch is None for choice in choices} == {True, False}
         dispatched = [choice for choice in choices if choice.spec.dispatch is not None]
         others = [choice for choice in choices if choice.spec.dispatch is None]
-        for choice in (*dispatched, *others[:: 1 if mesh.ndim == 1 else 7]):
+        for choice in (*dispatched, *others) if mesh.ndim == 1 else dispatched[::3]:
             assert OpShardSpec.parse(str(choice.spec)) == choice.spec
             pins = {f"op:{place}": str(OpSpecPattern.of(choice.spec))}
             plan = hidet_dist.make_plan(graph, {"mesh_shape": list(mesh.shape)}, {"pins": pins, "experts": "joined"})
