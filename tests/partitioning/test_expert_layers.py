@@ -76,6 +76,31 @@ def test_the_padding_of_a_layer_changes_nothing():
             np.testing.assert_allclose(y, part, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_number_of_tokens_may_be_symbolic(ranks):
+    tokens = hidet.symbol_var("tokens")
+    x, scales = hidet.symbol([tokens, SIZE]), hidet.symbol([tokens, 2])
+    chosen = hidet.symbol([tokens, 2], "int32")
+    up, down = (hidet.from_torch(torch.randn(6, *shape)) for shape in ((SIZE, INNER), (INNER, COLUMNS)))
+    hidden = hidet.ops.silu(operators.expert_product(x, up, chosen))
+    graph = hidet.trace_from(operators.expert_product(hidden, down, chosen, scales), [x, chosen, scales])
+    dispatched = {"op:ExpertLayer": "(S0, R), (S0), (S0, R), (S0, R, R), (S0, R), (S0, R, R) -> (S0, R)"}
+    sizes = {"tokens": {"expected": 12, "multiple_of": 6}}
+    options = {"experts": "joined", "pins": dispatched, "symbols": sizes}
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [ranks]}, options)
+    assert plan.stages[0].operators[0].spec.dispatch is not None
+    program = hidet_dist.partition(graph, plan)
+    for count in (6, 18):
+        generator = np.random.default_rng(count)
+        choices = np.stack([generator.permutation(6)[:2] for _ in range(count)])
+        inputs = generator.standard_normal((count, SIZE)), choices, generator.random((count, 2))
+        (want,) = evaluate_graph(graph, inputs)
+        (output,) = plan.stages[0].outputs
+        for rank, (y,) in enumerate(evaluate_program(program, inputs)):
+            part = want[output.spec.slices(want.shape, program.mesh, program.mesh.coordinate(rank))]
+            np.testing.assert_allclose(y, part, rtol=1e-6, atol=1e-9)
+
+
 def test_experts_are_not_split_unequally():
     """Kernels need the numbers of experts as numbers: a part that differs from device to device is none."""
     graph, _ = expert_layer(experts=5)

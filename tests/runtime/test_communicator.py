@@ -146,7 +146,11 @@ def test_a_rank_that_is_late_is_named_by_other_groups(run_ranks: RunRanks) -> No
         assert_blamed(answer, [2])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+# Most of their time passes while a rank waits for the time-out of another one.
+WAITING = [pytest.param(transport, marks=pytest.mark.slow if transport == "gloo" else ()) for transport in TRANSPORTS]
+
+
+@pytest.mark.parametrize("transport", WAITING)
 @pytest.mark.parametrize("how", ["dies", "stops", "closes"])
 def test_a_rank_that_fails_the_ends_of_its_messages_is_named(run_ranks: RunRanks, how: str, transport: str) -> None:
     answers = run_ranks("messages_to_a_bad_rank", 4, environment=chosen(transport, 4), how=how)
@@ -165,7 +169,12 @@ def test_a_rank_that_fails_a_broadcast_is_named(run_ranks: RunRanks, how: str, w
 
 @pytest.mark.parametrize(
     ("how", "who", "transport"),
-    [("dies", 0, "auto"), ("stops", 1, "auto"), ("closes", 1, "auto"), ("dies", 1, "gloo")],
+    [
+        ("dies", 0, "auto"),
+        pytest.param("stops", 1, "auto", marks=pytest.mark.slow),
+        ("closes", 1, "auto"),
+        ("dies", 1, "gloo"),
+    ],
 )
 def test_a_rank_that_fails_an_exchange_of_rows_is_named(
     run_ranks: RunRanks, how: str, who: int, transport: str

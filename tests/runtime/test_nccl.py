@@ -105,7 +105,13 @@ def test_a_group_that_was_not_warmed_up_is_not_captured(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     ("how", "when"),
-    [("dies", "warm"), ("late", "warm"), ("late", "cold"), ("dies", "warming"), ("late", "warming")],
+    [
+        ("dies", "warm"),
+        ("late", "warm"),
+        ("late", "cold"),
+        pytest.param("dies", "warming", marks=pytest.mark.slow),
+        ("late", "warming"),
+    ],
 )
 def test_a_rank_that_does_not_come_is_named_and_the_others_abort(ranks: Ranks, how: str, when: str) -> None:
     answers = ranks("cuda_bad_rank", 4, mesh=[2, 2], how=how, who=1, when=when)
@@ -122,7 +128,7 @@ def test_an_exchange_of_wanted_rows_is_not_captured(ranks: Ranks) -> None:
         assert "the host cannot read what a stream computes while it is captured" in answer["message"]
 
 
-@pytest.mark.parametrize("how", ["dies", "late"])
+@pytest.mark.parametrize("how", [pytest.param("dies", marks=pytest.mark.slow), "late"])
 def test_an_exchange_of_wanted_rows_that_waits_for_a_rank_names_it(ranks: Ranks, how: str) -> None:
     answers = ranks("cuda_rows_behind_a_bad_rank", 2, how=how, who=1)
     assert_blamed(answers[0], [1])
