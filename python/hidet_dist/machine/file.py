@@ -60,7 +60,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
     The file has ``device`` (the attributes of :class:`hidet_dist.machine.Device`; those with a default may be left out,
     but ``fusion`` must not be beside measured kernels; ``multiprocessors`` are then those of the GPU of this name, if
-    it is in :data:`hidet_dist.machine.gpu.GPUS`) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per
+    it is known) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per
     mesh axis, or one for all. A link may have ``protocols`` (name, path, start_seconds, latency_seconds,
     bandwidth_bytes_per_second each).
 
