@@ -107,7 +107,7 @@ def _collective(
     communicator: Communicator, kind: str, axes: list[int], sizes: list[int], repeats: int
 ) -> list[tuple[int, float]]:
     """Measure a collective at each size; return the bytes, rounded up to whole blocks, and the median seconds."""
-    group = sum(1 << axis for axis in axes)
+    group = native.group_code(axes)
     ranks = 1
     for axis in axes:
         ranks *= communicator.mesh_shape[axis]

@@ -166,13 +166,10 @@ def _candidate(task: Task, product: Product, target: Target | str, working_dir: 
     names = ("batch", "m", "n", "k", "batch_a", "batch_b")
     code = native.dtype_code(product.dtype)
     as_tf32 = str(anchor.attrs.get("mma", "simt")).startswith("mma")  # as hidet's kernels compute then
-    call = NativeCall(
+    call = NativeCall.of_library(
         f"hidet_dist_cublas_product({code}, {int(as_tf32)}, batch, m, n, k, "
         f"{{}}, batch_a, {{}}, batch_b, {int(product.transposed)}, {{}});",
         ("hidet_dist/cublas.h", "hidet_dist/kernels/scratch.h"),
-        (str(native.include_dir()),),
-        str(native.library_dir()),
-        native.LIBRARY_NAME,
         {name: getattr(product, name) for name in names},
     )
     module = launch_module(call, [*anchor.inputs, *anchor.outputs], typed=True)

@@ -24,6 +24,8 @@ from hidet.ir.primitives.func import call_primitive_func, register_primitive_fun
 from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import FuncType, void_p
 
+from hidet_dist import native
+
 STORE = "store"
 """A statement's name for the function that writes a tile of the output; see :class:`NativeCall`."""
 
@@ -91,38 +93,46 @@ class NativeCall:
     store: Function | None = None
     operands: int = 2
 
+    @classmethod
+    def of_library(
+        cls, statement: str, headers: Sequence[str], values: Mapping[str, int | Expr] | None = None
+    ) -> NativeCall:
+        """Make a call of functions of the native library, which ``headers`` declare."""
+        folders, library = (str(native.include_dir()),), str(native.library_dir())
+        return cls(statement, tuple(headers), folders, library, native.LIBRARY_NAME, dict(values or {}))
 
-def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
+
+def launch_module(native_call: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
     """Build the host's launch function with the statement, for the inputs and the outputs of a task.
 
     Its parameters are pointers of the tensors' dtypes if ``typed``, as those of candidates must be.
     """
     module = IRModule()
     parameters = [Var(tensor.name, ~tensor.type.dtype if typed else void_p) for tensor in tensors]
-    names = list(native.values)
+    names = list(native_call.values)
     # In a scope of their own: the symbolic dims that they are computed from are variables, maybe of the same names.
     text = "".join(f"const int64_t native_{name} = {{}}; " for name in names)
     text += "{{ " + "".join(f"const int64_t {name} = native_{name}; " for name in names)
-    values: list[Expr] = [int64(native.values[name]) for name in names]
-    if native.store is not None:
-        module.functions[STORE] = native.store
+    values: list[Expr] = [int64(native_call.values[name]) for name in names]
+    if native_call.store is not None:
+        module.functions[STORE] = native_call.store
         tile = [Var("tile", ~float32), *(Var(f"at{number}", int64) for number in range(5))]
-        others = [parameters[-1], *parameters[native.operands : -1]]
-        types = [parameter.type for parameter in native.store.params[len(tile) :]]
+        others = [parameters[-1], *parameters[native_call.operands : -1]]
+        types = [parameter.type for parameter in native_call.store.params[len(tile) :]]
         arguments = [*tile, *(cast(p, dtype) for p, dtype in zip(others, types, strict=True))]
         text += f"auto {STORE} = [&](float *{{}}{', int64_t {}' * 5}) {{{{ {{}} ; }}}}; "
         values += [*tile, call(module.lookup_var(STORE), arguments)]
-    used = parameters[: native.statement.replace("{{", "").replace("}}", "").count("{}")]
+    used = parameters[: native_call.statement.replace("{{", "").replace("}}", "").count("{}")]
     with FunctionBuilder("launch", kind="public") as builder:
         builder.extend_params(parameters)
-        builder.append(BlackBoxStmt(f"{text}{native.statement} }}}}", *values, *used))
+        builder.append(BlackBoxStmt(f"{text}{native_call.statement} }}}}", *values, *used))
     module.functions["launch"] = builder.func
-    module.include_headers.extend(native.headers)
-    module.include_dirs.extend(native.include_dirs)
-    if native.library_dir is not None:
-        module.linking_dirs.append(native.library_dir)
-    if native.library is not None:
-        module.linking_libs.append(native.library)
+    module.include_headers.extend(native_call.headers)
+    module.include_dirs.extend(native_call.include_dirs)
+    if native_call.library_dir is not None:
+        module.linking_dirs.append(native_call.library_dir)
+    if native_call.library is not None:
+        module.linking_libs.append(native_call.library)
     return module
 
 

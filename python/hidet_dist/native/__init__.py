@@ -15,6 +15,7 @@ from hidet_dist.native.codes import (
     OK,
     REDUCE_OP_CODES,
     dtype_code,
+    group_code,
     reduce_op_code,
 )
 from hidet_dist.native.collectives import (
@@ -139,6 +140,7 @@ __all__ = [
     "fail",
     "gather_packed_rows",
     "gather_rows",
+    "group_code",
     "group_rank",
     "group_size",
     "include_dir",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hidet_dist.native.signatures import COLLECTIVES, NCCL
 
 DTYPE_CODES: dict[str, int] = {
@@ -38,6 +40,11 @@ def dtype_code(name: str) -> int:
         return DTYPE_CODES[name]
     except KeyError:
         raise ValueError(f"collectives do not support dtype {name!r}, only {', '.join(DTYPE_CODES)}") from None
+
+
+def group_code(mesh_axes: Iterable[int]) -> int:
+    """Return the native code of the group of ranks that differ only along these mesh axes: a bit for each axis."""
+    return sum(1 << axis for axis in mesh_axes)
 
 
 def reduce_op_code(name: str) -> int:

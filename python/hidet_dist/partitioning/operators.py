@@ -121,7 +121,7 @@ class CommunicationOp(CollectiveOp):
         unit = [int(x.dtype.nbytes)] if moves_bytes else []  # what an element has of what is counted below
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
-        group = sum(1 << axis for axis in self.mesh_axes)
+        group = native.group_code(self.mesh_axes)
         memory = ("send", "recv") if only_starts else ("{}", "{}")
         declared, arguments, values, form = self._arguments(memory, extents_of(x), block, unit)
         function = collective.symbol(form)
@@ -146,14 +146,7 @@ class CommunicationOp(CollectiveOp):
             "_".join(["hidet_dist", *filter(None, words)]),
             {"x": x},
             shape,
-            NativeCall(
-                statement,
-                ("hidet_dist/collectives.h", "hidet_dist/overlap.h"),
-                (str(native.include_dir()),),
-                str(native.library_dir()),
-                "hidet_dist",
-                values,
-            ),
+            NativeCall.of_library(statement, ("hidet_dist/collectives.h", "hidet_dist/overlap.h"), values),
             {
                 "kind": kind,
                 "mesh_axes": list(self.mesh_axes),
@@ -260,13 +253,7 @@ class WaitOp(NativeCallOp):
             "_".join(["hidet_dist", "wait", f"for{len(sent)}", f"abi{native.ABI_VERSION}"]),
             {"received": received, **{f"sent{number}": x for number, x in enumerate(sent)}},
             list(extents_of(received)),
-            NativeCall(
-                "hidet_dist_wait({});",
-                ("hidet_dist/overlap.h",),
-                (str(native.include_dir()),),
-                str(native.library_dir()),
-                "hidet_dist",
-            ),
+            NativeCall.of_library("hidet_dist_wait({});", ("hidet_dist/overlap.h",)),
             {},
             share_map={0: 0},
         )

@@ -76,7 +76,7 @@ class RowExchangeOp(CollectiveOp):
             raise ValueError(f"{kind} adds rows of {', '.join(REDUCED_DTYPES)}, and not of {x.dtype.name}.")
         dtype = x.dtype.name if self.reduce_op else "uint8"
         unit = [] if self.reduce_op else [int(x.dtype.nbytes)]
-        group = sum(1 << axis for axis in self.mesh_axes)
+        group = native.group_code(self.mesh_axes)
         statement = (
             f"hidet_dist_{kind}({{}}, (const uint8_t *)({{}}), {{}}, rows, row, {native.dtype_code(dtype)}, {group});"
         )
@@ -84,12 +84,9 @@ class RowExchangeOp(CollectiveOp):
             f"hidet_dist_{kind}_axes{group}_of{group_size}_abi{native.ABI_VERSION}",
             {"x": x, "wanted": wanted},
             [extent, *row],
-            NativeCall(
+            NativeCall.of_library(
                 statement,
                 ("hidet_dist/collectives.h",),
-                (str(native.include_dir()),),
-                str(native.library_dir()),
-                "hidet_dist",
                 {"rows": product_of([rows]), "row": product_of([*row, *unit])},
             ),
             {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "extent": extent},

@@ -64,7 +64,7 @@ class RowKernelOp(NativeCallOp):
         *sources, wanted = tensors
         dtype, row = sources[0].dtype, extents_of(sources[0])[1:]
         mesh_axes, group_size = group
-        mask = sum(1 << axis for axis in mesh_axes)
+        mask = native.group_code(mesh_axes)
         if function == "add":
             types, count = _SUMS[dtype.name], product_of(row)
         else:
@@ -81,12 +81,9 @@ class RowKernelOp(NativeCallOp):
             f"{opened}void *of_result = (void *)({{}}); const {_NAMESPACE}::Wanted exchanged = {{{{ {wanted_of} }}}}; "
             f"{_NAMESPACE}::{function}<{types}>(exchanged, {pointers}({pointer} *)of_result, row);"
         )
-        call = NativeCall(
+        call = NativeCall.of_library(
             statement,
             (_HEADER, "hidet_dist/collectives.h"),
-            (str(native.include_dir()),),
-            str(native.library_dir()),
-            "hidet_dist",
             {"whole_rows": product_of([extents_of(wanted)[1]]), "row": count},
         )
         words = ["hidet_dist", function, "of_others" if of_others else "own", f"axes{mask}", f"of{group_size}"]
@@ -124,7 +121,7 @@ class PackedRowExchangeOp(CollectiveOp):
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = ""  # a kernel adds up what is received
-        group = sum(1 << axis for axis in self.mesh_axes)
+        group = native.group_code(self.mesh_axes)
         first, *row = extents_of(x)
         statement = (
             f"hidet_dist_{kind.removesuffix('rows')}packed_rows({{}}, (const uint8_t *)({{}}), {{}}, "
@@ -134,12 +131,9 @@ class PackedRowExchangeOp(CollectiveOp):
             f"hidet_dist_packed_{kind}_axes{group}_of{group_size}_abi{native.ABI_VERSION}",
             {"x": x, "wanted": wanted},
             [first, *row],
-            NativeCall(
+            NativeCall.of_library(
                 statement,
                 ("hidet_dist/collectives.h",),
-                (str(native.include_dir()),),
-                str(native.library_dir()),
-                "hidet_dist",
                 {
                     "whole_rows": product_of([extents_of(wanted)[1]]),
                     "row_bytes": product_of([*row, int(x.dtype.nbytes)]),

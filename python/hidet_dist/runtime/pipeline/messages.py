@@ -153,7 +153,7 @@ class Inlet:
         if self._gather is None:
             return part.reshape(self._local)
         whole = arrays.empty([self._whole_elements], part.dtype)
-        group = sum(1 << axis for axis in self._gather.mesh_axes)
+        group = native.group_code(self._gather.mesh_axes)
         native.all_gather(part.ctypes.data, whole.ctypes.data, part.size * self._scale, self._code, group)
         communicator.check()
         return whole[: math.prod(self._local)].reshape(self._local)
