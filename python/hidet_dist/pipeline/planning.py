@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hidet.graph import FlowGraph
+
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Cluster
@@ -68,7 +70,7 @@ def find_plans(
     if cost_model is not None:
         raise ConfigError("A search for pipelines has the predicted costs: leave out cost_model, or pipeline.")
     of_stages = replace(options, searches_shares=False)
-    if not isinstance(graphs, NormalGraph):
+    if not isinstance(graphs, FlowGraph):
         if options.searches_shares:
             raise ConfigError(
                 "Shares are not searched for stages of several graphs that share weights: give the shares of the "
