@@ -155,6 +155,10 @@ class GraphView:
         extents = self.extents(name)
         return () if all(isinstance(extent, int) for extent in extents) else _written(extents)
 
+    def shape_of(self, tensor: hidet.Tensor) -> tuple[int, ...]:
+        """Return the shape of a tensor; see :meth:`shape`."""
+        return self.shape(self.names[tensor])
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, in elements."""
         return self._shapes[name]

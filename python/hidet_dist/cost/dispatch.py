@@ -50,10 +50,7 @@ def exchanges(op: Operator, spec: OpShardSpec, mesh: DeviceMesh) -> tuple[TokenE
     """
     dispatch, routed = spec.dispatch, routed_of(op)
     assert dispatch is not None and routed is not None
-    shapes = [
-        one.local_shape([int(size) for size in x.shape], mesh)
-        for x, one in zip(op.inputs, spec.local.in_specs, strict=True)
-    ]
+    shapes = spec.local_shapes([[int(size) for size in x.shape] for x in op.inputs], mesh)
     tokens, choices = shapes[routed.chosen]
     share = wanted_share(tokens, choices, shapes[routed.labels][0], int(op.attrs["count"]))
     found = []

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError
 from weakref import WeakKeyDictionary
 
-from hidet.graph import Tensor
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.compat.half_products import is_taken
@@ -249,11 +248,8 @@ class _Fusion:
         # Tensors that no kernel passes on in registers, so that products are one launch.
         self.in_memory: set[str] = set()
         if multiprocessors:
-            kept = kept_in_memory(view.graph, uses_of(view.graph), self._shape, multiprocessors)
+            kept = kept_in_memory(view.graph, uses_of(view.graph), self.view.shape_of, multiprocessors)
             self.in_memory = {view.names[x] for x in kept}
-
-    def _shape(self, x: Tensor) -> Sequence[int]:
-        return self.view.shape(self.view.names[x])
 
     def run(self) -> dict[int, Fused]:
         operators = self.view.operators
@@ -332,7 +328,7 @@ class _Fusion:
         if isinstance(op, NOT_FUSIBLE) or op.task.inputs[position] not in op.task.inverse_map:
             return None
         if self._library(self.group[self.maker[name]]):
-            same = self.view.shape(self.view.names[op.outputs[0]]) == self.view.shape(name)
+            same = self.view.shape_of(op.outputs[0]) == self.view.shape(name)
             if not traits_of(op).elementwise or not same:
                 return None
         others = {self.view.names[x] for x in op.inputs} - {name}

@@ -59,7 +59,7 @@ def kernels_of_several(view: GraphView, fusion: str) -> list[KernelOfSeveral]:
             members = match.members
             taken |= members
             ends = {x for member in members for x in (*member.inputs, *member.outputs)}
-            shape = view.shape(view.names[match.along])
+            shape = view.shape_of(match.along)
             rows = {name for x in ends - match.across if view.shape(name := view.names[x]) == shape}
             operators = tuple(sorted(number[member] for member in members))
             names = frozenset(view.names[x] for x in match.in_memory)

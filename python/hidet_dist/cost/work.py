@@ -66,14 +66,8 @@ def work_of(
     calls = 1
     routed = routed_of(op)
     if routed is not None:
-        work = routed_work(
-            op,
-            routed,
-            [
-                spec.local_shape([int(n) for n in x.shape], mesh, choice.coordinate)
-                for x, spec in zip(op.inputs, choice.spec.local.in_specs, strict=True)
-            ],
-        )
+        shapes = [[int(n) for n in x.shape] for x in op.inputs]
+        work = routed_work(op, routed, choice.spec.local_shapes(shapes, mesh, choice.coordinate))
         weights, calls = work.weight_bytes, work.calls
     if spared_bytes is not None:
         moved, calls = max(0, moved - spared_bytes), 0

@@ -102,7 +102,8 @@ class _Between:
     def begins(self, op: ExpertProductOp) -> bool:
         """Whether a layer may begin with a product: by the same experts, with one row for all choices of a token."""
         same = all(_is_same(x, y) for x, y in zip(op.inputs[2:4], self.last.inputs[2:4], strict=True))
-        return same and op.attrs["count"] == self.last.attrs["count"] and _is_product_of_tokens(op)
+        is_of_tokens = not op.attrs["is_summed"] and len(op.inputs[0].shape) == 2
+        return same and is_of_tokens and bool(op.attrs["count"] == self.last.attrs["count"])
 
     def is_read_only(self, uses: Uses) -> bool:
         """Whether nothing but the layer reads what it computes."""
@@ -118,10 +119,6 @@ class _Between:
             for op in self.steps
         )
         return LayerBody(len(self.products), len(self.others), tuple(steps))
-
-
-def _is_product_of_tokens(op: ExpertProductOp) -> bool:
-    return not op.attrs["is_summed"] and len(op.inputs[0].shape) == 2
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like, reduce
@@ -23,7 +23,9 @@ from hidet_dist.operators.experts import DTYPES
 from hidet_dist.spec.extents import Extent, extents_of, same_extent, same_shape
 from hidet_dist.traits import Half, Routed, RoutedMatrices, RoutedProduct, has_traits, traits_of
 
-Element: TypeAlias = Callable[[Expr, Expr, Expr], Expr]
+T = TypeVar("T")
+
+ElementOf: TypeAlias = Callable[[Expr, Expr, Expr], Expr]
 """An element of what an expert computes, by the token, the expert and the column."""
 
 
@@ -143,9 +145,7 @@ class ExpertLayerOp(Operator):
             _result(inputs[one.rows], inputs[one.weight], one.transposed, f"product{number}", tensors[one.weight].dtype)
             for number, one in enumerate(products)
         ]
-        read = {position for one in products for position in (one.rows, one.weight)}
-        others = [x for position, x in enumerate(inputs) if position > LAST and position not in read]
-        value = compute("value", [tokens, experts, inner], _inlined(body, results, others))
+        value = compute("value", [tokens, experts, inner], _inlined(body, results, further(inputs, products)))
 
         def chose(t: Expr, e: Expr, c: Expr) -> Expr:
             return equal(labels[e], chosen[[t, c]] + 1)
@@ -179,6 +179,12 @@ class ExpertLayerOp(Operator):
         super().__init__(list(tensors), attributes, Task("expert_layer", inputs, [y], attributes={}))
 
 
+def further(tensors: Sequence[T], products: Sequence[RoutedProduct]) -> list[T]:
+    """Select a layer's tensors that only its body reads: those which are no operands of products."""
+    read = {*range(LAST + 1), *(position for one in products for position in (one.rows, one.weight))}
+    return [x for position, x in enumerate(tensors) if position not in read]
+
+
 def _check(tensors: Sequence[Tensor], products: Sequence[RoutedProduct], transposed: bool) -> None:
     """Refuse tensors that do not fit. Raises ValueError."""
     shapes = [extents_of(x) for x in tensors]
@@ -202,7 +208,7 @@ def _check(tensors: Sequence[Tensor], products: Sequence[RoutedProduct], transpo
         raise ValueError(f"The shapes of a layer of experts do not fit: {shown}.")
 
 
-def _result(rows: TensorInput, weight: TensorInput, transposed: bool, name: str, dtype: Any) -> Element:
+def _result(rows: TensorInput, weight: TensorInput, transposed: bool, name: str, dtype: Any) -> ElementOf:
     """Define the product of all rows by the matrices of all experts, of which those that are chosen are used."""
     experts, *sides = weight.shape
     columns, inner = sides if transposed else reversed(sides)
@@ -218,10 +224,10 @@ def _result(rows: TensorInput, weight: TensorInput, transposed: bool, name: str,
     return lambda t, e, n: y[[t, e, n]]
 
 
-def _inlined(body: LayerBody, results: Sequence[Element], others: Sequence[TensorInput]) -> Element:
+def _inlined(body: LayerBody, results: Sequence[ElementOf], others: Sequence[TensorInput]) -> ElementOf:
     """Define the value that a body computes."""
 
-    def of_other(x: TensorInput) -> Element:
+    def of_other(x: TensorInput) -> ElementOf:
         return lambda t, e, k: x[[*[0] * (len(x.shape) - 1), k if not same_extent(x.shape[-1], 1) else 0]]
 
     values = [*results, *map(of_other, others)]

@@ -216,8 +216,7 @@ class _Units:
             entry = self.units[unit]
             entry.place = number, AT  # the place of its last operator
             entry.seconds += plan.compute_seconds
-            shapes = [self.view.shape(self.view.names[x]) for x in op.inputs]
-            entry.nbytes += buffer_nbytes(scratch_nbytes(op, plan.spec, shapes, self.stage.mesh))
+            entry.nbytes += buffer_nbytes(scratch_nbytes(op, plan.spec, self.view.shape_of, self.stage.mesh))
             if plan.spec.dispatch is not None:  # it waits for the device to count rows, and so runs beside nothing
                 entry.seconds += dispatch_seconds(op, plan.spec, self.planned.cluster)
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hidet.graph import Tensor
 
-from hidet_dist.operators.expert_layers import LAST, ExpertLayerOp
+from hidet_dist.operators.expert_layers import LAST, ExpertLayerOp, further
 from hidet_dist.operators.experts import ExpertProductOp
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import extents_of
@@ -31,9 +31,8 @@ def separated(layer: ExpertLayerOp) -> Tensor:
         ).outputs[0]
         for one in products
     ]
-    read = {position for one in products for position in (one.rows, one.weight)}
     shape = extents_of(values[0])
-    values += [x for position, x in enumerate(layer.inputs) if position > LAST and position not in read]
+    values += further(layer.inputs, products)
     for step in layer.attrs["body"].steps:
         values += rebuild(step.operator, [values[number] for number in step.operands], [shape])
     rows = values[-1]

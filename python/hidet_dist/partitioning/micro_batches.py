@@ -253,7 +253,7 @@ class _Choices:
         self._view = view
         self._specs: list[list[OpShardSpec]] = []
         for op in view.operators:
-            shapes = [view.shape(view.names[x]) for x in (*op.inputs, *op.outputs)]
+            shapes = [view.shape_of(x) for x in (*op.inputs, *op.outputs)]
             self._specs.append(
                 [
                     choice.spec
@@ -376,9 +376,7 @@ def _built(
                 f"The graph cannot be cut into micro-batches: operator {number}, {op.name}, depends on which one it is."
             )
 
-        shapes = [
-            out.local_shape(view.shape(view.names[y]), mesh) for y, out in zip(op.outputs, spec.out_specs, strict=True)
-        ]
+        shapes = [out.local_shape(view.shape_of(y), mesh) for y, out in zip(op.outputs, spec.out_specs, strict=True)]
         outputs = localize(op, [made.get(x, x) for x in op.inputs], spec.in_specs, shapes, mesh, refuse)
         made.update(zip(op.outputs, outputs, strict=True))
         specs.update(zip((view.names[y] for y in op.outputs), spec.out_specs, strict=True))

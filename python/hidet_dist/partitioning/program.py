@@ -353,7 +353,7 @@ class _Partitioner:
 
     def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
         """Zero the padding of the inputs whose padding would affect the operator."""
-        shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
+        shapes = (self.view.shape_of(x) for x in (*op.inputs, *op.outputs))
         specs = (*spec.in_specs, *spec.out_specs)
         if not any(tensor_spec.is_padded(shape, self.mesh) for shape, tensor_spec in zip(shapes, specs, strict=True)):
             return

@@ -651,11 +651,7 @@ class Rule:
         bounded = traits_of(self.op).read_elements
         most = {}
         if bounded is not None:
-            local = [
-                s.local_shape([int(size) for size in x.shape], mesh, coordinate)
-                for x, s in zip(self.op.inputs, spec.in_specs, strict=True)
-            ]
-            most = bounded(self.op, local)
+            most = bounded(self.op, spec.local_shapes(self._shapes[0], mesh, coordinate))
         read = sum(
             min(_local_nbytes(x, s, mesh, coordinate), most.get(i, self._most_read(i, extents)) * x.dtype.nbytes)
             for i, (x, s) in enumerate(zip(self.op.inputs, spec.in_specs, strict=True))
@@ -668,11 +664,7 @@ class Rule:
             operations, functions = self.definition.operations(extents), self.definition.functions(extents)
         routed = routed_of(self.op)
         if routed is not None:  # its definition sums over all experts, and a row uses its own
-            shapes = [
-                x_spec.local_shape(self._shape(x), mesh, coordinate)
-                for x, x_spec in zip(self.op.inputs, spec.in_specs, strict=True)
-            ]
-            work = routed_work(self.op, routed, shapes)
+            work = routed_work(self.op, routed, spec.local_shapes(self._shapes[0], mesh, coordinate))
             operations, read = work.operations, work.read_bytes
         updates = traits_of(self.op).updates
         if updates is not None:  # its definition says all of the new value, most of which is there already

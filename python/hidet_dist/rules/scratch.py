@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from hidet.graph import Operator
+from hidet.graph import Operator, Tensor
 
 from hidet_dist.spec import DeviceMesh, OpShardSpec
 from hidet_dist.traits import traits_of
@@ -14,11 +14,11 @@ from hidet_dist.traits import traits_of
 def scratch_nbytes(
     op: Operator,
     spec: OpShardSpec,
-    shapes: Sequence[Sequence[int]],
+    shape_of: Callable[[Tensor], Sequence[int]],
     mesh: DeviceMesh,
     coordinate: Sequence[int] | None = None,
 ) -> int:
-    """Count the bytes that the local operator holds while it runs; ``shapes`` are those of its whole inputs.
+    """Count the bytes that the local operator holds while it runs; ``shape_of`` returns that of a whole one.
 
     With a dispatch, these include the tokens of all ranks of the group, for which there is room whatever ranks want,
     and a byte for each rank and token, which says whether the rank wants it.
@@ -26,10 +26,10 @@ def scratch_nbytes(
     ``coordinate`` is that of the device; by default, all shards are the largest ones. Raises SpecError for a spec that
     does not fit.
     """
-    count, dispatch, specs = traits_of(op).scratch_elements, spec.dispatch, spec.local.in_specs
+    count, dispatch = traits_of(op).scratch_elements, spec.dispatch
     if count is None and dispatch is None:
         return 0
-    local = [one.local_shape(shape, mesh, coordinate) for one, shape in zip(specs, shapes, strict=True)]
+    local = spec.local_shapes(map(shape_of, op.inputs), mesh, coordinate)
     nbytes = 0 if count is None else count(op, local) * int(op.outputs[0].dtype.nbytes)
     if dispatch is not None:
         gathered = sum(math.prod(local[number]) * int(op.inputs[number].dtype.nbytes) for number in dispatch.inputs)

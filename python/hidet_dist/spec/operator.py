@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.collectives import COLLECTIVES, REDUCING
+from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.parts import AXES, Parts, axes_text, normal_parts, parse_axes
 from hidet_dist.spec.tensor import TensorShardSpec
 
@@ -168,6 +170,17 @@ class OpShardSpec:
         for number in self.dispatch.inputs:
             ins[number] = self.dispatch.gathered(ins[number])
         return OpShardSpec(tuple(ins), self.out_specs, self.reduce_fns)
+
+    def local_shapes(
+        self, shapes: Iterable[Sequence[int]], mesh: DeviceMesh, coordinate: Sequence[int] | None = None
+    ) -> list[tuple[int, ...]]:
+        """Return the shapes (elements) of the local operator's inputs, from those of the whole ones.
+
+        They are those of the device at ``coordinate``; by default, the largest ones. Raises SpecError where specs do
+        not fit.
+        """
+        specs = self.local.in_specs
+        return [spec.local_shape(shape, mesh, coordinate) for spec, shape in zip(specs, shapes, strict=True)]
 
     def dispatched(self, dispatch: Dispatch) -> OpShardSpec:
         """Return the spec that gets its tokens by a dispatch. Raises SpecError if its inputs cannot be split so."""

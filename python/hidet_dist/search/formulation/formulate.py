@@ -599,12 +599,12 @@ def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], life
         if routed_of(op) is not None:
             key_of_choices = id(choices[number])
             if key_of_choices not in scratch:
-                shapes = [view.shape(view.names[x]) for x in op.inputs]
                 scratch[key_of_choices] = tuple(
-                    buffer_nbytes(scratch_nbytes(op, choice.spec, shapes, mesh, sizes.coordinate))
+                    buffer_nbytes(scratch_nbytes(op, choice.spec, view.shape_of, mesh, sizes.coordinate))
                     for choice in choices[number]
                 )
-            intervals.append(LiveInterval(number, at + RUN, at + RUN, scratch[key_of_choices]))
+            if any(scratch[key_of_choices]):
+                intervals.append(LiveInterval(number, at + RUN, at + RUN, scratch[key_of_choices]))
         for o, y in enumerate(op.outputs):
             name = view.names[y]
             computed = name in lifetimes.computed

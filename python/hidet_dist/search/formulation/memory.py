@@ -152,8 +152,7 @@ def holdings(
         spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         at = POINTS * number
-        shapes = [view.shape(view.names[x]) for x in op.inputs]
-        scratch = buffer_nbytes(scratch_nbytes(op, plan.spec, shapes, mesh, coordinate))
+        scratch = buffer_nbytes(scratch_nbytes(op, plan.spec, view.shape_of, mesh, coordinate))
         if scratch:
             hold(view.names[op.outputs[0]], BUFFER, at + RUN, at + RUN, scratch)
         for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):

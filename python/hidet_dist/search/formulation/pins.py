@@ -129,7 +129,7 @@ class Pins:
                     f"{len(op.inputs)} and {len(op.outputs)}."
                 )
             for pattern, tensor in zip(pin.pattern.patterns, (*op.inputs, *op.outputs), strict=True):
-                self._check(pin, pattern, view.shape(view.names[tensor]))
+                self._check(pin, pattern, view.shape_of(tensor))
             self.operators.setdefault(number, []).append((pin, None))
             return
         output = _OUTPUT.match(pin.name) if pin.name not in self.names else None

@@ -155,7 +155,7 @@ class StageCosts:
         chosen = number, id(choice)
         if chosen not in self._chosen:
             view, op, entry = self.view, self.view.operators[number], self._fused.get(number)
-            shapes = tuple(view.shape(view.names[x]) for x in (*op.inputs, *op.outputs))
+            shapes = tuple(view.shape_of(x) for x in (*op.inputs, *op.outputs))
             key = type(op), shapes, id(choice), place_in_kernel(view, number, entry)
             if key not in self._compute:
                 self._compute[key] = compute_seconds(self._model, view, number, choice, entry, self.mesh)
